@@ -1,0 +1,57 @@
+# Everything a person or a CI runs. `make` alone lists it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?= tiny
+ARGS ?=
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test long check format shape bench train clean
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once; torch is large)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## Set up the virtual environment with the pinned dependencies
+
+serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
+	@exec $(BIN)/inferd serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: ## Set up and run every tier within its time budget
+	@$(PYTHON) tests/tiers.py --make "$(MAKE)" --python $(BIN)/python
+
+long: $(STAMP) ## The whole of everything: 100,000 simulated seeds, every sampled case
+	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
+
+check: $(STAMP) ## ruff and mypy --strict
+	@mkdir -p build/typecheck/inferd
+	@for room in server engine kernels; do ln -sfn ../../../$$room build/typecheck/inferd/$$room; done
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy -p inferd.server -p inferd.engine -p inferd.kernels
+
+format: $(STAMP) ## Let ruff format and sort
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+
+shape: $(STAMP) ## The longest files and functions
+	@$(BIN)/python tests/shape.py
+
+bench: $(STAMP) ## Load a running server: make bench ARGS='--concurrency 8'
+	@$(BIN)/inferd bench serve --base-url http://$(HOST):$(PORT) $(ARGS)
+
+train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
+	@$(BIN)/python -m inferd.engine.tiny.train
+
+clean: ## Remove what was built, and the virtual environment
+	rm -rf build dist *.egg-info $(VENV)

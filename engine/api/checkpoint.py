@@ -1,0 +1,201 @@
+"""A checkpoint as files: where it is, what its config says, and what tensors its safetensors headers hold.
+
+Reads no tensor data and loads no torch, so that a wrong checkpoint is refused in seconds, before an engine exists. Only
+safetensors are read: a pickled checkpoint can carry code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from inferd.engine.api.errors import ModelError
+
+EMBEDDED_NAME = "tiny"
+"""What the command line calls the model that comes with inferd."""
+
+EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
+
+_MAX_JSON_BYTES = 64 * 2**20
+_HEADER_PREFIX_BYTES = 8
+_DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as a safetensors header states it."""
+
+    name: str
+    dtype: str
+    """The header's spelling: "BF16", "F32", ..."""
+    shape: tuple[int, ...]
+    file: Path
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory that can be served: `config.json` and the headers of its safetensors."""
+
+    path: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Read config and headers. Raises `ModelError` naming the file and what is wrong with it."""
+        config = read_json(path / "config.json")
+        tensors: dict[str, TensorInfo] = {}
+        for file in _weight_files(path):
+            for info in read_header(file):
+                if info.name in tensors:
+                    raise ModelError(f"tensor {info.name} is in both {tensors[info.name].file.name} and {file.name}")
+                tensors[info.name] = info
+        return cls(path, config, tensors)
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.path == EMBEDDED_PATH
+
+    @property
+    def dtype(self) -> str:
+        """The dtype the config states ("bfloat16", "float16", "float32"), else that of most bytes of the weights."""
+        stated = self.config.get("dtype", self.config.get("torch_dtype"))
+        if isinstance(stated, str) and stated:
+            return stated.removeprefix("torch.")
+        bytes_by_dtype: dict[str, int] = {}
+        for info in self.tensors.values():
+            bytes_by_dtype[info.dtype] = bytes_by_dtype.get(info.dtype, 0) + info.num_bytes
+        most = max(bytes_by_dtype, key=lambda name: bytes_by_dtype[name])
+        return {"BF16": "bfloat16", "F16": "float16"}.get(most, "float32")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(info.num_bytes for info in self.tensors.values())
+
+
+def locate(model: str, revision: str | None = None) -> Path:
+    """The directory of `model`: the embedded one, a local directory, or a hub id (downloaded, with progress on stderr).
+
+    Raises `ModelError`. `HF_HUB_OFFLINE=1` keeps to what is cached.
+    """
+    if model == EMBEDDED_NAME:
+        return EMBEDDED_PATH
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either")
+    return _download(model, revision)
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    try:
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(_HUB_FILES)))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{repo_id} is not in the local cache and the hub cannot be reached (or HF_HUB_OFFLINE is set): "
+            "download it where there is a network, or give a local directory"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ModelError(f"the hub refused {repo_id}: {_first_line(error)}") from error
+    except (HFValidationError, ValueError) as error:
+        raise ModelError(f"{repo_id} is no hub id: {_first_line(error)}") from error
+    except OSError as error:
+        raise ModelError(f"downloading {repo_id} failed: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`. Raises `ModelError` where it is missing, too large, malformed or no object."""
+    try:
+        if file.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{file} is larger than {_MAX_JSON_BYTES} bytes: no config is")
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelError(f"{file.parent} holds no {file.name}: it is no checkpoint directory") from error
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files the index names, else `model.safetensors`, else every safetensors file there is."""
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index} has no weight_map from tensor names to file names")
+        names = sorted(set(weight_map.values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index} names a file outside its directory: {outside[0]!r}")
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise ModelError(f"{index} names {len(names)} files, of which {len(missing)} are missing: {missing[0]}")
+        return [path / name for name in names]
+    single = path / "model.safetensors"
+    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
+        hint = f" ({pickled[0]} is a pickle, which can carry code: convert it to safetensors)" if pickled else ""
+        raise ModelError(f"{path} holds no safetensors weights{hint}")
+    return files
+
+
+def read_header(file: Path) -> list[TensorInfo]:
+    """The tensors that a safetensors file holds, by its header alone, each proven to lie inside the file.
+
+    Format: https://github.com/huggingface/safetensors#format. Raises `ModelError`.
+    """
+    file_bytes = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(_HEADER_PREFIX_BYTES)
+        header_bytes = int.from_bytes(prefix, "little")
+        if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > min(file_bytes, _MAX_JSON_BYTES):
+            raise ModelError(
+                f"{file} is truncated or no safetensors file: {file_bytes} bytes, header of {header_bytes}"
+            )
+        try:
+            header = json.loads(stream.read(header_bytes))
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"the header of {file} is not valid JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"the header of {file} is no object")
+    data_bytes = file_bytes - _HEADER_PREFIX_BYTES - header_bytes
+    return [_tensor(file, name, entry, data_bytes) for name, entry in header.items() if name != "__metadata__"]
+
+
+def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{file}: the header's entry for {name} is malformed") from error
+    if dtype not in _DTYPE_BYTES:
+        raise ModelError(f"{file}: {name} has dtype {dtype}; known are {', '.join(sorted(_DTYPE_BYTES))}")
+    num_bytes = _DTYPE_BYTES[dtype] * math.prod(shape)
+    if min(shape, default=1) < 0 or end - begin != num_bytes or begin < 0:
+        raise ModelError(f"{file}: {name} is {dtype} {list(shape)}, {num_bytes} bytes, but its place has {end - begin}")
+    if end > data_bytes:
+        raise ModelError(f"{file} is truncated: {name} ends at byte {end} of {data_bytes}")
+    return TensorInfo(name, dtype, shape, file, num_bytes)

@@ -1,0 +1,66 @@
+"""The server's end of the wire: messages out without waiting, messages in as they come.
+
+Owns the two sockets in the supervisor's run directory and the sequence numbers. Knows nothing of requests: the router
+does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from inferd.engine.api.errors import EngineDeadError
+from inferd.engine.api.messages import FromEngine, ToEngine, WireError, decode_from_engine, encode
+
+HIGH_WATER_MARK = 100_000
+"""Frames a socket holds before sending fails; the router's bound on waiting requests keeps far below it."""
+
+
+def to_engine_endpoint(run_dir: Path) -> str:
+    return f"ipc://{run_dir}/to-engine"
+
+
+def from_engine_endpoint(run_dir: Path) -> str:
+    return f"ipc://{run_dir}/from-engine"
+
+
+class EngineClient:
+    """Binds both sockets; to be made on the event loop that receives."""
+
+    def __init__(self, run_dir: Path, generation: int) -> None:
+        self._generation = generation
+        self._num_sent = self._num_received = 0
+        self._context = zmq.asyncio.Context()
+        self._out = zmq.Socket(zmq.Context(self._context), zmq.PUSH)
+        self._in = self._context.socket(zmq.PULL)
+        for socket in (self._out, self._in):
+            socket.set_hwm(HIGH_WATER_MARK)
+            socket.set(zmq.LINGER, 0)
+        self._out.bind(to_engine_endpoint(run_dir))
+        self._in.bind(from_engine_endpoint(run_dir))
+
+    def send(self, message: ToEngine) -> None:
+        """Hand a message to the socket; never blocks. Raises `EngineDeadError` where nobody takes them any more."""
+        frame = encode(message, self._generation, self._num_sent)
+        try:
+            self._out.send(frame, zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise EngineDeadError(f"the engine has left {HIGH_WATER_MARK} messages unread") from error
+        self._num_sent += 1
+
+    async def receive(self) -> FromEngine:
+        """The next message. Raises `EngineDeadError` where a frame is lost, repeated or damaged."""
+        frame = await self._in.recv()
+        try:
+            message = decode_from_engine(frame, self._generation, self._num_received)
+        except WireError as error:
+            raise EngineDeadError(f"the engine's messages cannot be trusted: {error}") from error
+        self._num_received += 1
+        return message
+
+    def close(self) -> None:
+        self._out.close()
+        self._in.close()
+        self._context.term()

@@ -1,0 +1,112 @@
+"""The engine's pulse in shared memory: one writer (a thread of the engine process), one reader (the supervisor).
+
+A small file mapped by both, so that reading it asks nothing of the engine: a hung engine answers no message, but its
+last beat can still be read. The beat comes from a thread, so a long step does not stop it; a stopped process does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_LAYOUT = struct.Struct("<QddQBB")
+_SIZE = 64
+BEAT_INTERVAL_S = 0.25
+
+
+class EnginePhase(IntEnum):
+    """What the engine is doing; while loading only the beat counts."""
+
+    LOADING = 0
+    SERVING = 1
+    STOPPING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """One reading. Times are of the monotonic clock, which all processes of a machine share."""
+
+    num_beats: int
+    beat_s: float
+    step_started_s: float
+    """When the step in flight was launched; 0.0 where none is."""
+    num_steps: int
+    phase: EnginePhase
+    has_work: bool
+
+
+class Heartbeat:
+    """The engine's side: a thread that beats, and the fields the core loop keeps current."""
+
+    def __init__(self, file: Path) -> None:
+        self._map = _open_map(file, create=False)
+        self._stopped = threading.Event()
+        self._num_beats = 0
+        self.phase = EnginePhase.LOADING
+        self.step_started_s = 0.0
+        self.num_steps = 0
+        self.has_work = False
+        self._thread = threading.Thread(target=self._run, name="inferd-heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._map.close()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(BEAT_INTERVAL_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        self._num_beats += 1
+        _LAYOUT.pack_into(
+            self._map,
+            0,
+            self._num_beats,
+            time.monotonic(),
+            self.step_started_s,
+            self.num_steps,
+            self.phase,
+            self.has_work,
+        )
+
+
+class HeartbeatReader:
+    """The supervisor's side; makes the file."""
+
+    def __init__(self, file: Path) -> None:
+        self._map = _open_map(file, create=True)
+
+    def read(self) -> Pulse | None:
+        """The last beat; None before the first."""
+        beats, beat_s, step_started_s, steps, phase, has_work = _LAYOUT.unpack_from(self._map, 0)
+        return Pulse(beats, beat_s, step_started_s, steps, EnginePhase(phase), bool(has_work)) if beats else None
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def _open_map(file: Path, *, create: bool) -> mmap.mmap:
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+    descriptor = os.open(file, flags, 0o600)
+    try:
+        if create:
+            os.ftruncate(descriptor, _SIZE)
+        return mmap.mmap(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)

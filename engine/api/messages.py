@@ -1,0 +1,204 @@
+"""The wire between the server process and the engine process: frozen msgspec structs, MessagePack, one version.
+
+Every message travels in an envelope with the wire's version, the engine's generation (it grows with each restart) and a
+sequence number, so that a lost, repeated or stale frame is seen as such. Knows no sockets: `client` and `process` carry
+the bytes. Nothing here can carry code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from inferd.engine.api.params import SamplingParams
+
+WIRE_VERSION = 1
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
+    """Generate one choice. `emitted_ids` is not empty where a request is replayed after a restart."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    """Lower runs first; ties by arrival."""
+    cache_salt: str = ""
+    """Requests share prefix blocks only under the same salt."""
+    arrival_s: float = 0.0
+    """Monotonic clock of this machine, when the HTTP request arrived."""
+    emitted_ids: tuple[int, ...] = ()
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Forget these requests; each that is still alive ends with one `Delta` of finish reason "abort"."""
+
+    request_ids: tuple[str, ...]
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Drop every cached block that no request holds."""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache
+
+
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """`TokenLogprobs` of the plan, as it travels."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended with finish reason "error"; `code` is a code of the error table."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What one step gave one request. The last one has a `finish_reason`; exactly one such is sent per request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    """A token that ended the generation (end-of-sequence or stop id) is the last of them."""
+    logprobs: tuple[WireLogprobs, ...] = ()
+    prompt_logprobs: tuple[WireLogprobs, ...] = ()
+    """Sent with the deltas of the prompt's chunks, in order of position; the prompt's first token has none."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id that ended it, where one did."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache; final with the first token."""
+    scheduled_s: float | None = None
+    """Monotonic time at which the request first ran; with the first delta."""
+    failure: Failure | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The engine's gauges and counters after a step. Counters count from the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_blocks_used: int = 0
+    """Held by requests; cached blocks that nobody holds are free."""
+    num_blocks_cached: int = 0
+    """Free blocks that still hold a reusable prefix."""
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed, prefix hits not counted."""
+    num_generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
+    """All that one step gave, in one frame."""
+
+    deltas: tuple[Delta, ...]
+    stats: EngineStats
+    step_duration_s: float = 0.0
+    step_num_tokens: int = 0
+    step_num_rows: int = 0
+    schedule_duration_s: float = 0.0
+
+
+class Phase(msgspec.Struct, frozen=True, tag="phase"):
+    """A start-up phase ended; `detail` says what it found, in words for a person."""
+
+    name: str
+    duration_s: float
+    detail: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
+    """The engine takes requests. What it measured, beside what was planned."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    """Embedding rows: the bound for every token id."""
+    weights_bytes: int
+    kv_bytes: int
+    planned_weights_bytes: int
+    planned_kv_bytes: int
+    device: str
+    dtype: str
+    kernels: tuple[tuple[str, str], ...] = ()
+    """(op, implementation chosen)."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start; `kind` names the error class, `message` the rule, the value and the way out."""
+
+    kind: str
+    message: str
+
+
+FromEngine = StepOutput | Phase | Ready | Failed
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A message as it travels; the body stays encoded until version and sequence have been looked at."""
+
+    version: int
+    generation: int
+    sequence: int
+    body: msgspec.Raw
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ENVELOPE_DECODER = msgspec.msgpack.Decoder(Envelope)
+_TO_ENGINE_DECODER: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_FROM_ENGINE_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+class WireError(Exception):
+    """A frame that this side cannot take: another version, another generation, a gap, or bytes that are no message."""
+
+
+def encode(message: ToEngine | FromEngine, generation: int, sequence: int) -> bytes:
+    body = msgspec.Raw(_ENCODER.encode(message))
+    return _ENCODER.encode(Envelope(WIRE_VERSION, generation, sequence, body))
+
+
+def _open(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
+    try:
+        envelope = _ENVELOPE_DECODER.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a frame of {len(frame)} bytes is no envelope: {error}") from error
+    if envelope.version != WIRE_VERSION:
+        raise WireError(f"wire version {envelope.version}, this side speaks {WIRE_VERSION}")
+    if envelope.generation != generation:
+        raise WireError(f"a frame of engine generation {envelope.generation}, this is {generation}")
+    if envelope.sequence != sequence:
+        raise WireError(f"frame {envelope.sequence} where {sequence} was expected")
+    return envelope.body
+
+
+def decode_to_engine(frame: bytes, generation: int, sequence: int) -> ToEngine:
+    """Open a frame sent to the engine. Raises `WireError`."""
+    body = _open(frame, generation, sequence)
+    try:
+        return _TO_ENGINE_DECODER.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"frame {sequence} is no message to the engine: {error}") from error
+
+
+def decode_from_engine(frame: bytes, generation: int, sequence: int) -> FromEngine:
+    """Open a frame sent by the engine. Raises `WireError`."""
+    body = _open(frame, generation, sequence)
+    try:
+        return _FROM_ENGINE_DECODER.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"frame {sequence} is no message from the engine: {error}") from error

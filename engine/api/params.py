@@ -1,0 +1,117 @@
+"""What a caller may ask of one generation, as plain numbers: the part of a request that both processes understand.
+
+Knows nothing of text, HTTP or tensors. The server builds a `SamplingParams` once, from a validated request; the engine
+calls `check()` again before a number may reach a device, so that a bad value fails one request and never the engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_SEED = 2**53 - 1
+"""Largest seed: every JSON reader can carry it without loss."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives a caller may ask for at one position (OpenAI's bound)."""
+
+
+class ParamError(ValueError):
+    """A value that no engine may be given: which one, what it was, and what the rule is."""
+
+    def __init__(self, param: str, value: object, rule: str) -> None:
+        super().__init__(f"{param}: {rule}, but got {value!r}")
+        self.param, self.value, self.rule = param, value, rule
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens of one choice are drawn and when it ends.
+
+    The order in which they apply to a row of logits: `allowed_token_ids`, `logit_bias`, repetition, presence and
+    frequency penalty, `min_tokens`, `bad_words`, temperature, top-k, top-p, min-p, then Gumbel-max with noise keyed by
+    (seed, position, token id). Temperature 0 is argmax, ties to the lowest id.
+    """
+
+    max_tokens: int
+    """Most tokens to generate (>= 0); 0 asks for prompt logprobs alone."""
+    seed: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, value added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that may not be completed."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end a generation as the model's own end (empty under `ignore_eos`)."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a generation because the caller said so."""
+    logprobs: int | None = None
+    """None: none; 0: of the chosen token; k: of the chosen token and the k most likely."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for each prompt token after the first. Such a request takes no prefix hit."""
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `ParamError` for the first value out of bounds; `vocab_size` is the number of embedding rows."""
+        for name, low, high in _INT_BOUNDS:
+            _check_int(name, getattr(self, name), low, high)
+        for name, low_f, high_f in _FLOAT_BOUNDS:
+            _check_float(name, getattr(self, name), low_f, high_f)
+        if self.min_tokens > self.max_tokens:
+            raise ParamError("min_tokens", self.min_tokens, f"must be at most max_tokens ({self.max_tokens})")
+        for name in ("allowed_token_ids", "eos_token_ids", "stop_token_ids"):
+            check_token_ids(name, getattr(self, name), vocab_size)
+        check_token_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
+        for _, bias in self.logit_bias:
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        for word in self.bad_words:
+            if not word:
+                raise ParamError("bad_words", word, "must not hold an empty word")
+            check_token_ids("bad_words", word, vocab_size)
+
+
+_INT_BOUNDS: tuple[tuple[str, int, int | None], ...] = (
+    ("max_tokens", 0, None),
+    ("min_tokens", 0, None),
+    ("seed", 0, MAX_SEED),
+    ("top_k", 0, None),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+_FLOAT_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 2.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+)
+
+
+def _check_int(name: str, value: int | None, low: int, high: int | None) -> None:
+    if value is None and name in ("logprobs", "prompt_logprobs"):
+        return
+    if type(value) is not int or value < low or (high is not None and value > high):
+        rule = f"must be a whole number of at least {low}" + (f" and at most {high}" if high is not None else "")
+        raise ParamError(name, value, rule)
+
+
+def _check_float(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+        raise ParamError(name, value, f"must be a finite number from {low} to {high}")
+
+
+def check_token_ids(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Raise `ParamError` for the first id that is not a row of the embedding."""
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise ParamError(name, token_id, f"token ids must be from 0 to {vocab_size - 1}")

@@ -1,0 +1,146 @@
+"""Starts the engine process, watches it, and ends it: nothing it started outlives it.
+
+The child runs `python -P -m inferd.engine.process` and reads its configuration from its standard input, which stays
+open: when this process dies, however it dies, the child reads the end of file and exits. Sockets and the heartbeat lie
+in a directory of mode 0700 that is removed at the end. One supervisor serves one life of one engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+"""How long the engine has to exit after it was asked to, before it is killed."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is told on its standard input, as one line of JSON."""
+
+    config: EngineConfig
+    run_dir: str
+    generation: int
+    log_level: str
+    spawned_s: float
+    """Monotonic, which all processes of a machine share: the engine's first phase began then."""
+
+
+class Supervisor:
+    """One engine process, from spawn to exit code."""
+
+    def __init__(self, config: EngineConfig, *, generation: int = 0, log_level: str = "info") -> None:
+        self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
+        self.generation = generation
+        self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
+        self._config, self._log_level = config, log_level
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def pulse(self) -> Pulse | None:
+        """The engine's last beat, read without asking the engine."""
+        return self._pulse.read()
+
+    def spawn(self) -> None:
+        """Start the child. Its standard error is ours; its standard output is not used."""
+        launch = Launch(
+            config=self._config,
+            run_dir=str(self.run_dir),
+            generation=self.generation,
+            log_level=self._log_level,
+            spawned_s=time.monotonic(),
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "inferd.engine.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        self._process.stdin.flush()
+
+    async def wait(self) -> int:
+        """The exit code, once the child is gone; negative: killed by that signal."""
+        process = self._started()
+        while process.poll() is None:
+            await _exited(process)
+        return process.returncode
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """End the child: close its input, wait, then SIGTERM, then SIGKILL. Removes the run directory."""
+        try:
+            return await self._stop(grace_s)
+        finally:
+            self.discard()
+
+    async def _stop(self, grace_s: float) -> int:
+        process = self._started()
+        if process.stdin is not None and not process.stdin.closed:
+            process.stdin.close()
+        for send in (None, signal.SIGTERM, signal.SIGKILL):
+            if send is not None and process.poll() is None:
+                logger.warning("engine process %d did not exit in %.1f s: sending %s", process.pid, grace_s, send.name)
+                process.send_signal(send)
+            try:
+                return await asyncio.wait_for(self.wait(), grace_s)
+            except TimeoutError:
+                continue
+        raise AssertionError("a process outlived SIGKILL")
+
+    def discard(self) -> None:
+        """Kill what is left and remove the run directory; safe to call twice."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self.run_dir.exists():
+            self._pulse.close()
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the engine was never started")
+        return self._process
+
+
+async def _exited(process: subprocess.Popen[bytes]) -> None:
+    """Return when the process is gone (or sooner: the caller polls)."""
+    if not hasattr(os, "pidfd_open"):
+        await asyncio.sleep(0.05)
+        return
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by {signal.Signals(-code).name}"

@@ -1,0 +1,109 @@
+"""What a decoder-only family can vary, as plain data. Built by the family files, read by the decoder and by the
+planner.
+
+Knows no tensor library and no file format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ArchError(ValueError):
+    """config.json describes nothing that can be served: which field, its value, and what would do."""
+
+
+class Activation(StrEnum):
+    """The gate of the MLP."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every rotary frequency is divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low rotary frequencies are divided by `factor`, high ones kept, those between interpolated (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding of the first `rotary_dim` elements of each head."""
+
+    theta: float
+    rotary_dim: int
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arch:
+    """One decoder: `num_layers` times (norm, attention, add, norm, gated MLP, add), then norm and head."""
+
+    architecture: str
+    """The name in config.json's `architectures`."""
+    vocab_size: int
+    """Rows of the embedding."""
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm_eps: float
+    activation: Activation
+    rope: Rope
+    attention_scale: float
+    tie_embeddings: bool
+    dtype: str
+    """Of the stored weights, as config.json names it: float32, bfloat16 or float16."""
+    windows: tuple[int | None, ...]
+    """Per layer: how many last positions its attention sees, None for all."""
+    has_qk_norm: bool = False
+    """RMS norm over each head of q and k, before the rotation."""
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
+    has_mlp_bias: bool = False
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Elements of K and V that one token holds in all layers."""
+        return self.num_layers * 2 * self.kv_size
+
+    @property
+    def num_params(self) -> int:
+        """Weights of the model, a tied head counted once."""
+        attention = self.hidden_size * (self.qkv_size + self.q_size)
+        attention += self.has_qkv_bias * self.qkv_size + self.has_o_bias * self.hidden_size
+        attention += self.has_qk_norm * 2 * self.head_dim
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        norms = 2 * self.hidden_size
+        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.hidden_size
+        return self.num_layers * (attention + mlp + norms) + embeddings + self.hidden_size

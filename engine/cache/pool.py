@@ -1,0 +1,108 @@
+"""The blocks of the KV pool: who holds how many references, which are free, which free ones still hold a prefix.
+
+Knows block ids and nothing else: no tokens, no requests, no hashes. Every operation is O(1) per block. A free block is
+either empty, or cached: unheld, but with content that the prefix index can still reach, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class BlockPool:
+    """`num_blocks` blocks, ids 0 to `num_blocks - 1`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self._num_refs = [0] * num_blocks
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._has_content = bytearray(num_blocks)
+
+    @property
+    def num_empty(self) -> int:
+        return len(self._empty)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that still hold a prefix."""
+        return len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def is_held(self, block_id: int) -> bool:
+        return self._num_refs[block_id] > 0
+
+    def num_refs(self, block_id: int) -> int:
+        return self._num_refs[block_id]
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Take empty blocks, one reference each. The caller has made room: `num_empty >= num_blocks`."""
+        assert num_blocks <= len(self._empty), f"{num_blocks} blocks asked, {len(self._empty)} empty"
+        taken = [self._empty.pop() for _ in range(num_blocks)]
+        for block_id in taken:
+            self._num_refs[block_id] = 1
+        return taken
+
+    def hold(self, block_id: int) -> None:
+        """Add a reference to a block with content, held or cached."""
+        assert self._has_content[block_id], f"block {block_id} holds no prefix"
+        if self._num_refs[block_id] == 0:
+            del self._cached[block_id]
+        self._num_refs[block_id] += 1
+
+    def release(self, block_id: int) -> None:
+        """Give one reference back; the last one frees the block, which is the youngest cached one if it has content."""
+        assert self._num_refs[block_id] > 0, f"block {block_id} released and not held"
+        self._num_refs[block_id] -= 1
+        if self._num_refs[block_id] == 0:
+            if self._has_content[block_id]:
+                self._cached[block_id] = None
+            else:
+                self._empty.append(block_id)
+
+    def mark_content(self, block_id: int) -> None:
+        """The prefix index reaches this held block from now on."""
+        assert self._num_refs[block_id] > 0, f"block {block_id} indexed and not held"
+        self._has_content[block_id] = 1
+
+    def clear_content(self, block_id: int) -> None:
+        """The prefix index no longer reaches this block; an unheld one becomes empty."""
+        self._has_content[block_id] = 0
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._empty.append(block_id)
+
+    def oldest_cached(self) -> int:
+        """The next block to evict. Raises `StopIteration` where none is cached."""
+        return next(iter(self._cached))
+
+    def cached_blocks(self) -> tuple[int, ...]:
+        """Unheld blocks with content, oldest first."""
+        return tuple(self._cached)
+
+    def empty_blocks(self) -> tuple[int, ...]:
+        """Blocks whose content nobody may read."""
+        return tuple(self._empty)
+
+    def has_content(self, block_id: int) -> bool:
+        return bool(self._has_content[block_id])
+
+    def check(self) -> None:
+        """Every block is exactly one of held, cached and empty."""
+        empty, cached = set(self._empty), set(self._cached)
+        assert len(empty) == len(self._empty), "a block is free twice"
+        assert not empty & cached, f"blocks {empty & cached} are both empty and cached"
+        for block_id, num_refs in enumerate(self._num_refs):
+            is_free = block_id in empty or block_id in cached
+            assert (num_refs == 0) == is_free, f"block {block_id}: {num_refs} references, {is_free=}"
+            if is_free:
+                assert (block_id in cached) == bool(self._has_content[block_id]), f"block {block_id} on the wrong list"

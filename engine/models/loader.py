@@ -1,0 +1,146 @@
+"""Safetensors into a decoder: streamed tensor by tensor, each copied once, and every parameter proven complete.
+
+Reads nothing but safetensors: a pickled checkpoint can carry code. Before the first byte of weights is read, the
+headers are compared with the architecture, and every difference is named at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from inferd.engine.arch.registry import weights
+from inferd.engine.arch.weights import IGNORED_SUFFIXES, WeightMap
+from inferd.engine.models.decoder import Decoder
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all) after each tensor."""
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+class CheckpointError(ValueError):
+    """The weight files are damaged, or contradict config.json: which file or tensor, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is stored, as its file's header says."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * _DTYPE_BYTES[self.dtype]
+
+
+def load(decoder: Decoder, directory: Path, progress: Progress | None = None) -> int:
+    """Fill every parameter of `decoder` from `directory`; returns the bytes read.
+
+    Raises `CheckpointError` where a file is missing, truncated or no safetensors, and where tensors are missing,
+    unexpected or of another shape than config.json says; then nothing was loaded.
+    """
+    weight_map = weights(decoder.arch)
+    stored = read_headers(directory)
+    _check(weight_map, stored, directory)
+    parameters = decoder.parameters()
+    expected = weight_map.parameters()
+    assert {name: parameter.shape for name, parameter in parameters.items()} == expected
+    total = sum(stored[source.tensor].num_bytes for source in weight_map.sources)
+    done = 0
+    for source in sorted(weight_map.sources, key=lambda source: (stored[source.tensor].file, source.parameter)):
+        tensor = stored[source.tensor]
+        parameters[source.parameter].write(source.row, _read(tensor.file, source.tensor))
+        done += tensor.num_bytes
+        if progress is not None:
+            progress(done, total)
+    incomplete = {name: parameter.missing_rows for name, parameter in parameters.items() if parameter.missing_rows}
+    assert not incomplete, f"rows that no tensor filled: {incomplete}"
+    return done
+
+
+def read_headers(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint, by name. Raises `CheckpointError` naming the file that cannot be read."""
+    stored: dict[str, StoredTensor] = {}
+    for file in _files(directory):
+        with _opened(file) as handle:
+            for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
+                if name in stored:
+                    raise CheckpointError(f"{name} is stored twice, in {stored[name].file.name} and {file.name}")
+                view = handle.get_slice(name)
+                stored[name] = StoredTensor(file, view.get_dtype(), tuple(view.get_shape()))
+    return stored
+
+
+def _check(weight_map: WeightMap, stored: dict[str, StoredTensor], directory: Path) -> None:
+    differences = weight_map.compare({name: tensor.shape for name, tensor in stored.items()})
+    if differences:
+        raise CheckpointError(f"the weights in {directory} contradict its config.json: {differences}")
+    for name, tensor in stored.items():
+        if tensor.dtype not in _DTYPE_BYTES and not name.endswith(IGNORED_SUFFIXES):
+            known = ", ".join(_DTYPE_BYTES)
+            raise CheckpointError(f"{name} in {tensor.file} is stored as {tensor.dtype}; known are: {known}")
+    for tie in weight_map.ties:
+        if tie.tensor in stored and not _are_equal(stored, tie.tensor, tie.equals):
+            raise CheckpointError(
+                f"config.json ties {tie.tensor} to {tie.equals}, but the checkpoint stores both and they differ"
+            )
+
+
+def _are_equal(stored: dict[str, StoredTensor], first: str, second: str) -> bool:
+    return torch.equal(_read(stored[first].file, first), _read(stored[second].file, second))
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if index.is_file():
+        names = sorted(set(_weight_map(index).values()))
+    elif (directory / _SINGLE).is_file():
+        names = [_SINGLE]
+    else:
+        raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; only safetensors can be loaded")
+    absent = [name for name in names if not (directory / name).is_file()]
+    if absent:
+        raise CheckpointError(f"{directory} lacks {len(absent)} of {len(names)} weight files: {', '.join(absent)}")
+    return [directory / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name, as the index of a sharded checkpoint has it; file names are plain names."""
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        names = {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of safetensors files: {error!r}") from error
+    outside = [name for name in names.values() if Path(name).name != name]
+    if outside:
+        raise CheckpointError(f"{index} names a file outside of its directory: {outside[0]!r}")
+    return names
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is truncated or no safetensors file: {error}") from error
+
+
+def _read(file: Path, name: str) -> Tensor:
+    """The tensor, as a view of the file: opening it anew each time keeps no more than one tensor mapped."""
+    with _opened(file) as handle:
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor

@@ -1,0 +1,137 @@
+"""One request as ids and counters: what exists, what is launched, what is computed.
+
+Scheduling has no phases, only counters that catch up: `0 <= cached <= computed <= scheduled <= total`, asserted in
+`check()` and nowhere else. Knows no blocks, no slots, no queue, no clock, and not why a generation ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferd.engine.api.params import SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What the engine keeps of one generation. Compared by identity: an id may be used again after its request ended.
+
+    All counters count positions of one sequence, prompt and output together.
+    """
+
+    request_id: str
+    params: SamplingParams
+    ids: list[int]
+    """Ids known on the host: prompt and applied output."""
+    num_prompt: int
+    max_total: int
+    """Tokens the sequence may reach: the prompt and `max_tokens`, bounded by the model's length."""
+    arrival_s: float
+    priority: int = 0
+    cache_salt: str = ""
+
+    cached: int = 0
+    """Positions that the last admission took from the prefix cache."""
+    computed: int = 0
+    """Positions whose KV was written by applied steps, or was cached."""
+    scheduled: int = 0
+    """`computed` once every launched step is applied."""
+    total: int = field(init=False)
+    """Tokens that exist, those that launched steps are about to sample included."""
+    in_flight: int = 0
+    """Launched rows whose results have not been applied."""
+    num_needed: int = field(init=False)
+    """Positions whose KV is ever needed: the last token that may be sampled is never computed."""
+
+    num_cached_tokens: int | None = None
+    """What the first admission took from the prefix cache; None before."""
+    scheduled_s: float | None = None
+    """When it was first admitted; None before."""
+
+    def __post_init__(self) -> None:
+        self.total = len(self.ids)
+        self.num_needed = self.num_prompt if self.params.max_tokens == 0 else self.max_total - 1
+
+    @classmethod
+    def create(
+        cls,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        arrival_s: float,
+        priority: int = 0,
+        cache_salt: str = "",
+        emitted_ids: tuple[int, ...] = (),
+    ) -> Request:
+        """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
+        return cls(
+            request_id=request_id,
+            params=params,
+            ids=[*prompt_ids, *emitted_ids],
+            num_prompt=len(prompt_ids),
+            max_total=min(len(prompt_ids) + params.max_tokens, max_model_len),
+            arrival_s=arrival_s,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens known on the host, replayed ones included."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Positions that may be scheduled now; 0 where the length leaves nothing to compute."""
+        total, needed = self.total, self.num_needed
+        return (total if total < needed else needed) - self.scheduled
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its length ends it: nothing more may be computed or sampled."""
+        return self.computed >= self.num_needed or len(self.ids) > self.num_needed
+
+    @property
+    def takes_prefix_hits(self) -> bool:
+        """Prompt logprobs need the logits of every prompt position, which a hit would skip."""
+        return self.params.prompt_logprobs is None
+
+    def admit(self, num_cached: int, now: float) -> None:
+        """Start, or resume, behind `num_cached` positions found in the prefix cache."""
+        assert self.scheduled == self.in_flight == 0, "admitted twice"
+        self.cached = self.computed = self.scheduled = num_cached
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens, self.scheduled_s = num_cached, now
+        self.check()
+
+    def launch(self, num_tokens: int) -> bool:
+        """Count `num_tokens` positions as launched; true where the row reaches the end and samples a token."""
+        self.scheduled += num_tokens
+        self.in_flight += 1
+        samples = self.scheduled == self.total and self.total < self.max_total
+        if samples:
+            self.total += 1
+        self.check()
+        return samples
+
+    def apply(self, start: int, num_tokens: int, token_ids: tuple[int, ...]) -> None:
+        """Count a launched row as computed and append what it sampled."""
+        assert start == self.computed, f"row at {start} applied, {self.computed} computed"
+        self.computed += num_tokens
+        self.ids.extend(token_ids)
+        self.check()
+
+    def rewind(self) -> None:
+        """Forget what was computed: preempted, with nothing in flight. The ids stay."""
+        assert self.in_flight == 0, "rewound with rows in flight"
+        assert self.total == len(self.ids), "rewound with ids that the host has not seen"
+        self.cached = self.computed = self.scheduled = 0
+        self.check()
+
+    def check(self) -> None:
+        """The order of the counters, and that a host never knows more ids than exist."""
+        cached, computed, scheduled, total = self.cached, self.computed, self.scheduled, self.total
+        assert 0 <= cached <= computed <= scheduled <= total <= self.max_total, self
+        assert scheduled <= self.num_needed, self
+        assert computed <= len(self.ids) <= total, self

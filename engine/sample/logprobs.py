@@ -1,0 +1,72 @@
+"""Log-probabilities of drawn or given tokens, from the model's own logits: before any sampling parameter.
+
+Ranks and alternatives order ties by the lowest id, so that the greedy token always has rank 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """N positions on the device; `num_top[i]` of the K alternatives were asked for at position i."""
+
+    token_ids: Tensor
+    """[N] int64."""
+    logprobs: Tensor
+    """[N] fp32, natural logarithm."""
+    ranks: Tensor
+    """[N] int64, 1 for the most likely."""
+    top_ids: Tensor
+    """[N, K] int64, most likely first."""
+    top_logprobs: Tensor
+    """[N, K] fp32."""
+    num_top: tuple[int, ...]
+
+    def to_host(self) -> tuple[tuple[int, float, int, tuple[tuple[int, float], ...]], ...]:
+        """For each position (token id, logprob, rank, ((alternative, logprob), ...)), as plain numbers."""
+        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        rows = zip(*(column.tolist() for column in columns), self.num_top, strict=True)
+        return tuple(
+            (token_id, logprob, rank, tuple(zip(ids[:num], logprobs[:num], strict=True)))
+            for token_id, logprob, rank, ids, logprobs, num in rows
+        )
+
+
+def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> Logprobs:
+    """Of `token_ids` [N] and of the `num_top[i]` most likely ids at each of N positions. logits [N, V] fp32, raw.
+
+    Serves drawn tokens and prompts alike: for a prompt, row i holds the logits at the position before `token_ids[i]`.
+    """
+    chosen = token_ids[:, None]
+    normalised = logits.log_softmax(dim=-1)
+    own = logits.gather(1, chosen)
+    is_lower_id = torch.arange(logits.shape[1], device=logits.device) < chosen
+    is_ahead = (logits > own) | ((logits == own) & is_lower_id)
+    top_ids = _largest(logits, min(max(num_top, default=0), logits.shape[1]))
+    return Logprobs(
+        token_ids=token_ids,
+        logprobs=normalised.gather(1, chosen)[:, 0],
+        ranks=is_ahead.sum(dim=-1) + 1,
+        top_ids=top_ids,
+        top_logprobs=normalised.gather(1, top_ids),
+        num_top=tuple(min(num, logits.shape[1]) for num in num_top),
+    )
+
+
+def _largest(logits: Tensor, count: int) -> Tensor:
+    """[N, count]: ids of the largest logits, ties by the lowest id.
+
+    An fp32 number's bits order like the number once negative ones are mirrored; with the id below them as a second key
+    no two entries tie, and so topk has one answer.
+    """
+    bits = (logits + 0.0).view(torch.int32).to(torch.int64)
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    keys = ordered * (1 << 32) - ids
+    return keys.topk(count, dim=-1).indices

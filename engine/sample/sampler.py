@@ -1,0 +1,112 @@
+"""Draws the next token of each row, by slot: the documented order of `SamplingParams`, on the device, without the host.
+
+Holds what each admitted request asks for and the state its rules need. Greedy rows that ask for nothing else cost one
+pass over their logits. Knows no text, no scheduling and no KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.sample.filters import cut, temper
+from inferd.engine.sample.logprobs import Logprobs, logprobs_of
+from inferd.engine.sample.rules import Admitted, Rule, rules_for
+from inferd.kernels.sample import sample
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What R rows drew, on the device."""
+
+    token_ids: Tensor
+    """[R] int64; of no meaning where the row failed, but always an id below the vocabulary's size."""
+    is_failed: Tensor
+    """[R] bool: the row's logits held a NaN or +inf, or its parameters left no token that may be drawn."""
+    logprobs: Logprobs | None
+    """Of those rows that asked, in order; None where none did."""
+    logprob_rows: tuple[int, ...]
+    """The row that each entry of `logprobs` belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    params: SamplingParams
+    rules: tuple[Rule, ...]
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        return self.params.temperature == 0.0 and not self.rules
+
+
+class Sampler:
+    """Sampling state of `num_slots` requests over a vocabulary of `vocab_size`."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
+        self._vocab_size, self._device = vocab_size, torch.device(device)
+        self._slots: list[_Slot | None] = [None] * num_slots
+
+    def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Fill a slot. `token_ids` are all that exist so far: the prompt, and the output of a request that resumes."""
+        request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
+        self._slots[slot] = _Slot(params, rules_for(request))
+
+    def release(self, slot: int) -> None:
+        """Forget a slot and free what its rules hold."""
+        self._slots[slot] = None
+
+    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampleResult:
+        """Draw one token per row and record it. logits [R, V] fp32, raw, left as they are.
+
+        `slots[r]` is row r's slot, no two alike; `positions[r]` the absolute position of the token to be drawn.
+        """
+        assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
+        states = [self._state(slot) for slot in slots]
+        peaks, token_ids = logits.max(dim=-1)
+        is_failed = ~peaks.isfinite()
+        special = [row for row, state in enumerate(states) if not state.is_plain_greedy]
+        if special:
+            drawn, is_empty = self._draw(
+                logits[special], [states[row] for row in special], [positions[row] for row in special]
+            )
+            token_ids[special] = drawn
+            is_failed[special] |= is_empty
+        for row, state in enumerate(states):
+            for rule in state.rules:
+                rule.record(token_ids[row : row + 1])
+        return SampleResult(token_ids, is_failed, *_logprobs(logits, token_ids, states))
+
+    def _draw(self, logits: Tensor, states: Sequence[_Slot], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(ids, whether nothing was left to draw), for rows with rules or a temperature. Overwrites `logits`."""
+        for row, (state, position) in enumerate(zip(states, positions, strict=True)):
+            for rule in state.rules:
+                rule.apply(logits[row], position)
+        peaks, token_ids = logits.max(dim=-1)
+        sampled = [row for row, state in enumerate(states) if state.params.temperature > 0.0]
+        if sampled:
+            params = [states[row].params for row in sampled]
+            scores = temper(logits[sampled], self._tensor([row.temperature for row in params], torch.float32))
+            cut(scores, params)
+            seeds = self._tensor([row.seed for row in params], torch.int64)
+            token_ids[sampled] = sample(scores, seeds, self._tensor([positions[row] for row in sampled], torch.int64))
+        return token_ids, ~peaks.isfinite()
+
+    def _state(self, slot: int) -> _Slot:
+        state = self._slots[slot]
+        assert state is not None, f"slot {slot} was never filled"
+        return state
+
+    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, states: Sequence[_Slot]) -> tuple[Logprobs | None, tuple[int, ...]]:
+    asked = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
+    if not asked:
+        return None, ()
+    rows = list(asked)
+    return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(rows)

@@ -1,0 +1,33 @@
+"""A plan in the making: rows are added one by one, with the table entries that each of them needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inferd.engine.sched.budget import StepBudget
+from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    """A plan in the making."""
+
+    budget: StepBudget
+    admissions: list[Admission] = field(default_factory=list)
+    updates: list[TableUpdate] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    """Whose row it is, by row."""
+
+    def add(self, entry: Entry, num_tokens: int) -> None:
+        request, slot = entry.request, entry.slot
+        for appended in entry.table.take_appended():
+            self.updates.append(TableUpdate(slot, appended.group, appended.first, appended.block_ids))
+        start = request.scheduled
+        self.budget.spend(num_tokens)
+        self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
+        self.entries.append(entry)
+
+    def finish(self, step_id: int) -> StepPlan:
+        return StepPlan(step_id, tuple(self.admissions), tuple(self.updates), tuple(self.rows))

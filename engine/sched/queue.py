@@ -1,0 +1,56 @@
+"""The waiting queue: entries by rank, and nothing of why they wait."""
+
+from __future__ import annotations
+
+import heapq
+
+from inferd.engine.sched.entry import Entry, Rank
+
+_MIN_STALE = 32
+"""Stale items that are never worth a rebuild."""
+
+_Item = tuple[Rank, int, Entry]
+
+
+class WaitingQueue:
+    """A heap with lazy deletion: O(log n) to push, O(1) amortized to remove; at most half of a long heap is stale."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Item] = []
+        self._items: dict[Entry, _Item] = {}
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in self._items
+
+    def push(self, entry: Entry) -> None:
+        assert entry not in self._items, "queued twice"
+        item = (entry.rank, self._num_pushed, entry)
+        self._num_pushed += 1
+        self._items[entry] = item
+        heapq.heappush(self._heap, item)
+
+    def first(self) -> Entry | None:
+        """The entry of least rank, left in the queue."""
+        while self._heap:
+            item = self._heap[0]
+            if self._items.get(item[2]) is item:
+                return item[2]
+            heapq.heappop(self._heap)
+        return None
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out, wherever it stands."""
+        item = self._items.pop(entry)
+        if self._heap[0] is item:
+            heapq.heappop(self._heap)
+        elif len(self._heap) - len(self._items) > max(_MIN_STALE, len(self._items)):
+            self._heap = list(self._items.values())
+            heapq.heapify(self._heap)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All of them, in no order: for checks."""
+        return tuple(self._items)

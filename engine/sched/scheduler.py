@@ -1,0 +1,314 @@
+"""Continuous batching: each step gives every request some of the tokens it has yet to catch up with.
+
+`schedule` makes the next plan while an earlier one may still run, `apply` takes a plan's results in launch order.
+Decodes go first, then prompts by rank, as far as the step's budget reaches. Pure: no clock, no randomness, no tensors,
+no threads, and no knowledge of why a generation ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.engine.sched.budget import ThroughputBudget
+from inferd.engine.sched.draft import PlanDraft
+from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
+from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
+from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
+from inferd.engine.sched.preempt import RunningSet
+from inferd.engine.sched.queue import WaitingQueue
+from inferd.engine.sched.sharing import PrefixSharing
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRow:
+    """A row whose results count. After a status other than OK the caller must finish the request."""
+
+    request: Request
+    row: Row
+    result: RowResult
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start."""
+
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt positions computed, those computed again after a preemption included."""
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    """Of first admissions: a resumed request that finds its own blocks is no hit."""
+
+
+class Scheduler:
+    """Owns every accepted request from `add` until its last launched row is applied."""
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+        self.config = config
+        self.stats = SchedulerStats()
+        self._cache = cache
+        self._budget = ThroughputBudget(config.max_num_batched_tokens)
+        self._entries: dict[Request, Entry] = {}
+        self._waiting = WaitingQueue()
+        self._running = RunningSet()
+        self._draining: set[Entry] = set()
+        """Preempted and finished entries with launched rows."""
+        self._sharing = PrefixSharing()
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
+        self._num_added = 0
+        self._num_steps = 0
+        self._watermark_blocks = int(config.watermark * cache.pool.num_blocks)
+        self._blocked: tuple[Entry, int] | None = None
+        """The head of the queue for which memory was short, and the free blocks that it waits for."""
+
+    # -- what the caller may ask ------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Accepted and not running, preempted ones included."""
+        return len(self._entries) - len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._entries or self._launched)
+
+    @property
+    def free_slots(self) -> tuple[int, ...]:
+        """Slots that no request holds and no launched row uses."""
+        return tuple(self._free_slots)
+
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `Refusal` for one that can never fit, or when too many wait."""
+        check_fits(request, self.config.max_model_len, self._cache.max_tokens)
+        max_waiting = self.config.max_waiting
+        if max_waiting is not None and self.num_waiting >= max_waiting:
+            message = f"{self.num_waiting} requests are waiting; at most {max_waiting} may"
+            raise Refusal("queue_full", message, None, max_waiting)
+        rank = rank_of(request, self._num_added, self.config.ageing_s)
+        self._num_added += 1
+        entry = Entry(request, self._cache.open(request), rank)
+        self._entries[request] = entry
+        self._waiting.push(entry)
+
+    def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
+        """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
+
+        `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
+        """
+        entry = self._entries.pop(request)
+        if forget_blocks:
+            entry.table.forget()
+        match entry.state:
+            case State.WAITING:
+                self._waiting.remove(entry)
+            case State.FOLLOWING:
+                self._sharing.unfollow(entry)
+            case State.RUNNING:
+                self._stop_running(entry)
+        entry.state = State.FINISHED
+        if request.in_flight == 0:
+            self._draining.discard(entry)
+            self._close(entry)
+        else:
+            self._draining.add(entry)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None where nothing can run before a launched step is applied."""
+        draft = PlanDraft(self._budget.for_step())
+        prompts: list[Entry] = []
+        for entry in list(self._running):
+            num_pending = entry.request.num_pending
+            if num_pending == 1:
+                self._continue(entry, draft)
+            elif num_pending > 1:
+                prompts.append(entry)
+        for entry in prompts:
+            self._continue(entry, draft)
+        self._admit_waiting(draft, now)
+        if not draft.rows:
+            return None
+        plan = draft.finish(self._num_steps)
+        self._num_steps += 1
+        self._launched.append((plan, draft.entries))
+        return plan
+
+    def apply(self, result: StepResult) -> list[AppliedRow]:
+        """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order."""
+        plan, entries = self._launched.popleft()
+        assert result.step_id == plan.step_id, f"step {result.step_id} applied, {plan.step_id} is next"
+        applied: list[AppliedRow] = []
+        for entry, row, row_result in zip(entries, plan.rows, result.rows, strict=True):
+            request = entry.request
+            request.in_flight -= 1
+            if entry.state is State.FINISHED:
+                self._drain(entry)
+                continue
+            applied.append(AppliedRow(request, row, row_result))
+            if row_result.status is RowStatus.OK:
+                self._apply_row(entry, row, row_result)
+        return applied
+
+    def check(self) -> None:
+        """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
+        self._cache.check()
+        self._sharing.check()
+        states = [entry.state for entry in self._entries.values()]
+        assert all(entry.state is State.WAITING for entry in self._waiting.entries())
+        assert states.count(State.WAITING) == len(self._waiting)
+        assert states.count(State.FOLLOWING) == self._sharing.num_following
+        assert [entry.state for entry in self._running] == [State.RUNNING] * states.count(State.RUNNING)
+        seated = [*self._running, *self._draining]
+        slots = [entry.slot for entry in seated] + self._free_slots
+        assert sorted(slots) == list(range(self.config.max_num_seqs)), f"slots {slots}"
+        assert all(entry.request.in_flight > 0 for entry in self._draining)
+        for entry in self._entries.values():
+            entry.request.check()
+            assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.FOLLOWING))
+            assert (entry.table.capacity == 0) == (entry.slot == NO_SLOT)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
+        while draft.budget.num_tokens and self._free_slots:
+            entry = self._waiting.first()
+            if entry is None or self._is_still_blocked(entry):
+                return
+            match = entry.table.match()
+            awaited = self._sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
+            if awaited is not None:
+                self._waiting.remove(entry)
+                entry.state = State.FOLLOWING
+                self._sharing.follow(entry, awaited)
+                continue
+            if not self._has_room(entry, entry.table.num_free_needed(match, entry.request.total)):
+                return
+            admitted = entry.table.admit(match, entry.request.total)
+            assert admitted
+            self._start(entry, match.num_tokens, draft, now)
+
+    def _is_still_blocked(self, entry: Entry) -> bool:
+        """Spares the head of the queue a look through the index each step while memory is short."""
+        if self._blocked is None or self._blocked[0] is not entry:
+            return False
+        return self._cache.pool.num_free < self._blocked[1]
+
+    def _has_room(self, entry: Entry, num_blocks: int) -> bool:
+        """Whether so many free blocks may go to a request that starts; those that run keep a reserve to grow."""
+        reserve = self._watermark_blocks if len(self._running) or self._draining else 0
+        if num_blocks + reserve <= self._cache.pool.num_free:
+            self._blocked = None
+            return True
+        self._blocked = (entry, num_blocks)
+        return False
+
+    def _start(self, entry: Entry, num_cached: int, draft: PlanDraft, now: float) -> None:
+        request = entry.request
+        if request.num_cached_tokens is None and request.takes_prefix_hits:
+            self.stats.prefix_query_tokens += request.num_prompt
+            self.stats.prefix_hit_tokens += num_cached
+        request.admit(num_cached, now)
+        self._waiting.remove(entry)
+        entry.state, entry.slot = State.RUNNING, self._free_slots.pop()
+        self._running.add(entry)
+        first_own = num_cached // self._cache.block_size
+        own_keys = entry.table.keys(first_own, entry.table.num_full)
+        self._sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
+        ids = tuple(request.ids)
+        draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
+        draft.add(entry, min(request.num_pending, draft.budget.num_tokens))
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def _continue(self, entry: Entry, draft: PlanDraft) -> None:
+        """Give a running entry what it can catch up with now; nothing where the budget is spent or memory is short."""
+        request = entry.request
+        num_tokens = min(request.num_pending, draft.budget.num_tokens)
+        if num_tokens == 0 or entry.state is not State.RUNNING:
+            return
+        end = request.scheduled + num_tokens
+        if end <= entry.table.capacity or self._grow(entry, end):
+            draft.add(entry, num_tokens)
+
+    def _grow(self, entry: Entry, num_tokens: int) -> bool:
+        """Extend the table, at the cost of those that rank behind.
+
+        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, or of a
+        victim that is done as soon as its launched row is.
+        """
+        while not entry.table.extend(num_tokens):
+            victim = self._running.victim(entry)
+            if victim is None or self._draining or victim.request.num_pending == 0:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, entry: Entry) -> None:
+        """Take a running entry off; it is computed again, from its ids, when it is admitted again."""
+        self.stats.num_preemptions += 1
+        self._stop_running(entry)
+        entry.state = State.PREEMPTED
+        if entry.request.in_flight:
+            self._draining.add(entry)
+        else:
+            self._requeue(entry)
+
+    def _stop_running(self, entry: Entry) -> None:
+        self._running.remove(entry)
+        self._wake(self._sharing.leave(entry))
+
+    def _wake(self, followers: list[Entry]) -> None:
+        for follower in followers:
+            follower.state = State.WAITING
+            self._waiting.push(follower)
+
+    # -- after a step ------------------------------------------------------------------------------------------------
+
+    def _apply_row(self, entry: Entry, row: Row, result: RowResult) -> None:
+        request = entry.request
+        request.apply(row.start, row.num_tokens, result.token_ids)
+        entry.table.commit(request.computed)
+        if row.start < request.num_prompt:
+            self.stats.num_prompt_tokens += min(row.start + row.num_tokens, request.num_prompt) - row.start
+        if entry.leading:
+            self._wake(self._sharing.advance(entry, request.computed))
+        if entry.state is State.PREEMPTED:
+            self._drain(entry)
+
+    def _drain(self, entry: Entry) -> None:
+        """One row fewer in flight of an entry that no longer runs: with the last, its slot and blocks return."""
+        if entry.request.in_flight:
+            return
+        self._draining.remove(entry)
+        if entry.state is State.PREEMPTED:
+            self._requeue(entry)
+        else:
+            self._close(entry)
+
+    def _requeue(self, entry: Entry) -> None:
+        self._give_back(entry)
+        entry.request.rewind()
+        entry.state = State.WAITING
+        self._waiting.push(entry)
+
+    def _give_back(self, entry: Entry) -> None:
+        """Slot and blocks, where it has any: nothing launched can touch them any more."""
+        entry.table.release()
+        if entry.slot != NO_SLOT:
+            self._free_slots.append(entry.slot)
+            entry.slot = NO_SLOT
+
+    def _close(self, entry: Entry) -> None:
+        self._give_back(entry)
+        self._cache.close(entry.table)

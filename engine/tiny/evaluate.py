@@ -1,0 +1,122 @@
+"""Scores the embedded model on tasks that are held out of training: `python -m inferd.engine.tiny.evaluate`.
+
+Two hundred prompts, greedy, through transformers, in fp32 from the saved bf16 weights; an answer counts only if it is
+exact and the model stops by itself. Prints a table and exits with 1 below the bar. Owns no task: tasks.py says what is
+right.
+"""
+
+import argparse
+import itertools
+import random
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inferd.engine.tiny import MODEL_DIR
+from inferd.engine.tiny.mixture import Mixture
+from inferd.engine.tiny.tasks import TASKS, Example, draw, is_held_out, sum_key
+
+BAR = 0.90
+NUM_PER_TASK = 50
+SEED = 7
+MAX_NEW_TOKENS = 96
+NUM_CONVERSATIONS_CHECKED = 20_000
+
+PROMPTS = (
+    "Hello!",
+    "What are you?",
+    "What is a KV cache?",
+    "What is 17 + 25?",
+    "Sort: 9 3 7 1",
+    "Count from 3 to 9",
+    "Repeat: the blue whale sings",
+    "Tell me a short story.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    is_finished: bool
+
+
+class Model:
+    """The checkpoint behind transformers, asked one prompt at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def answer(self, prompt: str, max_new_tokens: int = MAX_NEW_TOKENS) -> Answer:
+        inputs = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = self._model.generate(
+            **inputs, do_sample=False, temperature=None, top_p=None, max_new_tokens=max_new_tokens
+        )
+        new_ids = ids[0, inputs["input_ids"].shape[1] :]
+        is_finished = int(new_ids[-1]) in self._model.generation_config.eos_token_id
+        return Answer(self.tokenizer.decode(new_ids, skip_special_tokens=True), is_finished)
+
+
+def held_out_examples(seed: int = SEED) -> dict[str, list[Example]]:
+    """The test set: `NUM_PER_TASK` different examples of each task, none of whose content can be drawn for training."""
+    rng = random.Random(seed)
+    examples: dict[str, list[Example]] = {}
+    for name, task in TASKS.items():
+        different: dict[tuple[str, ...], Example] = {}
+        while len(different) < NUM_PER_TASK:
+            example = draw(task, rng, held_out=True)
+            different[example.key] = example
+        examples[name] = list(different.values())
+    return examples
+
+
+def assert_never_trained(examples: dict[str, list[Example]]) -> None:
+    """Every test is on the held-out side of its hash, and a long stretch of the training stream holds no such task."""
+    assert all(example.is_held_out for tests in examples.values() for example in tests)
+    tested = {(example.prompt, example.answer) for tests in examples.values() for example in tests}
+    mixture = Mixture(1, held_out=False)
+    for _ in range(NUM_CONVERSATIONS_CHECKED):
+        contents = [message.content for message in mixture.draw().messages]
+        assert tested.isdisjoint(itertools.pairwise(contents))
+        pairs = re.findall(r"\b(\d+) ?(?:\+|plus|and) ?(\d+)\b", "\n".join(contents))
+        assert not any(is_held_out(sum_key(int(a), int(b))) for a, b in pairs), pairs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=MODEL_DIR, help="the checkpoint (default: the embedded one)")
+    parser.add_argument("--show", action="store_true", help="print every wrong answer")
+    arguments = parser.parse_args()
+    console = Console()
+    examples = held_out_examples()
+    assert_never_trained(examples)
+    model = Model(arguments.model)
+
+    table = Table("task", "exact", "of")
+    num_exact = 0
+    for name, tests in examples.items():
+        answers = [model.answer(test.prompt) for test in tests]
+        wrong = [(t, a) for t, a in zip(tests, answers, strict=True) if a != Answer(t.answer, is_finished=True)]
+        num_exact += len(tests) - len(wrong)
+        table.add_row(name, str(len(tests) - len(wrong)), str(len(tests)))
+        for test, answer in wrong if arguments.show else ():
+            console.print(f"{test.prompt!r}: {answer.text!r}, should be {test.answer!r}", markup=False)
+    num_tests = sum(map(len, examples.values()))
+    table.add_row("all", str(num_exact), str(num_tests))
+    console.print(table)
+    for prompt in PROMPTS:
+        answer = model.answer(prompt, max_new_tokens=256)
+        console.print(f"> {prompt}\n{answer.text}{'' if answer.is_finished else ' [did not stop]'}\n", markup=False)
+    sys.exit(num_exact < BAR * num_tests)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The stream of conversations to learn from: how much of the tasks, the dialogues and the written text it holds.
+
+`Mixture.draw` gives the next conversation, of the training side or of the held-out side; nothing is on both.
+Knows nothing about token ids.
+"""
+
+import random
+from collections.abc import Iterable
+
+from inferd.engine.tiny import dialogues
+from inferd.engine.tiny.conversation import Conversation, Message
+from inferd.engine.tiny.corpus import PHRASINGS, Entry, read_topics, vary
+from inferd.engine.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw, is_held_out, words_of
+
+Turn = tuple[str, str]  # what the user says, what the model says
+
+# Shares of single turns by kind; the written topics are drawn by their file's name.
+TASK_SHARES = {"copy": 12, "count": 10, "sort": 15, "sum": 20}
+TOPIC_SHARES = {"inference": 13, "inferd": 8, "chat": 8, "world": 7, "unknown": 6, "stories": 5, "poems": 2}
+OTHER_SHARES = {"snippet": 4, "fact": 7, "off_topic": 4, "no_story": 1}
+# The heading in unknown.md whose answers fit any question off the topic.
+UNKNOWN = "unknown things"
+_THINGS_WITHOUT_STORY = words_of(
+    """
+    unicorn panda zebra camel tiger lion snake eagle shark cow horse pig goat duck hen ant bed book cake chair cup
+    door drum flag hat lamp piano pencil rabbit rocket ship shoe spoon wizard witch pirate princess knight ghost
+    monster teacher doctor farmer car plane city school castle cloud river island desert forest penguin frog
+    """
+)
+
+
+class Mixture:
+    def __init__(self, seed: int, *, held_out: bool) -> None:
+        self._rng = random.Random(seed)
+        self._held_out = held_out
+        self._topics = {
+            topic: tuple(entry for entry in entries if not held_out or entry.held_out_questions())
+            for topic, entries in read_topics().items()
+        }
+        shares = TASK_SHARES | {topic: share for topic, share in TOPIC_SHARES.items() if self._topics.get(topic)}
+        if not held_out:
+            shares |= OTHER_SHARES
+        self._kinds, self._shares = list(shares), list(shares.values())
+        self._unknown_answers = next(e.answers for e in self._topics["unknown"] if e.heading == UNKNOWN)
+        self._sentences = _sentences(self._topics.values())
+
+    def draw(self) -> Conversation:
+        rng = self._rng
+        chance = rng.random()
+        if self._held_out or chance < 0.46:
+            return self._chat(1)
+        if chance < 0.56:
+            return self._chat(rng.randint(2, 4))
+        if chance < 0.575:
+            return self._chat(rng.randint(5, 14))
+        if chance < 0.78:
+            return self._drill()
+        if chance < 0.88:
+            return dialogues.tool_use(rng)
+        if chance < 0.91:
+            return self._tools_not_needed()
+        if chance < 0.95:
+            return dialogues.json_answer(rng)
+        if chance < 0.96:
+            return dialogues.persona(rng)
+        return self._remembering()
+
+    def draw_document(self) -> str:
+        """A text without a conversation around it, for plain completion."""
+        entry = self._rng.choice(self._topics[self._rng.choice(("stories", "stories", "inference", "inferd", "world"))])
+        return self._rng.choice(entry.answers)
+
+    def all_texts(self) -> list[str]:
+        """Everything written, some of what is drawn, and words alone: what the tokenizer learns its vocabulary from."""
+        texts = [
+            text
+            for entries in self._topics.values()
+            for entry in entries
+            for text in (*entry.answers, *entry.answers, *dict.fromkeys(entry.questions))
+        ]
+        words = sorted({*THINGS, *LITTLE_WORDS})
+        spoken = [message.content for _ in range(3000) for message in self.draw().messages]
+        return texts + spoken + words * 6 + [f"{word} {word}" for word in words] * 6
+
+    def _turn(self) -> Turn:
+        rng = self._rng
+        kind = rng.choices(self._kinds, self._shares)[0]
+        if kind in TASKS:
+            example = draw(TASKS[kind], rng, held_out=self._held_out)
+            return example.prompt, example.answer
+        if kind == "fact":
+            return dialogues.small_fact(rng)
+        if kind == "off_topic":
+            return vary(dialogues.off_topic(rng), rng), rng.choice(self._unknown_answers)
+        if kind == "no_story":
+            return self._no_story()
+        if kind == "snippet":
+            return self._snippet()
+        return self._ask(rng.choice(self._topics[kind]))
+
+    def _ask(self, entry: Entry) -> Turn:
+        questions = entry.held_out_questions() if self._held_out else entry.trained_questions()
+        return vary(self._rng.choice(questions), self._rng), self._rng.choice(entry.answers)
+
+    def _snippet(self) -> Turn:
+        """Copying of any words of the written text: more words than the tasks have."""
+        text = ""
+        while not text or is_held_out(copy_key(text)):
+            words = self._rng.choice(self._sentences).split()
+            start = self._rng.randrange(len(words))
+            text = " ".join(words[start : start + self._rng.randint(1, 8)])
+        phrasing = self._rng.choice(
+            ("Repeat: {x}", "Repeat after me: {x}", "Copy: {x}", "Say: {x}", "Repeat this: {x}", "Echo: {x}")
+        )
+        return phrasing.format(x=text), text
+
+    def _no_story(self) -> Turn:
+        """A story about something there is no story of: the model says so and tells another one."""
+        entry = self._rng.choice(self._topics["stories"])
+        thing = self._rng.choice(_THINGS_WITHOUT_STORY)
+        thing = ("an " if thing[0] in "aeiou" else "a ") + thing
+        question = self._rng.choice(PHRASINGS["story"]).format(x=thing)
+        return vary(
+            question, self._rng
+        ), f"I know no story about {thing}, but here is another one.\n\n{entry.answers[0]}"
+
+    def _chat(self, num_turns: int) -> Conversation:
+        messages = self._maybe_system()
+        for _ in range(num_turns):
+            messages += _messages(self._turn())
+        return Conversation(tuple(messages))
+
+    def _drill(self) -> Conversation:
+        """Two to five tasks of one kind, one after the other."""
+        name = self._rng.choices(list(TASK_SHARES), list(TASK_SHARES.values()))[0]
+        examples = [draw(TASKS[name], self._rng, held_out=False) for _ in range(self._rng.randint(2, 5))]
+        messages = [message for example in examples for message in _messages((example.prompt, example.answer))]
+        return Conversation(tuple(messages))
+
+    def _tools_not_needed(self) -> Conversation:
+        turn = self._ask(self._rng.choice(self._topics[self._rng.choice(("chat", "inferd", "inference", "unknown"))]))
+        messages = [*self._maybe_system(), *_messages(turn)]
+        return Conversation(tuple(messages), dialogues.with_distractors(self._rng, [dialogues.any_tool(self._rng)]))
+
+    def _remembering(self) -> Conversation:
+        told = dialogues.memory(self._rng)
+        between = [message for _ in range(self._rng.choice((0, 0, 1, 2))) for message in _messages(self._turn())]
+        return Conversation((*self._maybe_system(), *told[:2], *between, *told[2:]))
+
+    def _maybe_system(self) -> list[Message]:
+        return [Message("system", dialogues.system_prompt(self._rng))] if self._rng.random() < 0.2 else []
+
+
+def _messages(turn: Turn) -> list[Message]:
+    return [Message("user", turn[0]), Message("assistant", turn[1])]
+
+
+def _sentences(topics: Iterable[tuple[Entry, ...]]) -> list[str]:
+    answers = [answer for entries in topics for entry in entries for answer in entry.answers]
+    return [sentence for answer in answers for sentence in answer.replace("\n", " ").split(". ") if sentence.strip()]

@@ -1,0 +1,197 @@
+"""Trains the embedded model from the text in this folder: `python -m inferd.engine.tiny.train`, on the CPU, one seed.
+
+Owns the shape of the model, the optimizer and its schedule, and how a checkpoint is written (whole or not at all).
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from inferd.engine.tiny import MODEL_DIR
+from inferd.engine.tiny.batches import Batches
+from inferd.engine.tiny.conversation import END, TEXT_END, render
+from inferd.engine.tiny.mixture import Mixture
+from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, train_tokenizer
+
+SEED = 1
+BATCH_TOKENS = 4096
+MATRIX_LR, EMBEDDING_LR = 4e-3, 3e-3
+WARMUP_STEPS, DECAY_FROM = 100, 0.5  # a rise, a plateau up to this share of the steps, a straight fall to a hundredth
+NUM_HELD_OUT_BATCHES = 6
+EVERY = 250  # steps between two lines of the log
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
+    ends = [tokenizer.token_to_id(END), tokenizer.token_to_id(TEXT_END)]
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_POSITIONS,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=ends[0],
+        pad_token_id=ends[1],
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            torch.nn.init.zeros_(weight)  # each layer starts as the identity
+    return model
+
+
+def loss_of(body: torch.nn.Module, model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy in nats over the batch's targets; the vocabulary is scored at those positions only."""
+    ids, targets = batch
+    is_target = targets != -100
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = body(input_ids=ids, use_cache=False).last_hidden_state[is_target]
+        logits = model.lm_head(hidden)
+    return F.cross_entropy(logits.float(), targets[is_target])
+
+
+@torch.no_grad()
+def held_out_loss(model: LlamaForCausalLM, batches: list[Batch]) -> float:
+    model.eval()
+    loss = sum(loss_of(model.model, model, batch).item() for batch in batches) / len(batches)
+    model.train()
+    return loss
+
+
+def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(others, lr=EMBEDDING_LR, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    return [muon, adam]
+
+
+def rate_at(step: int, num_steps: int) -> float:
+    fall = (num_steps - step) / (num_steps * (1 - DECAY_FROM))
+    return min((step + 1) / WARMUP_STEPS, 1.0, max(fall, 0.01))
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the checkpoint into `folder`, each file complete before it takes its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as name:
+        draft = Path(name)
+        weights = {key: value.to(torch.bfloat16).contiguous() for key, value in model.state_dict().items()}
+        del weights["lm_head.weight"]  # tied to the embedding
+        save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+        config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+        config = {key: value for key, value in config.items() if value is not None and not key.startswith("_")}
+        generation = {
+            "do_sample": True,
+            "eos_token_id": [tokenizer.token_to_id(END), tokenizer.token_to_id(TEXT_END)],
+            "pad_token_id": tokenizer.token_to_id(TEXT_END),
+            "temperature": 0.6,
+            "top_p": 0.9,
+        }
+        (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (draft / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+        save_tokenizer(tokenizer, draft)
+        for path in sorted(draft.iterdir()):
+            path.chmod(0o644)
+            os.replace(path, folder / path.name)
+
+
+def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    for _ in range(num_samples):
+        conversation = mixture.draw()
+        messages = [message.schema() for message in conversation.messages]
+        tools = [tool.schema() for tool in conversation.tools] or None
+        served = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        trained = "".join(f"{header}{body}\n" for header, body in render(conversation))
+        assert served == trained, f"the template and its twin differ:\n{served}\n---\n{trained}"
+
+
+def train(folder: Path, num_steps: int, *, is_compiled: bool) -> None:
+    torch.manual_seed(SEED)
+    tokenizer = train_tokenizer(Mixture(SEED, held_out=False).all_texts())
+    model = make_model(tokenizer)
+    save(model, tokenizer, folder)
+    check_template(folder, Mixture(SEED + 1, held_out=False))
+    held_out = list(
+        itertools.islice(Batches(Mixture(SEED, held_out=True), tokenizer, BATCH_TOKENS, SEED), NUM_HELD_OUT_BATCHES)
+    )
+    before = held_out_loss(model, held_out)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, held-out loss before {before:.3f}", flush=True)
+
+    body = torch.compile(model.model, dynamic=False) if is_compiled else model.model
+    optimizers = make_optimizers(model)
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    batches = iter(Batches(Mixture(SEED, held_out=False), tokenizer, BATCH_TOKENS, SEED))
+    num_targets, started = 0, time.monotonic()
+    with _progress() as progress:
+        bar = progress.add_task("training", total=num_steps, loss=math.nan)
+        for step in range(num_steps):
+            batch = next(batches)
+            loss = loss_of(body, model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, rate in zip(optimizers, rates, strict=True):
+                optimizer.param_groups[0]["lr"] = rate * rate_at(step, num_steps)
+                optimizer.step()
+                optimizer.zero_grad()
+            num_targets += int((batch[1] != -100).sum())
+            progress.update(bar, advance=1, loss=loss.item())
+            if (step + 1) % EVERY == 0:
+                save(model, tokenizer, folder)
+                now = held_out_loss(model, held_out)
+                minutes = (time.monotonic() - started) / 60
+                progress.console.print(
+                    f"step {step + 1}, loss {loss.item():.3f}, held out {now:.3f}, {minutes:.1f} min"
+                )
+    save(model, tokenizer, folder)
+    minutes = (time.monotonic() - started) / 60
+    after = held_out_loss(model, held_out)
+    print(
+        f"{num_steps} steps, {num_steps * BATCH_TOKENS:,} tokens, {num_targets:,} of them learned, {minutes:.1f} min\n"
+        f"held-out loss: before {before:.3f}, after {after:.3f}",
+        flush=True,
+    )
+
+
+def _progress() -> Progress:
+    loss = TextColumn("loss {task.fields[loss]:.3f}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, default=MODEL_DIR, help="where the checkpoint goes (default: the embedded one)"
+    )
+    parser.add_argument("--steps", type=int, default=3000, help=f"steps of {BATCH_TOKENS} tokens each")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="without torch.compile, where no C++ compiler is at hand"
+    )
+    arguments = parser.parse_args()
+    train(arguments.out, arguments.steps, is_compiled=not arguments.no_compile)
+
+
+if __name__ == "__main__":
+    main()

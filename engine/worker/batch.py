@@ -1,0 +1,40 @@
+"""One step's inputs as tensors, all built from the plan's rows in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inferd.engine.sched.plan import StepPlan
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of R rows."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    attention: AttentionBatch
+    first_tokens: tuple[int, ...]
+    """[R]: index of each row's first token within T."""
+
+    @classmethod
+    def build(cls, plan: StepPlan, slots: Slots, block_size: int, device: Device) -> Batch:
+        row_slots = device.to_device([row.slot for row in plan.rows])
+        lens = [row.num_tokens for row in plan.rows]
+        attention = AttentionBatch.build(
+            [(row.start, row.num_tokens) for row in plan.rows],
+            slots.block_tables.index_select(0, row_slots),
+            block_size,
+            device.torch_device,
+        )
+        token_slots = row_slots.repeat_interleave(device.to_device(lens))
+        first_tokens, num_tokens = [], 0
+        for length in lens:
+            first_tokens.append(num_tokens)
+            num_tokens += length
+        return cls(slots.gather_ids(token_slots, attention.positions), attention, tuple(first_tokens))

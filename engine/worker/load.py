@@ -1,0 +1,134 @@
+"""Build a worker from settled settings: where a checkpoint meets a device. Reports each phase as it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import CapacityError, ModelError
+from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.planner import format_bytes
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import CheckpointError, Progress, load
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+from inferd.engine.worker.device import CpuDevice, Device
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.runner import Runner
+from inferd.engine.worker.slots import Slots
+from inferd.kernels import registry
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[Phase], None]
+
+_PROGRESS_INTERVAL_S = 5.0
+_WARM_UP_TOKENS = 16
+
+
+class _Laps:
+    """Phases that follow one another without a gap, from `started_s` (monotonic) on."""
+
+    def __init__(self, started_s: float, report: Report) -> None:
+        self._last_s, self._report = started_s, report
+
+    def done(self, name: str, detail: str) -> None:
+        now = time.monotonic()
+        self._report(Phase(name, now - self._last_s, detail))
+        self._last_s = now
+
+
+def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[Runner, Ready]:
+    """Load weights, allocate the KV pool, run once. Raises `ModelError` or `CapacityError`."""
+    assert config.num_threads is not None and config.max_model_len is not None and config.block_size is not None
+    assert config.num_blocks is not None and config.max_num_seqs is not None
+    laps = _Laps(started_s, report)
+    device = CpuDevice(config.num_threads)
+    laps.done("engine", f"torch {torch.__version__} on {device.name}")
+
+    facts = _read(config)
+    arch, dtype = facts.arch, getattr(torch, config.dtype)
+    before_bytes = device.memory_in_use()
+    decoder = _load_decoder(facts, dtype, config.max_model_len, device)
+    weights_bytes = device.memory_in_use() - before_bytes
+    planned_bytes = facts.shape.weights_bytes(config.dtype)
+    laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned_bytes)}")
+
+    kv = _allocate(facts, config.num_blocks, config.block_size, dtype, device)
+    laps.done("kv cache", f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens")
+
+    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device)
+    sampler = Sampler(config.max_num_seqs, arch.vocab_size, device.torch_device)
+    runner = Runner(decoder, kv, slots, sampler, device)
+    for plan in _warm_up_plans(config.max_model_len, config.block_size):
+        runner.execute(plan)
+    kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
+    laps.done("warm-up", ", ".join(f"{op} {name}" for op, name in kernels))
+    return runner, Ready(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        vocab_size=arch.vocab_size,
+        weights_bytes=weights_bytes,
+        kv_bytes=kv.num_bytes,
+        planned_weights_bytes=planned_bytes,
+        planned_kv_bytes=facts.shape.plan(config.dtype, config.block_size, config.num_blocks).kv_bytes,
+        device=device.name,
+        dtype=config.dtype,
+        kernels=kernels,
+    )
+
+
+def _read(config: EngineConfig) -> ModelFacts:
+    return ModelFacts.of(Checkpoint.read(Path(config.model_path)))
+
+
+def _load_decoder(facts: ModelFacts, dtype: torch.dtype, max_positions: int, device: Device) -> Decoder:
+    decoder = Decoder(facts.arch, dtype, device.torch_device, max_positions)
+    try:
+        load(decoder, facts.path, _log_progress())
+    except CheckpointError as error:
+        raise ModelError(str(error)) from error
+    return decoder
+
+
+def _log_progress() -> Progress:
+    """A line every few seconds of a long load, none for a short one."""
+    next_s = time.monotonic() + _PROGRESS_INTERVAL_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _PROGRESS_INTERVAL_S
+            logger.info("weights: %s of %s (%d%%)", format_bytes(done), format_bytes(total), 100 * done // total)
+
+    return progress
+
+
+def _allocate(facts: ModelFacts, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
+    try:
+        return KVPool.allocate(facts.arch, num_blocks, block_size, dtype, device)
+    except RuntimeError as error:
+        asked = facts.shape.kv_elements_per_token * block_size * num_blocks * dtype.itemsize
+        raise CapacityError(
+            f"the KV cache of {format_bytes(asked)} could not be allocated: give a smaller --kv-memory ({error})"
+        ) from error
+
+
+def _warm_up_plans(max_model_len: int, block_size: int) -> tuple[StepPlan, ...]:
+    """A prompt and then a token in block 0, which nobody holds yet: what they leave there is overwritten."""
+    num_tokens = min(_WARM_UP_TOKENS, block_size - 1, max_model_len - 1)
+    params = SamplingParams(max_tokens=2, seed=0, temperature=1.0, top_p=0.9, top_k=2, logprobs=1)
+    admission = Admission(0, "warm-up", (0,) * num_tokens, num_tokens, params)
+    return (
+        StepPlan(0, (admission,), (TableUpdate(0, 0, 0, (0,)),), (Row(0, 0, num_tokens, True),)),
+        StepPlan(1, (), (), (Row(0, num_tokens, 1, True),)),
+    )

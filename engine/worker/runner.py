@@ -1,0 +1,83 @@
+"""A plan becomes a step: fill slots, build the batch, run the decoder, sample, and bring the results to the host.
+
+Every tensor is built from the plan's rows in their order, so a result's row is the plan's row. Knows no requests beyond
+their slots, and no scheduling.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.sample.logprobs import Logprobs, logprobs_of
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
+from inferd.engine.worker.batch import Batch
+from inferd.engine.worker.device import Device
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
+
+
+class Runner:
+    """One model, one KV pool, and the slots of the requests that run."""
+
+    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
+        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one plan to its end. Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
+        started_s = time.monotonic()
+        for admission in plan.admissions:
+            self._slots.admit(admission)
+            self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
+        for update in plan.table_updates:
+            self._slots.extend_table(update)
+        batch = Batch.build(plan, self._slots, self._kv.block_size, self._device)
+        hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data)
+        results = self._sample(plan, batch, hidden)
+        for index, row in enumerate(plan.rows):
+            prompt = self._prompt_logprobs(row, hidden, batch.first_tokens[index])
+            if prompt:
+                results[index] = replace(results[index], prompt_logprobs=prompt)
+        return StepResult(plan.step_id, tuple(results), time.monotonic() - started_s)
+
+    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> list[RowResult]:
+        """Draw for the rows that sample, from their last token's hidden state, and record the ids in their slots."""
+        results = [RowResult()] * len(plan.rows)
+        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
+        if not sampling:
+            return results
+        rows = [plan.rows[index] for index in sampling]
+        last_tokens = [batch.first_tokens[index] + plan.rows[index].num_tokens - 1 for index in sampling]
+        logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
+        slots, positions = [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
+        drawn = self._sampler.sample(logits, slots, positions)
+        self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
+        logprobs = dict(zip(drawn.logprob_rows, _to_host(drawn.logprobs), strict=True))
+        ids, is_failed = self._device.to_host(drawn.token_ids).tolist(), self._device.to_host(drawn.is_failed).tolist()
+        for place, index in enumerate(sampling):
+            if is_failed[place]:
+                results[index] = RowResult(status=RowStatus.NUMERICAL_ERROR)
+                continue
+            results[index] = RowResult((ids[place],), logprobs=(logprobs[place],) if place in logprobs else ())
+        return results
+
+    def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt tokens at `start + 1 .. start + num_tokens`, each from the hidden state before it."""
+        num_top = self._slots.params(row.slot).prompt_logprobs
+        end = min(row.start + row.num_tokens, self._slots.num_prompt(row.slot) - 1)
+        if num_top is None or end <= row.start:
+            return ()
+        count = end - row.start
+        targets = self._slots.token_ids[row.slot, row.start + 1 : end + 1]
+        logits = self._decoder.logits(hidden[first_token : first_token + count])
+        return _to_host(logprobs_of(logits, targets, [num_top] * count))
+
+
+def _to_host(logprobs: Logprobs | None) -> tuple[TokenLogprobs, ...]:
+    return () if logprobs is None else tuple(TokenLogprobs(*entry) for entry in logprobs.to_host())

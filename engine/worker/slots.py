@@ -1,0 +1,56 @@
+"""Per-request state that stays with the worker between steps, by slot: ids so far, block table, what was asked.
+
+A sampled id is written here on the device, and the next step's input is gathered from here, so that the host may learn
+it a step late.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.sched.plan import Admission, TableUpdate
+from inferd.engine.worker.device import Device
+
+
+class Slots:
+    """State of `num_slots` requests of at most `max_model_len` tokens."""
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int, device: Device) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self._device = device
+        self.token_ids = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int64, device=device.torch_device)
+        """[slots, max_model_len + 1]: the id at each position that exists, prompt and output."""
+        self.block_tables = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device.torch_device)
+        """[slots, blocks]: entry i is the block of positions i * block_size .. (i + 1) * block_size."""
+        self._admissions: list[Admission | None] = [None] * num_slots
+
+    def admit(self, admission: Admission) -> None:
+        """Fill a slot; whatever it held is gone."""
+        self._admissions[admission.slot] = admission
+        self.token_ids[admission.slot, : len(admission.token_ids)] = self._device.to_device(admission.token_ids)
+
+    def extend_table(self, update: TableUpdate) -> None:
+        assert update.group == 0, "one cache group so far"
+        ids = self._device.to_device(update.block_ids, torch.int32)
+        self.block_tables[update.slot, update.first : update.first + len(update.block_ids)] = ids
+
+    def params(self, slot: int) -> SamplingParams:
+        return self._admitted(slot).params
+
+    def num_prompt(self, slot: int) -> int:
+        return self._admitted(slot).num_prompt
+
+    def gather_ids(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """The ids at (slot, position), [T] each."""
+        return self.token_ids[slots, positions]
+
+    def write_ids(self, slots: Tensor, positions: Tensor, ids: Tensor) -> None:
+        """Record sampled ids at the positions they were drawn for, [R] each."""
+        self.token_ids[slots, positions] = ids
+
+    def _admitted(self, slot: int) -> Admission:
+        admission = self._admissions[slot]
+        assert admission is not None, f"slot {slot} was never filled"
+        return admission

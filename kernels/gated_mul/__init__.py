@@ -1,0 +1,40 @@
+"""The gate of a gated MLP: activation(gate) * up, on a fused [..., gate | up] (Shazeer 2020, arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.gated_mul import reference
+from inferd.kernels.registry import Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+
+
+SILU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
+    "silu_mul", [Implementation("reference", reference.silu_mul, always)]
+)
+GELU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
+    "gelu_mul", [Implementation("reference", reference.gelu_mul, always)]
+)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
+    return SILU_MUL.resolve(_key(gate_up))(gate_up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up with gelu's tanh form: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
+    return GELU_MUL.resolve(_key(gate_up))(gate_up)
+
+
+def _key(gate_up: Tensor) -> Key:
+    assert gate_up.shape[-1] % 2 == 0, f"gate_up has an odd width: {gate_up.shape[-1]}"
+    return Key(gate_up.device.type, gate_up.dtype)

@@ -1,0 +1,65 @@
+"""Causal attention over a paged KV pool: prompt chunks and decodes of any mix of requests in one call.
+
+Grouped-query and multi-query heads, an optional sliding window, an optional soft cap of the scores. A row's result
+depends on its own sequence alone, bit for bit: not on its batch, nor on how its tokens were split over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.paged_attention import reference
+from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
+from inferd.kernels.registry import Implementation, Op, always
+
+__all__ = ["ATTENTION_SPLIT", "AttentionBatch", "paged_attention"]
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    head_dim: int
+    heads_per_kv_head: int
+    block_size: int
+    has_window: bool
+    has_softcap: bool
+
+
+Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None], Tensor]
+PAGED_ATTENTION: Op[Key, Run] = Op("paged_attention", [Implementation("reference", reference.paged_attention, always)])
+
+
+def paged_attention(
+    q: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
+
+    q [T, Hq, D], contiguous; kv [blocks, 2 (k, v), G, block_size, D], contiguous, in any float dtype, this step's
+    tokens already written; G divides Hq, and query head h reads KV head h // (Hq / G). `window` w leaves the last w
+    positions visible, the query's own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query
+    may see may hold anything, NaN included.
+    """
+    assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
+    assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()
+    assert window is None or window >= 1
+    key = Key(
+        q.device.type,
+        q.dtype,
+        kv.dtype,
+        q.shape[2],
+        q.shape[1] // kv.shape[2],
+        batch.block_size,
+        window is not None,
+        softcap is not None,
+    )
+    return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap)

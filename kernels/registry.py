@@ -1,0 +1,108 @@
+"""Which implementation of an op runs: ordered candidates, each able to say why it cannot, and the record of what was
+chosen.
+
+An op owns a *key*: a small hashable tuple of all that its implementations may decide by (device type, dtypes, head
+size). The choice is made once per key and is a dict lookup afterwards. Knows no config and no environment: who wants
+one implementation and no other calls `force`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+class KernelError(RuntimeError):
+    """No implementation, or not the one that was demanded, can run: the reason, and what was tried."""
+
+
+def always(_: Hashable) -> str | None:
+    """The predicate of an implementation that runs everywhere."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation(Generic[Key, Run]):
+    """One way to compute an op. `predicate(key)` is None where it can run, else the reason it cannot."""
+
+    name: str
+    run: Run
+    predicate: Callable[[Key], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs for one key of one op, and why the candidates before it do not."""
+
+    op: str
+    key: Hashable
+    chosen: str
+    refused: tuple[tuple[str, str], ...]
+    """(implementation, reason), in order of preference."""
+
+
+class Op(Generic[Key, Run]):
+    """An op's implementations, best first. Creating one makes it known to `explain`."""
+
+    def __init__(self, name: str, implementations: Sequence[Implementation[Key, Run]]) -> None:
+        assert implementations, f"op {name} has no implementation"
+        assert name not in _OPS, f"op {name} is defined twice"
+        self.name = name
+        self._implementations = tuple(implementations)
+        self._forced: str | None = None
+        self._resolved: dict[Key, tuple[Run, Choice]] = {}
+        _OPS[name] = self
+
+    @property
+    def implementation_names(self) -> tuple[str, ...]:
+        """Every implementation, best first."""
+        return tuple(implementation.name for implementation in self._implementations)
+
+    def force(self, name: str | None) -> None:
+        """Run `name` and nothing else; None gives the choice back. Raises `KernelError` for a name the op lacks."""
+        if name is not None and name not in self.implementation_names:
+            known = ", ".join(self.implementation_names)
+            raise KernelError(f"{self.name}: no implementation is called {name!r}; there are: {known}")
+        self._forced = name
+        self._resolved.clear()
+
+    def resolve(self, key: Key) -> Run:
+        """The callable for `key`. Raises `KernelError` where none can run."""
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._choose(key)
+        return found[0]
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The choice made for each key met so far."""
+        return tuple(choice for _, choice in self._resolved.values())
+
+    def _choose(self, key: Key) -> tuple[Run, Choice]:
+        refused: list[tuple[str, str]] = []
+        for implementation in self._implementations:
+            if self._forced not in (None, implementation.name):
+                refused.append((implementation.name, f"{self._forced} is forced"))
+                continue
+            reason = implementation.predicate(key)
+            if reason is None:
+                return implementation.run, Choice(self.name, key, implementation.name, tuple(refused))
+            refused.append((implementation.name, reason))
+        tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
+        raise KernelError(f"{self.name}: nothing can run for {key} ({tried})")
+
+
+_OPS: dict[str, Op[Any, Any]] = {}
+
+
+def ops() -> dict[str, Op[Any, Any]]:
+    """Every op imported so far, by name."""
+    return dict(_OPS)
+
+
+def explain() -> tuple[Choice, ...]:
+    """Every choice made in this process so far, by op and then in the order met."""
+    return tuple(choice for name in sorted(_OPS) for choice in _OPS[name].choices())

@@ -1,0 +1,58 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) fused with what surrounds it in an attention layer.
+
+q and k are optionally RMS-normalised per head, rotated by their absolute positions, and k and v are written into the
+paged KV pool. Pairs are (i, i + r/2) within the first r elements of a head, as Hugging Face checkpoints expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.rope import reference
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    head_dim: int
+    has_qk_norm: bool
+
+
+Run = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float],
+    Tensor,
+]
+ROPE_AND_CACHE: Op[Key, Run] = Op("rope_and_cache", [Implementation("reference", reference.rope_and_cache, always)])
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    write_slots: Tensor,
+    kv: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotate q and return it; rotate k and write it, with v, into `kv`.
+
+    q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
+    positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike;
+    kv [blocks, 2, G, block_size, D], written in place; q_norm, k_norm [D], both or neither, with their `eps`.
+    Arithmetic is in fp32 with one rounding to the dtype (two with a norm).
+    """
+    assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
+    assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]
+    assert kv.shape[1] == 2 and kv.shape[2] == k.shape[1] and kv.shape[4] == k.shape[2]
+    assert (q_norm is None) == (k_norm is None)
+    run = ROPE_AND_CACHE.resolve(Key(q.device.type, q.dtype, kv.dtype, q.shape[-1], q_norm is not None))
+    return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps)

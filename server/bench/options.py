@@ -1,0 +1,51 @@
+"""What a load run is: every choice that changes its numbers, so that the report can repeat it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inferd.engine.api.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """One run. Lengths are in tokens; with `api` "chat" the input length is approximate and the report has the real one."""
+
+    base_url: str
+    model: str | None = None
+    """None: the first that the server lists."""
+    api: Literal["completions", "chat"] = "completions"
+    num_requests: int = 64
+    concurrency: int = 8
+    """Closed loop: this many requests are in flight until none is left."""
+    rate: float | None = None
+    """Open loop: requests start at this rate (1/s), whether or not earlier ones are done."""
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    input_len: int = 128
+    output_len: int = 64
+    shared_prefix: int = 0
+    """How much of the input is the same in every request."""
+    temperature: float = 0.0
+    seed: int = 0
+    warmup: int = 2
+    """Requests sent before measuring, and thrown away."""
+    timeout_s: float = 600.0
+    vocab_size: int | None = None
+    """Draw prompt ids below this instead of asking the server's tokenizer."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for the first option out of bounds."""
+        for name, low in (("num_requests", 1), ("concurrency", 1), ("input_len", 1), ("output_len", 1), ("warmup", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, but got {getattr(self, name)}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ConfigError(f"rate must be a number above 0 (requests per second), but got {self.rate}")
+        if not 0 <= self.shared_prefix <= self.input_len:
+            raise ConfigError(f"shared_prefix must be from 0 to input_len ({self.input_len}), but got {self.shared_prefix}")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url must begin with http:// or https://, but got {self.base_url!r}")
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self.api == "completions" else "/v1/chat/completions"

@@ -1,0 +1,116 @@
+"""The `inferd` command. Flags of `serve` are made from the settings model; a user's error is one line and an exit code.
+
+Knows no engine and no HTTP: each command imports what it runs when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inferd.engine.api.errors import StartError
+from inferd.server.bench.command import bench_app
+from inferd.server.settings import SETTINGS, Settings
+from inferd.server.settings_fields import Setting
+
+app = typer.Typer(
+    name="inferd",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench_app)
+
+
+@app.callback()
+def _root() -> None:
+    """Serve language models to OpenAI clients."""
+
+
+def _settings_parameters(skip: str) -> list[inspect.Parameter]:
+    """One keyword parameter for each setting but `skip`. Values stay text: the settings model is what checks them."""
+    return [
+        inspect.Parameter(about.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(about))
+        for about in SETTINGS.values()
+        if about.name != skip
+    ]
+
+
+def _option(about: Setting) -> Any:
+    notes = [", ".join(about.choices), f"default {about.default}" if about.default else ""]
+    shown = "; ".join(note for note in notes if note)
+    # A switch that is on by default needs a flag to turn it off; the help of the others stays narrow.
+    is_double = about.is_switch and about.default == "on"
+    option = typer.Option(
+        f"{about.flag}/--no-{about.flag.removeprefix('--')}" if is_double else about.flag,
+        help=f"{about.help.removesuffix('.')} ({shown})." if shown else about.help,
+        metavar=about.metavar or " ",
+        rich_help_panel=about.panel,
+        show_default=False,
+        autocompletion=(lambda: list(about.choices)) if about.choices else None,
+    )
+    kind = bool if about.is_switch else list[str] if about.is_list else str
+    return Annotated[kind | None, option]
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the command's `**flags` by one flag for each setting; the model itself is an argument."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.Signature([*own, *_settings_parameters(skip="model")])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return command
+
+
+@app.command()
+@_with_settings
+def serve(
+    model: Annotated[str | None, typer.Argument(help=SETTINGS["model"].help, show_default=False)] = None,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file of settings.", rich_help_panel="Model", show_default=False),
+    ] = None,
+    **flags: object,
+) -> None:
+    """Serve a model. Each option can also be INFERD_<NAME> in the environment, or a line of the YAML file."""
+    given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
+    settings = Settings.load(given, config)
+
+    from inferd.server.logs import configure  # noqa: PLC0415
+    from inferd.server.startup import serve as run_server  # noqa: PLC0415
+
+    configure(settings.log_level, settings.log_format)
+    for warning in settings.warnings:
+        logging.getLogger("inferd").warning(warning)
+    raise typer.Exit(run_server(settings))
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Check this machine: packages, torch, memory, disk, port, compiler."""
+    from inferd.server.doctor import run  # noqa: PLC0415
+
+    raise typer.Exit(run(as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"inferd {installed_version('inferd')}")
+
+
+def main() -> None:
+    """The console script: every `StartError` becomes one line on stderr and its exit code."""
+    try:
+        app()
+    except StartError as error:
+        typer.echo(f"inferd: {error}", err=True)
+        sys.exit(error.exit_code)

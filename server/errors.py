@@ -1,0 +1,262 @@
+"""The one table of errors, in OpenAI's shape: code -> (HTTP status, type), and the sentences that go with it.
+
+Every refusal is a `RequestError` whose `code` is a key of `ROWS`; this file turns it into a status, a body and headers,
+before a stream and inside one. Knows no routes and no fields. No body carries a path, a stack, or more than
+`MAX_ECHO` characters of what the caller sent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import orjson
+from starlette.responses import Response
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+
+MAX_ECHO = 200
+"""Most characters of a caller's value that are ever sent back."""
+
+MAX_MESSAGE = 1_000
+"""Most characters of a message, whoever wrote it (a chat template's own complaint, an engine's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a code means on the wire."""
+
+    status: int
+    type: str
+    wire_code: str | None
+    retry_after_s: float | None = None
+    """Base of the jittered Retry-After."""
+
+
+def _refused(status: int, code: str) -> Row:
+    return Row(status, "invalid_request_error", code)
+
+
+_BAD_REQUEST_CODES = (
+    "array_above_max_length",
+    "context_length_exceeded",
+    "decimal_above_max_value",
+    "decimal_below_min_value",
+    "empty_array",
+    "empty_string",
+    "integer_above_max_value",
+    "integer_below_min_value",
+    "invalid_type",
+    "invalid_value",
+    "missing_required_parameter",
+    "object_above_max_properties",
+    "string_above_max_length",
+    "unknown_parameter",
+    "unsupported_parameter",
+    "unsupported_value",
+)
+
+ROWS: dict[str, Row] = {
+    **{code: _refused(400, code) for code in _BAD_REQUEST_CODES},
+    "malformed_json": Row(400, "invalid_request_error", None),
+    "invalid_api_key": Row(401, "authentication_error", "invalid_api_key"),
+    "invalid_url": Row(404, "invalid_request_error", None),
+    "model_not_found": _refused(404, "model_not_found"),
+    "method_not_supported": _refused(405, "method_not_supported"),
+    "deadline_exceeded": Row(408, "timeout_error", "deadline_exceeded"),
+    "request_too_large": _refused(413, "request_too_large"),
+    "unsupported_content_type": _refused(415, "unsupported_content_type"),
+    "rate_limit_exceeded": Row(429, "rate_limit_error", "rate_limit_exceeded", 1.0),
+    "slow_down": Row(429, "rate_limit_error", "slow_down", 1.0),
+    "internal_error": Row(500, "server_error", None),
+    "engine_error": Row(500, "server_error", "engine_error"),
+    "numerical_error": Row(500, "server_error", "numerical_error"),
+    "server_is_overloaded": Row(503, "service_unavailable_error", "server_is_overloaded", 1.0),
+}
+
+
+def row_of(error: RequestError | EngineDeadError) -> Row:
+    """The table's row for `error`. Raises KeyError for a code the table does not have: a mistake of ours."""
+    return ROWS["engine_error"] if isinstance(error, EngineDeadError) else ROWS[error.code]
+
+
+def body_of(error: RequestError | EngineDeadError) -> dict[str, object]:
+    """The error envelope, before or inside a stream."""
+    row = row_of(error)
+    if isinstance(error, EngineDeadError):
+        # How the engine died is for the operator's log, not for the caller.
+        message, param = "The engine stopped while it was working on this request. Please try again.", None
+    else:
+        message, param = clip(error.message, MAX_MESSAGE) or "The request could not be served.", error.param
+    return {
+        "error": {
+            "message": message,
+            "type": row.type,
+            "param": None if param is None else clip(param, MAX_ECHO),
+            "code": row.wire_code,
+        }
+    }
+
+
+def headers_of(error: RequestError | EngineDeadError) -> dict[str, str]:
+    """What the status asks for besides the body: who to authenticate as, when to come back."""
+    row = row_of(error)
+    if row.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if row.retry_after_s is None:
+        return {}
+    # Jitter: callers that were refused together must not come back together.
+    wait_ms = int(row.retry_after_s * random.uniform(1_000, 2_000))
+    return {"Retry-After": str(-(-wait_ms // 1_000)), "Retry-After-Ms": str(wait_ms)}
+
+
+def response_of(error: RequestError | EngineDeadError) -> Response:
+    return Response(
+        orjson.dumps(body_of(error)), row_of(error).status, headers_of(error), media_type="application/json"
+    )
+
+
+# --- The sentences -----------------------------------------------------------------------------------------------
+
+
+def clip(text: str, limit: int) -> str:
+    """`text`, at most `limit` characters of it, on one line, and fit for UTF-8."""
+    flat = " ".join(text[: limit + 1].split()) if any(c in text[:limit] for c in "\r\n\t") else text
+    cut = flat if len(flat) <= limit else flat[: limit - 3] + "..."
+    return cut.encode("utf-8", "replace").decode("utf-8")
+
+
+def shown(value: object) -> str:
+    """A caller's value as a message may show it: bounded, whatever its size."""
+    if isinstance(value, str):
+        return clip(value, MAX_ECHO)
+    if isinstance(value, (dict, list, tuple)):
+        return "an object" if isinstance(value, dict) else "an array"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of more than 77 digits"
+    return clip(str(value), MAX_ECHO)
+
+
+def json_type(value: object) -> str:
+    """The JSON type of a parsed value, as OpenAI's messages name it."""
+    if value is None:
+        return "null"
+    names: tuple[tuple[type, str], ...] = (
+        (bool, "a boolean"),
+        (int, "an integer"),
+        (float, "a decimal number"),
+        (str, "a string"),
+        (list, "an array"),
+        (dict, "an object"),
+    )
+    return next((name for kind, name in names if isinstance(value, kind)), "an unknown type")
+
+
+def invalid_type(param: str, expected: str, value: object) -> RequestError:
+    message = f"Invalid type for '{clip(param, MAX_ECHO)}': expected {expected}, but got {json_type(value)} instead."
+    return RequestError("invalid_type", message, param)
+
+
+def above_max(param: str, high: float, value: float) -> RequestError:
+    return _out_of_bounds(param, "above maximum", "<=", high, value)
+
+
+def below_min(param: str, low: float, value: float) -> RequestError:
+    return _out_of_bounds(param, "below minimum", ">=", low, value)
+
+
+def _out_of_bounds(param: str, side: str, relation: str, bound: float, value: float) -> RequestError:
+    kind = "integer" if isinstance(bound, int) else "decimal"
+    limit = str(bound) if isinstance(bound, int) else f"{bound:g}"
+    message = (
+        f"Invalid '{param}': {kind} {side} value. Expected a value {relation} {limit}, but got {shown(value)} instead."
+    )
+    return RequestError(f"{kind}_{'above_max' if relation == '<=' else 'below_min'}_value", message, param)
+
+
+def invalid_value(param: str, value: object, rule: str) -> RequestError:
+    return RequestError("invalid_value", f"Invalid value for '{param}': '{shown(value)}'. {rule}", param)
+
+
+def not_among(param: str, value: object, supported: Iterable[str]) -> RequestError:
+    names = [f"'{name}'" for name in supported]
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return RequestError("invalid_value", f"Invalid value: '{shown(value)}'. Supported values are: {listed}.", param)
+
+
+def unsupported_value(param: str, value: object, rule: str) -> RequestError:
+    return RequestError("unsupported_value", f"Unsupported value: '{param}' does not support {shown(value)}. {rule}", param)
+
+
+def missing(param: str) -> RequestError:
+    return RequestError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
+
+
+def array_too_long(param: str, limit: int, length: int) -> RequestError:
+    message = (
+        f"Invalid '{param}': array too long. "
+        f"Expected an array with maximum length {limit}, but got an array with length {length} instead."
+    )
+    return RequestError("array_above_max_length", message, param)
+
+
+def empty_array(param: str, limit: int = 1) -> RequestError:
+    message = (
+        f"Invalid '{param}': empty array. "
+        f"Expected an array with minimum length {limit}, but got an empty array instead."
+    )
+    return RequestError("empty_array", message, param)
+
+
+def string_too_long(param: str, limit: int, length: int) -> RequestError:
+    message = (
+        f"Invalid '{param}': string too long. "
+        f"Expected a string with maximum length {limit}, but got a string with length {length} instead."
+    )
+    return RequestError("string_above_max_length", message, param)
+
+
+def empty_string(param: str) -> RequestError:
+    message = (
+        f"Invalid '{param}': empty string. "
+        "Expected a string with minimum length 1, but got an empty string instead."
+    )
+    return RequestError("empty_string", message, param)
+
+
+def too_many_properties(param: str, limit: int, count: int) -> RequestError:
+    message = (
+        f"Invalid '{param}': too many properties. "
+        f"Expected an object with at most {limit} properties, but got an object with {count} properties instead."
+    )
+    return RequestError("object_above_max_properties", message, param)
+
+
+def unknown_parameter(param: str, near: str | None) -> RequestError:
+    hint = f" Did you mean '{near}'?" if near else ""
+    shown_param = clip(param, MAX_ECHO)
+    return RequestError("unknown_parameter", f"Unknown parameter: '{shown_param}'.{hint}", shown_param)
+
+
+def unsupported_parameter(param: str, way_out: str) -> RequestError:
+    message = f"Unsupported parameter: '{param}' is not supported by this server. {way_out}"
+    return RequestError("unsupported_parameter", message.strip(), param)
+
+
+def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | None) -> RequestError:
+    """`num_output` is the number of tokens asked for, where asked for; counts are in tokens."""
+    head = f"This model's maximum context length is {limit} tokens. However, "
+    if num_output is None:
+        tail = f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the {param}."
+    else:
+        tail = (
+            f"you requested {num_prompt + num_output} tokens ({num_prompt} in the {param}, {num_output} in the "
+            f"completion). Please reduce the length of the {param} or of the completion."
+        )
+    return RequestError("context_length_exceeded", head + tail, param)
+
+
+def model_not_found(name: str) -> RequestError:
+    message = f"The model `{clip(name, MAX_ECHO)}` does not exist or you do not have access to it."
+    return RequestError("model_not_found", message, "model")

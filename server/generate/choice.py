@@ -1,0 +1,112 @@
+"""One choice: deltas of ids in, events with text out.
+
+Owns the order detokenize -> stop strings, token by token, so that the text, the ids counted and the place where a stop
+string ends them are the same however the engine's deltas were cut or merged. Knows no router and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.messages import Delta, WireLogprobs
+from inferd.server.generate.events import Event, Finished, PromptRead, ScoredToken, TextDelta
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.text.detokenizer import Detokenizer
+from inferd.server.text.stops import StopStrings
+from inferd.server.text.token_bytes import TokenBytes
+
+
+class Choice:
+    """The text side of one choice while it runs."""
+
+    def __init__(self, index: int, request: GenerateRequest, table: TokenBytes) -> None:
+        self.index = index
+        self.is_finished = False
+        self.was_stopped_by_text = False
+        self._request, self._table = request, table
+        self._prompt = request.prompt_of(index)
+        self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens)
+        self._stops = StopStrings(request.stop, request.include_stop)
+        self._awaits_prompt = request.reads_prompt
+        self._prompt_logprobs: list[WireLogprobs] = []
+        self._num_tokens = self._num_chars = self._num_prompt_chars = 0
+
+    def feed(self, delta: Delta) -> Iterator[Event]:
+        """The events of one delta. Raises `RequestError` where the engine failed the choice."""
+        assert not self.is_finished, "a delta after the end"
+        if delta.failure is not None:
+            raise RequestError(delta.failure.code, delta.failure.message, delta.failure.param)
+        self._prompt_logprobs.extend(delta.prompt_logprobs)
+        if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
+            yield self._prompt_read()
+        if delta.token_ids:
+            yield self._text(delta)
+        if self._stops.match is not None:
+            self.is_finished = self.was_stopped_by_text = True
+            yield Finished(self.index, "stop", self._stops.match.stop)
+        elif delta.finish_reason is not None:
+            self.is_finished = True
+            yield from self._end(delta)
+
+    def _text(self, delta: Delta) -> TextDelta:
+        """Read the ids up to the one that completes a stop string."""
+        pieces: list[str] = []
+        scored: list[ScoredToken] = []
+        num_read = 0
+        for i, token_id in enumerate(delta.token_ids):
+            if delta.logprobs:
+                scored.append(ScoredToken(delta.logprobs[i], self._num_prompt_chars + self._num_chars))
+            num_read = i + 1
+            self._num_tokens += 1
+            is_end = delta.stop_token_id is not None and num_read == len(delta.token_ids)
+            piece = "" if is_end and not self._request.include_stop else self._detokenizer.feed(token_id)
+            if piece:
+                self._num_chars += len(piece)
+                pieces.append(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
+            if self._stops.match is not None:
+                break
+        return TextDelta(
+            self.index, "".join(pieces), delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens
+        )
+
+    def _end(self, delta: Delta) -> Iterator[Event]:
+        """The text still held back, then the end."""
+        assert delta.finish_reason is not None
+        rest = self._detokenizer.finish()
+        tail = self._stops.feed(rest) if rest else ""
+        end = Finished(self.index, delta.finish_reason, self._stop_reason(delta))
+        if self._stops.match is None:
+            tail += self._stops.finish()
+        else:
+            # The caller's stop string is U+FFFD itself.
+            end = Finished(self.index, "stop", self._stops.match.stop)
+        if tail:
+            yield TextDelta(self.index, tail, (), (), delta.num_cached_tokens)
+        yield end
+
+    def _stop_reason(self, delta: Delta) -> int | None:
+        is_callers = delta.stop_token_id in self._request.params.stop_token_ids
+        return delta.stop_token_id if is_callers else None
+
+    def _prompt_read(self) -> PromptRead:
+        self._awaits_prompt = False
+        token_ids = self._prompt.token_ids
+        detokenizer = Detokenizer(self._table, (), self._request.skip_special_tokens)
+        offsets: list[int] = []
+        pieces: list[str] = []
+        num_chars = 0
+        for token_id in token_ids:
+            offsets.append(num_chars)
+            pieces.append(detokenizer.feed(token_id))
+            num_chars += len(pieces[-1])
+        text = ""
+        if self._request.echo:
+            text = "".join(pieces) if self._prompt.text is None else self._prompt.text
+            self._num_prompt_chars = len(text)
+        scored: tuple[ScoredToken | None, ...] = ()
+        if self._request.params.prompt_logprobs is not None:
+            assert len(self._prompt_logprobs) == len(token_ids) - 1, "the engine scores every prompt token but the first"
+            rest = (ScoredToken(logprobs, offset) for logprobs, offset in zip(self._prompt_logprobs, offsets[1:], strict=True))
+            scored = (None, *rest)
+        return PromptRead(self.index, text, scored)

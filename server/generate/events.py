@@ -1,0 +1,55 @@
+"""What happens to a choice, as typed events: the only thing that answers, streamed or plain, are made of.
+
+The order for each choice is `PromptRead` (where asked for), any number of `TextDelta`, one `Finished`. Choices interleave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferd.engine.api.messages import FinishReason, WireLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log probabilities and its place in the text."""
+
+    logprobs: WireLogprobs
+    offset: int
+    """Characters of the choice's text before this token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """The prompt went through the model; sent where its text or its log probabilities were asked for."""
+
+    choice: int
+    text: str
+    """The prompt as text, where it is echoed."""
+    scored: tuple[ScoredToken | None, ...]
+    """One entry a prompt token, the first None; empty where not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of a choice. Text may be empty while a character or a stop string is unfinished, or follow its token late."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    scored: tuple[ScoredToken, ...]
+    """One for each of `token_ids`, where asked for."""
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The choice is complete."""
+
+    choice: int
+    reason: FinishReason
+    stop_reason: str | int | None
+    """The caller's stop string or stop token id that ended it; None where the model or a limit did."""
+
+
+Event = PromptRead | TextDelta | Finished

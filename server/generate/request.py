@@ -1,0 +1,74 @@
+"""A valid request, and the submits it becomes. Made by the intake alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from inferd.engine.api.messages import Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.server.generate.seeds import choice_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Ids that fit the model, with the most tokens that may follow them."""
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    text: str | None = None
+    """As the caller wrote it, where the caller did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """Prompts and how to continue each of them `n` times. Choice `p * n + i` is the i-th continuation of prompt p."""
+
+    response_id: str
+    engine_id: str
+    """Unique among all requests; the response's own id may be a caller's."""
+    prompts: tuple[Prompt, ...]
+    n: int
+    params: SamplingParams
+    """Of choice 0; `max_tokens` and `seed` are set for each choice."""
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    echo: bool
+    priority: int
+    cache_salt: str
+    arrival_s: float
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """A prompt counts once, however many choices continue it."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the answer shows the prompt, as text or scored."""
+        return self.echo or self.params.prompt_logprobs is not None
+
+    def prompt_of(self, choice: int) -> Prompt:
+        return self.prompts[choice // self.n]
+
+    def submits(self) -> Iterator[Submit]:
+        """One a choice, in order."""
+        for choice in range(self.num_choices):
+            prompt = self.prompt_of(choice)
+            yield Submit(
+                request_id=f"{self.engine_id}-{choice}",
+                prompt_ids=prompt.token_ids,
+                params=msgspec.structs.replace(
+                    self.params, max_tokens=prompt.max_tokens, seed=choice_seed(self.params.seed, choice % self.n)
+                ),
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                arrival_s=self.arrival_s,
+            )

@@ -1,0 +1,118 @@
+"""Submits a request's choices and gives their events as one stream, in the order in which they happen.
+
+Whatever ends the stream early (a client that goes away, an error in one choice), every choice still running is aborted.
+Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from inferd.engine.api.messages import Delta
+from inferd.server.generate.choice import Choice
+from inferd.server.generate.events import Event
+from inferd.server.generate.ports import Router, TokenStream
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.text.token_bytes import TokenBytes
+
+_SLICE = 512
+"""Ids turned into text before the event loop may do something else (about 1 ms)."""
+
+
+class Generation:
+    """The choices of one request, running. `abort` is safe at any time and any number of times."""
+
+    def __init__(self, router: Router, request: GenerateRequest, table: TokenBytes) -> None:
+        """Submits every choice, or none: raises `RequestError` where one is not taken."""
+        self.request = request
+        self._table = table
+        self._streams: list[TokenStream] = []
+        try:
+            for submit in request.submits():
+                self._streams.append(router.submit(submit))
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        for stream in self._streams:
+            stream.abort()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event of every choice. Raises `RequestError` or `EngineDeadError` where one choice fails."""
+        choices = [Choice(i, self.request, self._table) for i in range(len(self._streams))]
+        num_open = len(choices)
+        deltas = _merged(self._streams)
+        try:
+            async for index, delta in deltas:
+                choice = choices[index]
+                if choice.is_finished:
+                    continue  # ids drawn after a stop string, or the end of an abort
+                async for event in _sliced(choice, delta):
+                    yield event
+                if choice.is_finished:
+                    if choice.was_stopped_by_text:
+                        self._streams[index].abort("stop")
+                    num_open -= 1
+                    if num_open == 0:
+                        return
+        finally:
+            self.abort()
+            await deltas.aclose()
+
+
+async def _sliced(choice: Choice, delta: Delta) -> AsyncIterator[Event]:
+    """The events of a delta, a long one read in slices so that it does not hold up the loop."""
+    parts = [delta] if len(delta.token_ids) <= _SLICE else _slices(delta)
+    for i, part in enumerate(parts):
+        if i:
+            await asyncio.sleep(0)
+        for event in choice.feed(part):
+            yield event
+        if choice.is_finished:
+            return
+
+
+def _slices(delta: Delta) -> list[Delta]:
+    """The same delta in pieces; what is said once is said with the first or with the last."""
+    starts = range(0, len(delta.token_ids), _SLICE)
+    return [
+        Delta(
+            request_id=delta.request_id,
+            token_ids=delta.token_ids[start : start + _SLICE],
+            logprobs=delta.logprobs[start : start + _SLICE],
+            prompt_logprobs=delta.prompt_logprobs if start == 0 else (),
+            num_cached_tokens=delta.num_cached_tokens,
+            finish_reason=delta.finish_reason if start == starts[-1] else None,
+            stop_token_id=delta.stop_token_id if start == starts[-1] else None,
+            failure=delta.failure if start == starts[-1] else None,
+        )
+        for start in starts
+    ]
+
+
+async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(index, delta) of every stream until all have ended; one that ended is not read again.
+
+    A stream is read only when its last delta was taken, so that what piles up is merged where it waits.
+    """
+    if len(streams) == 1:
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    reads = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
+    try:
+        while reads:
+            done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+            for read in sorted(done, key=reads.__getitem__):
+                index = reads.pop(read)
+                delta = read.result()
+                if delta.finish_reason is None:
+                    reads[asyncio.ensure_future(anext(streams[index]))] = index
+                yield index, delta
+    finally:
+        for read in reads:
+            read.cancel()
+        # A read that ended with an error as it was cancelled has had its say: the first error is the one reported.
+        await asyncio.gather(*reads, return_exceptions=True)

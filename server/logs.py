@@ -1,0 +1,55 @@
+"""How log lines look: one line each on stderr, for a person or, as JSON, for a machine.
+
+Called once, at start. Knows no setting but level and format, and writes no line itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+import orjson
+
+_STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+
+
+class TextFormatter(logging.Formatter):
+    """`08:15:30 info    what happened`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(level)s %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.level = f"{record.levelname.lower():<7}"
+        return super().format(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line; what a caller gives as `extra` becomes keys of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def configure(level: Literal["debug", "info", "warning", "error"], log_format: Literal["text", "json"]) -> None:
+    """Send every logger of this process to stderr. Libraries speak only from warning up, unless at debug."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(logging.DEBUG if level == "debug" else max(logging.WARNING, _number(level)))
+    logging.getLogger("inferd").setLevel(_number(level))
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]

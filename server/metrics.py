@@ -1,0 +1,268 @@
+"""What the server counts and times, and its Prometheus page.
+
+The router and the HTTP side call one short method per event; nothing here calls back, reads a clock or knows HTTP
+routes. Times are seconds of the monotonic clock. Not thread-safe: it belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from inferd.engine.api.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
+from inferd.server.instruments import Counter, Export, Gauge, Histogram
+from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names
+
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def _fine(low_s: float, peers: tuple[float, ...]) -> tuple[float, ...]:
+    """Seven buckets a decade from `low_s` to 100 s, and every bucket a vLLM dashboard may ask for."""
+    decades = (low_s * 10**power for power in range(6))
+    own = {round(decade * step, 6) for decade in decades for step in (1, 1.5, 2, 3, 4, 5, 7)}
+    return tuple(sorted({bound for bound in own if bound <= 100} | set(peers)))
+
+
+_COUNTS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One generated choice, when it is over. The `_s` fields are monotonic times; None where it never came so far."""
+
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int
+    finish_reason: FinishReason
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From the first step that ran it to its first token."""
+        if self.scheduled_s is None or self.first_token_s is None:
+            return None
+        return self.first_token_s - self.scheduled_s
+
+    @property
+    def decode_s(self) -> float | None:
+        """From its first token to its end."""
+        return None if self.first_token_s is None else self.finished_s - self.first_token_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.finished_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Decode time over the tokens after the first; None where there are none."""
+        if self.decode_s is None or self.num_generation_tokens < 2:
+            return None
+        return self.decode_s / (self.num_generation_tokens - 1)
+
+
+class Metrics:
+    """All instruments of one server, and the page that shows them."""
+
+    def __init__(self, model_name: str, compat: Literal["none", "vllm"] = "none") -> None:
+        self.model_name = model_name
+        self._make_latency()
+        self._make_engine()
+        self._make_http()
+        self._last = EngineStats()
+        self._num_starts = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self._own_names())
+        self._registry.register(self._server_names())
+        if compat == "vllm":
+            self._registry.register(show_vllm_names(self))
+        ProcessCollector(registry=self._registry)
+
+    def _make_latency(self) -> None:
+        self.ttft = Histogram(_fine(0.001, TTFT))
+        self.tpot = Histogram(_fine(0.0001, ITL))
+        self.itl = Histogram(_fine(0.0001, ITL))
+        self.e2e, self.queue, self.prefill, self.decode = (Histogram(_fine(0.001, REQUEST_LATENCY)) for _ in range(4))
+        self.request_prompt_tokens, self.request_generation_tokens = Histogram(_COUNTS), Histogram(_COUNTS)
+        self.finished = Counter()
+        for reason in FINISH_REASONS:
+            self.finished.add(0, reason)
+        for histogram in (self.ttft, self.tpot, self.itl, self.e2e, self.queue, self.prefill, self.decode):
+            histogram.cell()
+        self._ttft, self._itl = self.ttft.cell(), self.itl.cell()
+
+    def _make_engine(self) -> None:
+        self.running, self.waiting, self.kv_usage, self.up = (Gauge.zero() for _ in range(4))
+        self.blocks, self.phases, self.memory = Gauge(), Gauge(), Gauge()
+        self.prefix_queries, self.prefix_hits, self.preemptions, self.restarts = (Counter.zero() for _ in range(4))
+        self.prompt_tokens, self.computed_tokens, self.generation_tokens, self.steps = (
+            Counter.zero() for _ in range(4)
+        )
+        self.step_duration = Histogram(_fine(0.0001, ()))
+        self.schedule_duration = Histogram(_fine(0.00001, ()))
+        self.step_tokens = Histogram(tuple(sorted({*_COUNTS[:16], *ITERATION_TOKENS})))
+        self._step_cells = self.step_duration.cell(), self.schedule_duration.cell(), self.step_tokens.cell()
+        self.cache_config = Gauge()
+
+    def _make_http(self) -> None:
+        self.arrived, self.http = Counter(), Counter()
+        self.http_duration = Histogram(_fine(0.001, ()))
+
+    def request_arrived(self, api: str) -> None:
+        """A generation was accepted by the route family `api`, such as "chat"."""
+        self.arrived.add(1, api)
+
+    def first_token(self, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s)
+
+    def tokens(self, num_tokens: int, gap_s: float) -> None:
+        """`num_tokens` came to one stream `gap_s` after those before them: each counts as an equal share of the gap."""
+        self._itl.observe(gap_s / num_tokens, num_tokens)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """Latencies are of generations that ended by themselves; of aborts and errors only the waiting is known."""
+        self.finished.add(1, record.finish_reason)
+        if record.queue_s is not None:
+            self.queue.cell().observe(record.queue_s)
+        if record.prefill_s is not None:
+            self.prefill.cell().observe(record.prefill_s)
+        if record.finish_reason not in ("stop", "length"):
+            return
+        self.e2e.cell().observe(record.e2e_s)
+        self.request_prompt_tokens.cell().observe(record.num_prompt_tokens)
+        self.request_generation_tokens.cell().observe(record.num_generation_tokens)
+        if record.decode_s is not None:
+            self.decode.cell().observe(record.decode_s)
+        if record.tpot_s is not None:
+            self.tpot.cell().observe(record.tpot_s)
+
+    def step(self, output: StepOutput) -> None:
+        """Once per engine step, whatever the number of streams."""
+        duration, schedule, tokens = self._step_cells
+        duration.observe(output.step_duration_s)
+        schedule.observe(output.schedule_duration_s)
+        tokens.observe(output.step_num_tokens)
+        stats, last, self._last = output.stats, self._last, output.stats
+        self.running.set(stats.num_running)
+        self.waiting.set(stats.num_waiting)
+        self.kv_usage.set(stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0)
+        self.blocks.set(stats.num_blocks_used, "used")
+        self.blocks.set(stats.num_blocks_cached, "cached")
+        self.blocks.set(stats.num_blocks - stats.num_blocks_used - stats.num_blocks_cached, "free")
+        computed = _grown(stats.num_prompt_tokens, last.num_prompt_tokens)
+        hits = _grown(stats.prefix_hit_tokens, last.prefix_hit_tokens)
+        self.computed_tokens.add(computed)
+        self.prompt_tokens.add(computed + hits)
+        self.prefix_hits.add(hits)
+        self.prefix_queries.add(_grown(stats.prefix_query_tokens, last.prefix_query_tokens))
+        self.generation_tokens.add(_grown(stats.num_generation_tokens, last.num_generation_tokens))
+        self.preemptions.add(_grown(stats.num_preemptions, last.num_preemptions))
+        self.steps.add(_grown(stats.num_steps, last.num_steps))
+
+    def engine_ready(self, ready: Ready) -> None:
+        """An engine takes requests; its counters begin at zero, those of the server go on."""
+        self._last = EngineStats()
+        self._num_starts += 1
+        if self._num_starts > 1:
+            self.restarts.add(1)
+        self.up.set(1)
+        for kind in ("weights", "kv"):
+            self.memory.set(getattr(ready, f"planned_{kind}_bytes"), kind, "planned")
+            self.memory.set(getattr(ready, f"{kind}_bytes"), kind, "measured")
+        self.cache_config.values.clear()
+        self.cache_config.set(1, str(ready.block_size), str(ready.num_blocks))
+
+    def engine_down(self) -> None:
+        """No engine: nothing runs, waits or holds blocks."""
+        for gauge in (self.up, self.running, self.waiting, self.kv_usage):
+            gauge.set(0)
+        self.blocks.values.clear()
+
+    def phase(self, phase: Phase) -> None:
+        self.phases.set(phase.duration_s, phase.name)
+
+    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """`route` is the route's template or one constant for unknown paths, never a caller's path."""
+        self.http.add(1, route, method if method in _METHODS else "OTHER", str(status))
+        self.http_duration.cell(route).observe(duration_s)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """(page, content type) in the format that the Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def names(self) -> set[str]:
+        """The name of every sample the page can hold, such as `x_bucket`, `x_sum` and `x_count` of a histogram."""
+        suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
+        return {
+            family.name + suffix for family in self._registry.collect() for suffix in suffixes.get(family.type, ("",))
+        }
+
+    def _own_names(self) -> Export:
+        page = Export({"model_name": self.model_name})
+        page.histogram(
+            "inferd_time_to_first_token_seconds", "From the request's arrival to its first token.", self.ttft
+        )
+        page.histogram(
+            "inferd_time_per_output_token_seconds", "Mean time a token after the first, by request.", self.tpot
+        )
+        page.histogram("inferd_inter_token_latency_seconds", "Time between tokens of a stream, by token.", self.itl)
+        page.histogram("inferd_e2e_request_latency_seconds", "From arrival to the last token.", self.e2e)
+        page.histogram("inferd_request_queue_time_seconds", "From arrival to the first step that ran it.", self.queue)
+        page.histogram("inferd_request_prefill_time_seconds", "From its first step to its first token.", self.prefill)
+        page.histogram("inferd_request_decode_time_seconds", "From its first token to its last.", self.decode)
+        page.histogram("inferd_request_prompt_tokens", "Prompt tokens of a request.", self.request_prompt_tokens)
+        page.histogram("inferd_request_generation_tokens", "Tokens generated.", self.request_generation_tokens)
+        page.histogram("inferd_step_duration_seconds", "One engine step, launch to ids.", self.step_duration)
+        page.histogram("inferd_schedule_duration_seconds", "Planning one engine step.", self.schedule_duration)
+        page.histogram("inferd_step_tokens", "Tokens computed in one engine step.", self.step_tokens)
+        page.gauge("inferd_requests_running", "Requests in the batch.", self.running)
+        page.gauge("inferd_requests_waiting", "Requests in the queue.", self.waiting)
+        page.gauge("inferd_kv_cache_usage_ratio", "Share of KV blocks held by requests, 0 to 1.", self.kv_usage)
+        page.gauge("inferd_kv_cache_blocks", "KV blocks: used, cached (free, reusable), free.", self.blocks, "state")
+        page.gauge(
+            "inferd_memory_bytes", "Memory of weights and KV, planned and measured.", self.memory, "kind", "source"
+        )
+        page.gauge("inferd_startup_phase_seconds", "Start-up, by phase.", self.phases, "phase")
+        page.gauge("inferd_engine_up", "Whether an engine takes requests.", self.up)
+        page.counter("inferd_engine_restarts", "Engines that replaced one that died.", self.restarts)
+        page.counter("inferd_engine_steps", "Engine steps.", self.steps)
+        page.counter("inferd_prompt_tokens", "Prompt tokens taken in, prefix hits included.", self.prompt_tokens)
+        page.counter("inferd_prompt_tokens_computed", "Prompt tokens computed.", self.computed_tokens)
+        page.counter("inferd_generation_tokens", "Tokens generated.", self.generation_tokens)
+        page.counter("inferd_prefix_cache_query_tokens", "Prompt tokens looked up.", self.prefix_queries)
+        page.counter("inferd_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", self.prefix_hits)
+        page.counter("inferd_preemptions", "Requests put back to free KV blocks.", self.preemptions)
+        page.counter("inferd_requests_arrived", "Generations accepted.", self.arrived, "api")
+        page.counter("inferd_requests_finished", "Generations over, by why.", self.finished, "finish_reason")
+        return page
+
+    def _server_names(self) -> Export:
+        page = Export({})
+        build = Gauge()
+        build.set(1, version("inferd"))
+        page.gauge("inferd_build_info", "The version that runs.", build, "version")
+        page.counter("inferd_http_requests", "HTTP answers.", self.http, "route", "method", "status")
+        page.histogram("inferd_http_request_duration_seconds", "HTTP, to the last byte.", self.http_duration, "route")
+        return page
+
+
+def _grown(now: int, before: int) -> int:
+    """How much an engine's counter grew; one that fell was reset with its engine, and counts whole."""
+    return now - before if now >= before else now

@@ -1,0 +1,267 @@
+"""The async request router: admits requests, sends them to the engine, hands each token to the stream that awaits it.
+
+It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta,
+also when the engine dies. A stream's backlog is one merged delta, so a slow reader costs at most its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from inferd.engine.api.client import EngineClient
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.messages import (
+    Abort,
+    Delta,
+    EngineStats,
+    Failed,
+    Failure,
+    FinishReason,
+    Phase,
+    Ready,
+    ResetPrefixCache,
+    StepOutput,
+    Submit,
+)
+from inferd.server.metrics import Metrics, RequestRecord
+
+logger = logging.getLogger(__name__)
+
+_ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """Bounds of what may wait."""
+
+    max_waiting: int = 2048
+    """Requests the engine has not begun; one more is refused with 503."""
+    retry_after_s: int = 1
+
+
+class TokenStream:
+    """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
+
+    def __init__(self, submit: Submit, abort: Callable[[str], None]) -> None:
+        self.submit = submit
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.num_generated = self.num_cached = 0
+        self.abort_reason: FinishReason | None = None
+        self._abort = abort
+        self._pending: list[Delta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def has_begun(self) -> bool:
+        return self.scheduled_s is not None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._pending:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas, self._pending = self._pending, []
+        return merge(deltas)
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        """Stop generating; the stream still ends with one terminal delta. Idempotent.
+
+        `reason` is what the metrics count it as: a stop string found in the text is a "stop".
+        """
+        if not self._closed and self.abort_reason is None:
+            self.abort_reason = reason
+            self._abort(self.request_id)
+
+    def push(self, delta: Delta) -> None:
+        """Called by the router alone."""
+        assert not self._closed, f"{self.request_id}: a delta after the terminal one"
+        self._pending.append(delta)
+        self._closed = delta.finish_reason is not None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def merge(deltas: Sequence[Delta]) -> Delta:
+    """One delta that says what all of them say, in order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return Delta(
+        request_id=last.request_id,
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
+        prompt_logprobs=tuple(logprobs for delta in deltas for logprobs in delta.prompt_logprobs),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
+        failure=last.failure,
+    )
+
+
+class Router:
+    """Between the HTTP side and one engine. `run` must be running for anything to arrive."""
+
+    def __init__(self, client: EngineClient, metrics: Metrics, options: RouterOptions | None = None) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._options = options or RouterOptions()
+        self._streams: dict[str, TokenStream] = {}
+        self._num_waiting = 0
+        self._ready: Ready | None = None
+        self._death: str | None = None
+        self._is_draining = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self.on_phase: Callable[[Phase], None] | None = None
+        self.became_ready = asyncio.Event()
+        self.stats = EngineStats()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready is not None and self._death is None and not self._is_draining
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine measured at start. Only once it is ready."""
+        if self._ready is None:
+            raise EngineDeadError("the engine is not ready yet")
+        return self._ready
+
+    @property
+    def num_active(self) -> int:
+        return len(self._streams)
+
+    def submit(self, submit: Submit) -> TokenStream:
+        """Send one choice to the engine. Raises `RequestError` where it cannot be taken now."""
+        self._check_open(submit)
+        stream = TokenStream(submit, self._abort)
+        self._client.send(submit)
+        self._streams[submit.request_id] = stream
+        self._is_idle.clear()
+        self._num_waiting += 1
+        return stream
+
+    def reset_prefix_cache(self) -> None:
+        self._client.send(ResetPrefixCache())
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those accepted go on."""
+        self._is_draining = True
+
+    async def drained(self) -> None:
+        """Return when no stream is left."""
+        await self._is_idle.wait()
+
+    def abort_all(self) -> None:
+        for stream in tuple(self._streams.values()):
+            stream.abort()
+
+    async def run(self) -> None:
+        """Receive until cancelled. Raises `EngineDeadError` where the engine's messages cannot be trusted, and
+        `StartError` where it cannot start.
+        """
+        while True:
+            message = await self._client.receive()
+            match message:
+                case StepOutput():
+                    self._deliver(message)
+                case Phase():
+                    self._metrics.phase(message)
+                    if self.on_phase is not None:
+                        self.on_phase(message)
+                case Ready():
+                    self._ready = message
+                    self._metrics.engine_ready(message)
+                    self.became_ready.set()
+                case Failed():
+                    raise EngineDeadError(message.message)
+
+    def fail_all(self, reason: str) -> None:
+        """The engine is gone: end every stream with an error, and take no more."""
+        self._death = reason
+        self._metrics.engine_down()
+        for stream in tuple(self._streams.values()):
+            self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=_ABORTED))
+
+    def _check_open(self, submit: Submit) -> None:
+        if submit.request_id in self._streams:
+            raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
+        if self._death is not None:
+            raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
+        if self._is_draining:
+            raise RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
+        if self._ready is None:
+            raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
+        if self._num_waiting >= self._options.max_waiting:
+            raise RequestError(
+                "server_is_overloaded", f"{self._num_waiting} requests are waiting, the most that may; retry later."
+            )
+
+    def _abort(self, request_id: str) -> None:
+        if self._death is None:
+            self._client.send(Abort((request_id,)))
+
+    def _deliver(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        self.stats = output.stats
+        self._metrics.step(output)
+        for delta in output.deltas:
+            stream = self._streams.get(delta.request_id)
+            assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
+            self._account(stream, delta, now)
+            self._push(stream, delta)
+
+    def _account(self, stream: TokenStream, delta: Delta, now: float) -> None:
+        if delta.scheduled_s is not None and not stream.has_begun:
+            stream.scheduled_s = delta.scheduled_s
+            self._num_waiting -= 1
+        if not delta.token_ids:
+            return
+        stream.num_generated += len(delta.token_ids)
+        stream.num_cached = max(stream.num_cached, delta.num_cached_tokens)
+        if stream.first_token_s is None:
+            stream.first_token_s = now
+            self._metrics.first_token(now - stream.submit.arrival_s)
+        else:
+            assert stream.last_token_s is not None
+            self._metrics.tokens(len(delta.token_ids), now - stream.last_token_s)
+        stream.last_token_s = now
+
+    def _push(self, stream: TokenStream, delta: Delta) -> None:
+        stream.push(delta)
+        if delta.finish_reason is None:
+            return
+        del self._streams[stream.request_id]
+        if not self._streams:
+            self._is_idle.set()
+        if not stream.has_begun:
+            self._num_waiting -= 1
+        self._metrics.request_finished(
+            RequestRecord(
+                arrival_s=stream.submit.arrival_s,
+                scheduled_s=stream.scheduled_s,
+                first_token_s=stream.first_token_s,
+                finished_s=time.monotonic(),
+                num_prompt_tokens=len(stream.submit.prompt_ids),
+                num_generation_tokens=stream.num_generated,
+                num_cached_tokens=stream.num_cached,
+                finish_reason=stream.abort_reason or delta.finish_reason,
+            )
+        )

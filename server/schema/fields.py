@@ -1,0 +1,84 @@
+"""How a request type declares its fields, and how a JSON object becomes one.
+
+A request type is a frozen dataclass whose fields are made by `wire`: type, bounds, default and help stand together, once.
+`read` is the only reader; boundary tests and documentation walk the same declarations. Knows no particular field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.schema.kinds import Kind
+
+_KEY = "inferd.wire"
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One field as it travels."""
+
+    kind: Kind
+    required: bool = False
+    has_effect: bool = True
+    """False: accepted because clients send it, and without consequence."""
+
+
+def wire(kind: Kind, *, default: object = None, required: bool = False, has_effect: bool = True) -> Any:
+    """Declare a field. JSON null stands for "not given", as it does at OpenAI."""
+    return field(default=default, metadata={_KEY: Wire(kind, required, has_effect)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFields:
+    """Base of the request types."""
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Names that clients know and this server does not serve, each with the way out."""
+
+
+R = TypeVar("R", bound=RequestFields)
+
+
+def wire_fields(request_type: type[RequestFields]) -> dict[str, Wire]:
+    """Field name -> declaration, in the order of declaration."""
+    return {item.name: item.metadata[_KEY] for item in dataclasses.fields(request_type)}
+
+
+def read(request_type: type[R], body: Mapping[str, object], ignored: list[str] | None = None) -> R:
+    """Make a request of a JSON object. Raises `RequestError` for the first field that is wrong.
+
+    With `ignored`, names that nobody knows are collected there; without it they are refused.
+    """
+    declared = wire_fields(request_type)
+    for name in body:
+        if name not in declared:
+            _unknown(request_type, name, body[name], ignored)
+    values: dict[str, object] = {}
+    for name, declaration in declared.items():
+        value = body.get(name)
+        if value is not None:
+            values[name] = declaration.kind.read(value, name)
+        elif declaration.required:
+            raise errors.missing(name)
+    return request_type(**values)
+
+
+def _unknown(request_type: type[RequestFields], name: str, value: object, ignored: list[str] | None) -> None:
+    if name in request_type.refused:
+        if value is not None:
+            raise errors.unsupported_parameter(name, request_type.refused[name])
+    elif ignored is None:
+        raise _unknown_parameter(request_type, name)
+    else:
+        ignored.append(name)
+
+
+def _unknown_parameter(request_type: type[RequestFields], name: str) -> RequestError:
+    near = difflib.get_close_matches(name[:64], list(wire_fields(request_type)), n=1, cutoff=0.75)
+    return errors.unknown_parameter(name, near[0] if near else None)

@@ -1,0 +1,274 @@
+"""What one JSON value may be: small validators that read a parsed value or refuse it in OpenAI's words.
+
+Each kind has a `name`, as error messages and generated documentation spell it, and `read(value, where)`, which returns the
+value in the product's own types or raises `RequestError`. Knows no field names, no limits of a model, and no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+
+
+class Kind(Protocol):
+    """A rule for one value."""
+
+    @property
+    def name(self) -> str:
+        """As in "expected {name}, but got a string instead"."""
+        ...
+
+    def accepts(self, value: object) -> bool:
+        """Whether the JSON type is right, before any bound is looked at."""
+        ...
+
+    def read(self, value: object, where: str) -> object:
+        """The value in our types. Raises `RequestError`; `where` is its path, such as "messages[0].role"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number; `true` and `1.0` are none."""
+
+    low: int | None = None
+    high: int | None = None
+    name: str = "an integer"
+
+    def accepts(self, value: object) -> bool:
+        return type(value) is int
+
+    def read(self, value: object, where: str) -> int:
+        if type(value) is not int:
+            raise errors.invalid_type(where, self.name, value)
+        if self.low is not None and value < self.low:
+            raise errors.below_min(where, self.low, value)
+        if self.high is not None and value > self.high:
+            raise errors.above_max(where, self.high, value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Decimal:
+    """A finite number, whole or not."""
+
+    low: float
+    high: float
+    name: str = "a decimal number"
+
+    def accepts(self, value: object) -> bool:
+        return type(value) in (int, float)
+
+    def read(self, value: object, where: str) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise errors.invalid_type(where, self.name, value)
+        if math.isnan(value):
+            raise errors.invalid_value(where, value, "Expected a finite number.")
+        # Compared before it is converted: a whole number of 400 digits is no float.
+        if value < self.low:
+            raise errors.below_min(where, float(self.low), value)
+        if value > self.high:
+            raise errors.above_max(where, float(self.high), value)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    name: str = "a boolean"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+    def read(self, value: object, where: str) -> bool:
+        if not isinstance(value, bool):
+            raise errors.invalid_type(where, self.name, value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string; lengths are in characters."""
+
+    min_length: int = 0
+    max_length: int | None = None
+    name: str = "a string"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str)
+
+    def read(self, value: object, where: str) -> str:
+        if not isinstance(value, str):
+            raise errors.invalid_type(where, self.name, value)
+        if len(value) < self.min_length:
+            raise errors.empty_string(where)
+        if self.max_length is not None and len(value) > self.max_length:
+            raise errors.string_too_long(where, self.max_length, len(value))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few strings."""
+
+    values: tuple[str, ...]
+    name: str = "a string"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str)
+
+    def read(self, value: object, where: str) -> str:
+        if not isinstance(value, str):
+            raise errors.invalid_type(where, self.name, value)
+        if value not in self.values:
+            raise errors.not_among(where, value, self.values)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A list of one kind; read as a tuple."""
+
+    item: Kind
+    min_length: int = 0
+    max_length: int | None = None
+
+    @property
+    def name(self) -> str:
+        return "an array of " + self.item.name.removeprefix("an ").removeprefix("a ") + "s"
+
+    def accepts(self, value: object) -> bool:
+        """Only the first item tells a list of texts from a list of ids; each one is checked when read."""
+        return isinstance(value, list) and (not value or self.item.accepts(value[0]))
+
+    def read(self, value: object, where: str) -> tuple[object, ...]:
+        check_array(value, where, self.name, self.min_length, self.max_length)
+        assert isinstance(value, list)
+        return tuple(self.item.read(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of token ids, checked at C speed; the embedding's bound is known only later."""
+
+    min_length: int = 0
+    max_length: int | None = None
+    name: str = "an array of integers"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, list) and (not value or type(value[0]) is int)
+
+    def read(self, value: object, where: str) -> tuple[int, ...]:
+        check_array(value, where, self.name, self.min_length, self.max_length)
+        assert isinstance(value, list)
+        if set(map(type, value)) - {int}:
+            i, wrong = next((i, item) for i, item in enumerate(value) if type(item) is not int)
+            raise errors.invalid_type(f"{where}[{i}]", "an integer", wrong)
+        return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """The first kind whose JSON type fits reads the value."""
+
+    kinds: tuple[Kind, ...]
+
+    @property
+    def name(self) -> str:
+        names = [kind.name for kind in self.kinds]
+        return f"one of {', '.join(names[:-1])} or {names[-1]}"
+
+    def accepts(self, value: object) -> bool:
+        return any(kind.accepts(value) for kind in self.kinds)
+
+    def read(self, value: object, where: str) -> object:
+        for kind in self.kinds:
+            if kind.accepts(value):
+                return kind.read(value, where)
+        raise errors.invalid_type(where, self.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrMany:
+    """A value, or a list of such values; read as a tuple."""
+
+    item: Kind
+    max_length: int
+
+    @property
+    def name(self) -> str:
+        return f"one of {self.item.name} or {Array(self.item).name}"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, list) or self.item.accepts(value)
+
+    def read(self, value: object, where: str) -> tuple[object, ...]:
+        if isinstance(value, list):
+            return Array(self.item, max_length=self.max_length).read(value, where)
+        if not self.item.accepts(value):
+            raise errors.invalid_type(where, self.name, value)
+        return (self.item.read(value, where),)
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """An object that is passed on as it is."""
+
+    max_properties: int | None = None
+    name: str = "an object"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, dict)
+
+    def read(self, value: object, where: str) -> dict[str, object]:
+        if not isinstance(value, dict):
+            raise errors.invalid_type(where, self.name, value)
+        if self.max_properties is not None and len(value) > self.max_properties:
+            raise errors.too_many_properties(where, self.max_properties, len(value))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """A parameter of which only these values are served; anything else is refused as a value, not as a type."""
+
+    values: tuple[object, ...]
+    rule: str
+    name: str = "a supported value"
+
+    def accepts(self, value: object) -> bool:
+        return True
+
+    def read(self, value: object, where: str) -> object:
+        if not any(type(value) is type(known) and value == known for known in self.values):
+            raise errors.unsupported_value(where, value, self.rule)
+        return value
+
+
+def check_array(value: object, where: str, name: str, min_length: int, max_length: int | None) -> None:
+    if not isinstance(value, list):
+        raise errors.invalid_type(where, name, value)
+    if len(value) < min_length:
+        raise errors.empty_array(where, min_length)
+    if max_length is not None and len(value) > max_length:
+        raise errors.array_too_long(where, max_length, len(value))
+
+
+def check_properties(
+    value: object, where: str, required: Collection[str], optional: Collection[str]
+) -> Mapping[str, object]:
+    """An object with these keys and no others. Raises `RequestError` for the first key missing or unknown."""
+    if not isinstance(value, dict):
+        raise errors.invalid_type(where, "an object", value)
+    for key in value:
+        if key not in required and key not in optional:
+            raise errors.unknown_parameter(f"{where}.{key}", None)
+    for key in required:
+        if value.get(key) is None:
+            raise errors.missing(f"{where}.{key}")
+    return value
+

@@ -1,0 +1,122 @@
+"""The messages of a conversation: read from the wire into the plain mappings that chat templates expect.
+
+Roles and parts are checked here with the path of what is wrong. What a role looks like to the model is the template's
+business, not this file's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.schema.kinds import Choice, Json, Text, check_array, check_properties
+
+Message = Mapping[str, object]
+"""{"role": str, "content": str, ...} with None left out."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+MAX_MESSAGES = 65_536
+
+# What SDKs send back of an answer they were given, and what no template reads.
+_WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call")
+_OPTIONAL = ("content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", *_WITHOUT_EFFECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """At least one message."""
+
+    name: str = "an array of objects"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, list)
+
+    def read(self, value: object, where: str) -> tuple[Message, ...]:
+        check_array(value, where, self.name, 1, MAX_MESSAGES)
+        assert isinstance(value, list)
+        return tuple(_message(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+def _message(value: object, where: str) -> Message:
+    given = check_properties(value, where, ("role",), _OPTIONAL)
+    role = Choice(ROLES).read(given["role"], f"{where}.role")
+    if given.get("function_call") is not None:
+        raise errors.unsupported_parameter(f"{where}.function_call", "Use 'tool_calls' instead.")
+    message: dict[str, object] = {"role": role}
+    if given.get("content") is not None:
+        message["content"] = _content(given["content"], f"{where}.content")
+    elif role != "assistant" or not given.get("tool_calls"):
+        raise errors.missing(f"{where}.content")
+    for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+        if given.get(key) is not None:
+            message[key] = Text().read(given[key], f"{where}.{key}")
+    if given.get("tool_calls") is not None:
+        message["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls", role)
+    return message
+
+
+def _content(value: object, where: str) -> str:
+    """A string, or text parts joined by newlines, as templates written for strings expect them."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise errors.invalid_type(where, "one of a string or an array of objects", value)
+    return "\n".join(_text_part(part, f"{where}[{i}]") for i, part in enumerate(value))
+
+
+def _text_part(value: object, where: str) -> str:
+    part = Json().read(value, where)
+    if part.get("type") is None:
+        raise errors.missing(f"{where}.type")
+    kind = Text().read(part["type"], f"{where}.type")
+    if kind not in ("text", "refusal"):
+        raise errors.unsupported_value(f"{where}.type", kind, "Only 'text' parts are served: this model reads text.")
+    check_properties(part, where, ("type", kind), ("cache_control",))
+    return Text().read(part[kind], f"{where}.{kind}")
+
+
+def _tool_calls(value: object, where: str, role: str) -> list[Mapping[str, object]]:
+    if role != "assistant":
+        raise errors.invalid_value(where, role, "Only messages of role 'assistant' carry tool calls.")
+    check_array(value, where, "an array of objects", 0, 1_024)
+    assert isinstance(value, list)
+    return [_tool_call(item, f"{where}[{i}]") for i, item in enumerate(value)]
+
+
+def _tool_call(value: object, where: str) -> Mapping[str, object]:
+    call = check_properties(value, where, ("function",), ("id", "type", "index"))
+    if call.get("type") is not None:
+        Choice(("function",)).read(call["type"], f"{where}.type")
+    function = check_properties(call["function"], f"{where}.function", ("name",), ("arguments",))
+    read: dict[str, object] = {
+        "type": "function",
+        "function": {
+            "name": Text().read(function["name"], f"{where}.function.name"),
+            "arguments": _arguments(function.get("arguments"), f"{where}.function.arguments"),
+        },
+    }
+    if call.get("id") is not None:
+        read["id"] = Text().read(call["id"], f"{where}.id")
+    return read
+
+
+def _arguments(value: object, where: str) -> Mapping[str, object]:
+    """Templates print the arguments themselves, so they get the object that the caller's string holds."""
+    if value is None or value == "":
+        return {}
+    text = Text().read(value, where)
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_an_object(where, text) from error
+    if not isinstance(parsed, dict):
+        raise _not_an_object(where, text)
+    return parsed
+
+
+def _not_an_object(where: str, text: str) -> RequestError:
+    return errors.invalid_value(where, text, "Expected a JSON object, written as a string.")

@@ -1,0 +1,189 @@
+"""What one setting is: its types, its help and its rule in words, read off the model's own annotations.
+
+Flags, error messages and documentation are made from these descriptions, so that they cannot drift from what is
+checked. Knows no particular setting, no command line and no file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic.fields import FieldInfo
+
+ENV_PREFIX = "INFERD_"
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", re.ASCII)
+_UNIT_BYTES: Mapping[str | None, int] = {
+    None: 1,
+    "B": 1,
+    **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")},
+    **{f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Read "2GiB" (2^31), "512MB" (5.12e8) or plain bytes. Raises `ValueError`, also for "2G": it means two things."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a size such as 2GiB (1024s), 512MB (1000s) or 1048576 (bytes)")
+    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The shortest exact spelling that `parse_bytes` reads back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % _UNIT_BYTES[unit] == 0:
+            return f"{num_bytes // _UNIT_BYTES[unit]}{unit}"
+    return str(num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Marks a number whose text form has a unit; `rule` says how a person writes it."""
+
+    rule: str
+
+
+def _size_text(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _auto_is_none(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not yes or no")
+    return value
+
+
+def _digits(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+def _comma_list(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+Auto = BeforeValidator(_auto_is_none)
+"""The text "auto" stands for None: decided at start, and said so."""
+
+Number = BeforeValidator(_no_switch)
+"""YAML's `yes` must not become the number 1."""
+
+Size = Annotated[int, Number, BeforeValidator(_size_text), Unit("a size")]
+BlockSize = Annotated[Literal[16, 32, 64, 128], BeforeValidator(_digits)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_comma_list)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_comma_list)]
+
+
+def setting(default: object, help_line: str, *, panel: str, ge: float | None = None, le: float | None = None) -> Any:
+    """A field of the settings model: `panel` groups it in the help, `ge` and `le` bound a number."""
+    return Field(default, description=help_line, json_schema_extra={"panel": panel}, ge=ge, le=le)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as a person meets it."""
+
+    name: str
+    flag: str
+    env: str
+    panel: str
+    help: str
+    rule: str
+    """What a value must be, in words: "a whole number from 0 to 65535"."""
+    metavar: str
+    default: str
+    choices: tuple[str, ...]
+    is_switch: bool
+    is_list: bool
+
+
+def describe(name: str, info: FieldInfo) -> Setting:
+    """Read one field of a settings model."""
+    base, choices, is_auto = _unwrap(info.annotation)
+    marks = [*info.metadata, *_marks(info.annotation)]
+    extra = info.json_schema_extra
+    assert isinstance(extra, Mapping) and info.description, f"{name} was not made by setting()"
+    return Setting(
+        name=name,
+        flag="--" + name.replace("_", "-"),
+        env=ENV_PREFIX + name.upper(),
+        panel=str(extra["panel"]),
+        help=info.description,
+        rule=_rule(base, choices, marks) + (", or auto" if is_auto and base is not str else ""),
+        metavar=_metavar(base, choices, marks),
+        default=_default_text(info.default, base, marks),
+        choices=(*choices, "auto") if choices and is_auto else choices,
+        is_switch=base is bool,
+        is_list=base is tuple,
+    )
+
+
+def _unwrap(annotation: Any) -> tuple[Any, tuple[str, ...], bool]:
+    """(plain type, choices of a Literal, whether None is allowed)."""
+    args = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _unwrap(args[0])
+    if get_origin(annotation) is Literal:
+        return Literal, tuple(str(choice) for choice in args), False
+    if NoneType in args:
+        base, choices, _ = _unwrap(next(arg for arg in args if arg is not NoneType))
+        return base, choices, True
+    return get_origin(annotation) or annotation, (), False
+
+
+def _marks(annotation: Any) -> list[object]:
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return [*marks, *_marks(inner)]
+    return [mark for arg in get_args(annotation) if arg is not NoneType for mark in _marks(arg)]
+
+
+def _rule(base: Any, choices: tuple[str, ...], marks: list[object]) -> str:
+    if choices:
+        return "one of " + ", ".join(choices)
+    if base is bool:
+        return "true or false"
+    if base is tuple:
+        return "a list of texts, or one text with commas"
+    if base is str:
+        return "text"
+    unit = next((mark for mark in marks if isinstance(mark, Unit)), None)
+    if unit is not None:
+        return unit.rule + _bounds(marks, lambda number: format_bytes(int(number)))
+    return ("a whole number" if base is int else "a number") + _bounds(marks, lambda number: f"{number:.15g}")
+
+
+def _bounds(marks: list[object], shown: Callable[[float], str]) -> str:
+    low = max((float(mark.ge) for mark in marks if hasattr(mark, "ge")), default=-math.inf)
+    high = min((float(mark.le) for mark in marks if hasattr(mark, "le")), default=math.inf)
+    if low > -math.inf and high < math.inf:
+        return f" from {shown(low)} to {shown(high)}"
+    return f" of at least {shown(low)}" if low > -math.inf else f" of at most {shown(high)}" if high < math.inf else ""
+
+
+def _metavar(base: Any, choices: tuple[str, ...], marks: list[object]) -> str:
+    if choices:
+        return "WORD" if base is Literal and not choices[0].isdigit() else "N"
+    if any(isinstance(mark, Unit) for mark in marks):
+        return "SIZE"
+    return {int: "N", float: "SECONDS", bool: ""}.get(base, "TEXT")
+
+
+def _default_text(default: object, base: Any, marks: list[object]) -> str:
+    if default == () or default == "" or (default is None and base is str):
+        return ""
+    if default is None:
+        return "auto"
+    if isinstance(default, int) and any(isinstance(mark, Unit) for mark in marks):
+        return format_bytes(default)
+    return ("on" if default else "off") if isinstance(default, bool) else f"{default}"

@@ -1,0 +1,70 @@
+"""Where setting values come from besides flags: the YAML file and the names of the environment's variables.
+
+Reads, checks names and says what was probably meant. Knows no particular setting and checks no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+
+from inferd.engine.api.errors import ConfigError
+from inferd.server.settings_fields import ENV_PREFIX
+
+
+def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:
+    """The file's values by setting name. Keys may be written with hyphens, as flags are.
+
+    Raises `ConfigError` for a file that cannot be read, is no mapping, or has a key twice or a key that is no setting.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"cannot read the settings file {path}: {reason}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark is not None else "its start"
+        raise ConfigError(f"{path} is no YAML at {where}: {getattr(error, 'problem', error)}") from error
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path} must be a mapping of settings, such as `port: 8000`")
+    _check_keys(path, node, names)
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def _check_keys(path: Path, node: yaml.MappingNode, names: Collection[str]) -> None:
+    seen: dict[str, int] = {}
+    for key_node, _ in node.value:
+        name, line = str(key_node.value).replace("-", "_"), key_node.start_mark.line + 1
+        if name not in names:
+            raise ConfigError(f"{path} line {line}: there is no setting {key_node.value!r}{suggest(name, names)}")
+        if name in seen:
+            raise ConfigError(f"{path} line {line}: {name} is already set on line {seen[name]}; keep one of them")
+        seen[name] = line
+
+
+def suggest(name: str, names: Collection[str]) -> str:
+    """ "; did you mean x?", or nothing where no name is near."""
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def unknown_variables(environ: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """One warning for each variable that looks like a setting and is none.
+
+    A warning and no refusal: container platforms set variables of a service's name that nobody asked for.
+    """
+    known = [ENV_PREFIX + name.upper() for name in names]
+    return [
+        f"{variable} is set but is no setting{suggest(variable.upper(), known)}"
+        for variable in sorted(environ)
+        if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known
+    ]

@@ -1,0 +1,272 @@
+"""From settings to a serving process and back: start-up phases, the READY card, signals, drain, exit code.
+
+The order is fixed: refuse what can be refused from files alone, bind the port, start the engine process, answer `/live`
+while it loads, say READY. The only room that knows both the engine's supervisor and the HTTP server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import uvicorn
+import uvloop
+
+from inferd.engine.api.checkpoint import Checkpoint, locate
+from inferd.engine.api.client import EngineClient
+from inferd.engine.api.config import Decision, EngineConfig, resolve
+from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import format_bytes
+from inferd.engine.api.supervisor import Supervisor, describe_exit
+from inferd.server.app import AppOptions, create_app
+from inferd.server.metrics import Metrics
+from inferd.server.router import Router
+from inferd.server.settings import Settings
+from inferd.server.text.model import ServedModel
+
+logger = logging.getLogger("inferd")
+
+EXIT_ENGINE_DIED = 70
+"""EX_SOFTWARE: restart policies act on it."""
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything known before an engine exists."""
+
+    settings: Settings
+    facts: ModelFacts
+    config: EngineConfig
+    decisions: tuple[Decision, ...]
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
+    phases = Phases()
+    plan = make_plan(settings)
+    listener = bind(settings.host, settings.port)
+    phases.done("checkpoint", describe_plan(plan))
+    with listener:
+        return uvloop.run(_Service(plan, listener, phases).run())
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Find the checkpoint, prove it consistent by its headers, and settle every automatic setting."""
+    checkpoint = Checkpoint.read(locate(settings.model, settings.revision))
+    facts = ModelFacts.of(checkpoint)
+    asked = EngineConfig(
+        model_path=str(checkpoint.path),
+        dtype=settings.dtype,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        kv_memory_bytes=settings.kv_memory,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefix_caching=settings.prefix_caching,
+        num_threads=settings.num_threads,
+    )
+    config, _, decisions = resolve(asked, facts, Machine.detect())
+    for decision in decisions:
+        logger.debug("%s: %s -> %s (%s)", decision.field, decision.asked, decision.became, decision.why)
+    return Plan(settings, facts, config, decisions)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before any weight is read. Raises `ConfigError` where the port is not to be had."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            "choose another with --port, or --port 0 for any free one"
+        ) from error
+    return listener
+
+
+class Phases:
+    """Start-up time, cut into phases that follow one another and so add up."""
+
+    def __init__(self) -> None:
+        self._started_s = self._last_s = time.monotonic()
+
+    def done(self, name: str, detail: str) -> Phase:
+        """End the phase that ran since the last one, and log it."""
+        now = time.monotonic()
+        phase = Phase(name, now - self._last_s, detail)
+        self._last_s = now
+        logger.info("%-11s %6.2f s  %s", name, phase.duration_s, detail)
+        return phase
+
+    @property
+    def total_s(self) -> float:
+        return self._last_s - self._started_s
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: drain is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Service:
+    """One run of the daemon."""
+
+    def __init__(self, plan: Plan, listener: socket.socket, phases: Phases) -> None:
+        self._plan, self._listener, self._phases = plan, listener, phases
+        self._settings = plan.settings
+        self._stop = asyncio.Event()
+        self._num_signals = 0
+        self._died: str | None = None
+        self._start_error: StartError | None = None
+
+    async def run(self) -> int:
+        settings = self._settings
+        self._handle_signals()
+        self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
+        supervisor = Supervisor(self._plan.config, log_level=settings.log_level)
+        client = EngineClient(supervisor.run_dir, supervisor.generation)
+        self._router = Router(client, self._metrics)
+        self._router.on_phase = self._phase
+        supervisor.spawn()
+        try:
+            return await self._supervise(supervisor)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                await supervisor.stop()
+            client.close()
+
+    async def _supervise(self, supervisor: Supervisor) -> int:
+        """Run HTTP, the router and the engine's watcher together; the first to end decides how the rest end."""
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(self._watch(supervisor))
+            receive = group.create_task(self._receive())
+            server = await self._start_http()
+            http = group.create_task(server.serve(sockets=[self._listener]))
+            ready = group.create_task(self._announce())
+            await self._stop.wait()
+            await self._drain()
+            server.should_exit = True
+            await http
+            for task in (watch, receive, ready):
+                task.cancel()
+        if self._start_error is not None:
+            raise self._start_error
+        return EXIT_ENGINE_DIED if self._died else 0
+
+    async def _start_http(self) -> uvicorn.Server:
+        plan, settings = self._plan, self._settings
+        model = await asyncio.to_thread(
+            ServedModel.load,
+            plan.facts.path,
+            settings.served_names,
+            max_model_len=plan.config.max_model_len,
+            vocab_size=plan.facts.shape.vocab_size,
+        )
+        app = create_app(model, self._router, self._metrics, AppOptions.from_settings(settings))
+        return _Server(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                root_path=settings.root_path,
+                timeout_graceful_shutdown=None,
+            )
+        )
+
+    async def _receive(self) -> None:
+        try:
+            await self._router.run()
+        except EngineDeadError as error:
+            self._engine_died(str(error))
+
+    async def _watch(self, supervisor: Supervisor) -> None:
+        code = await supervisor.wait()
+        # A child that refuses to start says why before it exits: let that message win over its exit code.
+        await asyncio.sleep(0.2)
+        self._engine_died(f"the engine process {describe_exit(code)}")
+
+    def _engine_died(self, reason: str) -> None:
+        if self._died is not None or self._stop.is_set():
+            return
+        self._died = reason
+        if self._router.became_ready.is_set():
+            logger.error("%s: ending %d streams and exiting", reason, self._router.num_active)
+        self._router.fail_all(reason)
+        self._stop.set()
+
+    async def _announce(self) -> None:
+        await self._router.became_ready.wait()
+        print(ready_card(self._plan, self._router.ready, self._listener, self._phases.total_s), flush=True)
+
+    def _phase(self, phase: Phase) -> None:
+        self._metrics.phase(self._phases.done(phase.name, phase.detail))
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            logger.info("%s: no new requests; %d running ones may finish", number.name, self._router.num_active)
+        else:
+            logger.warning("%s again: aborting %d running requests", number.name, self._router.num_active)
+            self._router.abort_all()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        self._router.drain()
+        try:
+            await asyncio.wait_for(self._router.drained(), self._settings.shutdown_timeout_s)
+        except TimeoutError:
+            logger.warning("aborting %d requests that did not finish in time", self._router.num_active)
+            self._router.abort_all()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._router.drained(), 5.0)
+
+
+def describe_plan(plan: Plan) -> str:
+    shape, config = plan.facts.shape, plan.config
+    assert config.kv_memory_bytes is not None
+    return (
+        f"{plan.facts.architecture}, {shape.num_params / 1e6:.1f} M parameters, {config.dtype} on {config.device}, "
+        f"plan {format_bytes(shape.weights_bytes(config.dtype))} weights + {format_bytes(config.kv_memory_bytes)} KV"
+    )
+
+
+def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
+    """What a person needs first: where it is, what it serves, and a line to paste."""
+    settings = plan.settings
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    name = settings.served_names[0]
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    question = '{"model": "%s", "messages": [{"role": "user", "content": "What are you?"}]}' % name
+    return (
+        f"\nREADY in {total_s:.1f} s: {name} at http://{host}:{port}/v1  (inferd {version('inferd')}, {ready.dtype}, "
+        f"context {ready.max_model_len}, {ready.num_blocks * ready.block_size} KV tokens)\n"
+        f"  curl http://{host}:{port}{settings.root_path}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
+    )

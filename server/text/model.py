@@ -1,0 +1,114 @@
+"""The served model as the HTTP side knows it: names, tokenizer, chat template, defaults and limits. No weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from inferd.engine.api.errors import ModelError
+from inferd.server.text.template import ChatTemplate
+from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the checkpoint's author recommends where a caller says nothing; then OpenAI's defaults."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+    """Bound of a chat answer, in tokens; None: what the context leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model under its names; the first is the one that answers carry where a caller names none."""
+
+    names: tuple[str, ...]
+    root: str
+    created: int
+    """Unix seconds."""
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    vocab_size: int
+    """Embedding rows: the bound for every token id."""
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def load(cls, path: Path, names: tuple[str, ...], *, max_model_len: int, vocab_size: int) -> Self:
+        """Read the tokenizer and generation_config.json of a checkpoint folder. Raises `ModelError`."""
+        pretrained = load_pretrained(path)
+        tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
+        templates = pretrained.chat_template
+        generation = _read_json(path / "generation_config.json")
+        return cls(
+            names=names,
+            root=names[0],
+            created=int(time.time()),
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            template=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
+            defaults=_defaults_of(generation),
+            eos_token_ids=_eos_of(generation, _read_json(path / "config.json"), tokenizer, vocab_size),
+        )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path.name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} must hold an object, but holds {type(value).__name__}")
+    return value
+
+
+def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
+    """Raises `ModelError` for a recommendation that no request could make."""
+    found: dict[str, Any] = {}
+    for field in fields(GenerationDefaults):
+        value = generation.get(field.name)
+        if value is None:
+            continue
+        kinds, low, high = _BOUNDS[field.name]
+        if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
+            raise ModelError(f"generation_config.json: {field.name} must be from {low:g} to {high:g}, but is {value!r}")
+        found[field.name] = value
+    return GenerationDefaults(**found)
+
+
+_WHOLE, _ANY = (int,), (int, float)
+_BOUNDS: dict[str, tuple[tuple[type, ...], float, float]] = {
+    "temperature": (_ANY, 0, 2),
+    "top_p": (_ANY, 0, 1),
+    "top_k": (_WHOLE, 0, math.inf),
+    "min_p": (_ANY, 0, 1),
+    "repetition_penalty": (_ANY, 0.01, 100),
+    "max_new_tokens": (_WHOLE, 1, math.inf),
+}
+
+
+def _eos_of(
+    generation: dict[str, object], config: dict[str, object], tokenizer: Tokenizer, vocab_size: int
+) -> tuple[int, ...]:
+    """Every id that ends an answer: the checkpoint's, and the tokenizer's, which chat fine-tunes often change alone."""
+    given = generation.get("eos_token_id", config.get("eos_token_id"))
+    listed = given if isinstance(given, list) else [given]
+    found = [token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None]
+    for token_id in found:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise ModelError(f"eos_token_id must be from 0 to {vocab_size - 1}, but is {token_id!r}")
+    return tuple(dict.fromkeys(found))

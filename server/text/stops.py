@@ -1,0 +1,88 @@
+"""Stop strings: found in a text that arrives in pieces, without ever letting go of a prefix of one.
+
+One automaton a stop string (Knuth, Morris, Pratt) reads each character once, so the result does not depend on how the
+text was cut, and the cost is linear for every stop string. The string that is complete first wins; of two complete at the same
+character, the longer. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stop string that was found."""
+
+    stop: str
+    num_chars_read: int
+    """Characters of the piece up to and including the one that completed it."""
+
+
+class StopStrings:
+    """The stop strings of one choice and the text they hold back."""
+
+    __slots__ = ("_failures", "_first_chars", "_held", "_include", "_matched", "_stops", "match")
+
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
+        """`include`: the text keeps the stop string that ended it."""
+        assert all(stops), "an empty stop string would end every text"
+        self._stops = tuple(dict.fromkeys(stops))
+        self._failures = tuple(_failure_table(stop) for stop in self._stops)
+        self._first_chars = frozenset(stop[0] for stop in self._stops)
+        self._include = include
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+        self.match: Match | None = None
+
+    def feed(self, piece: str, is_armed: bool = True) -> str:
+        """The text that can be let go after this piece; once `match` is set, all that will ever be.
+
+        While not `is_armed`, a stop string that is completed is text like any other.
+        """
+        assert self.match is None, "text after the end"
+        if not self._held and self._first_chars.isdisjoint(piece):
+            return piece
+        for i, char in enumerate(piece):
+            completed = self._advance(char)
+            if completed and is_armed:
+                return self._end(Match(completed, i + 1), self._held + piece[: i + 1])
+        text = self._held + piece
+        num_held = max(self._matched, default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def finish(self) -> str:
+        """The text held back for a stop string that never came."""
+        held, self._held = self._held, ""
+        return held
+
+    def _end(self, match: Match, text: str) -> str:
+        self.match, self._held = match, ""
+        return text if self._include else text[: len(text) - len(match.stop)]
+
+    def _advance(self, char: str) -> str:
+        """Read one character; returns the longest stop string it completes, or ""."""
+        completed = ""
+        for i, stop in enumerate(self._stops):
+            failure, matched = self._failures[i], self._matched[i]
+            while matched and stop[matched] != char:
+                matched = failure[matched - 1]
+            matched += stop[matched] == char
+            self._matched[i] = matched
+            if matched == len(stop):
+                completed = max(completed, stop, key=len)
+                self._matched[i] = failure[matched - 1]
+        return completed
+
+
+def _failure_table(pattern: str) -> tuple[int, ...]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    table = [0]
+    for char in pattern[1:]:
+        length = table[-1]
+        while length and pattern[length] != char:
+            length = table[length - 1]
+        table.append(length + (pattern[length] == char))
+    return tuple(table)

@@ -1,0 +1,103 @@
+"""The checkpoint's chat template: messages -> the text that the model was trained to continue.
+
+Renders in transformers' sandbox, for any template that this file's checkpoint holds and never one of a caller's. What the
+template itself refuses (roles that must alternate) becomes a 400 with its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.server import errors
+
+# What rendering itself is given; `chat_template_kwargs` may not reach these.
+_RESERVED = frozenset(
+    ("messages", "conversations", "tools", "documents", "chat_template", "return_assistant_tokens_mask",
+     "continue_final_message", "add_generation_prompt", "tokenize", "self")
+)  # fmt: skip
+
+# What a template raises on messages it was not written for: its own complaint, or Python's.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is to be rendered."""
+
+    messages: Sequence[Mapping[str, object]]
+    tools: Sequence[Mapping[str, object]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: Mapping[str, object] | None = None
+    """Switches of the template, such as `enable_thinking`."""
+
+
+class ChatTemplate:
+    """One checkpoint's template or, where it has several, the one for tools and the one for everything else."""
+
+    def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, object]) -> None:
+        """Raises `ModelError` for a template that does not parse, and for several without a default."""
+        named = {"default": templates} if isinstance(templates, str) else dict(templates)
+        if "default" not in named:
+            raise ModelError(f"the tokenizer has the chat templates {sorted(named)} and no default among them")
+        self._default = named["default"]
+        self._with_tools = named.get("tool_use", self._default)
+        self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
+        self._knows_developer = "developer" in self._default
+        self._check_syntax()
+
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text. Raises `RequestError` for messages that the template refuses."""
+        kwargs = conversation.kwargs or {}
+        for name in kwargs:
+            if name in _RESERVED:
+                where = f"chat_template_kwargs.{name}"
+                raise errors.unsupported_parameter(where, "The request has a field of its own for it, or none.")
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[[self._for_template(message) for message in conversation.messages]],
+                tools=list(conversation.tools) if conversation.tools else None,
+                chat_template=self._with_tools if conversation.tools else self._default,
+                continue_final_message=conversation.continue_final_message,
+                add_generation_prompt=conversation.add_generation_prompt,
+                **{**self._special_tokens, **kwargs},
+            )
+        except _TEMPLATE_ERRORS as error:
+            raise _refused(error) from error
+        return str(rendered[0])
+
+    def _for_template(self, message: Mapping[str, object]) -> dict[str, object]:
+        """Most templates know no developer: to them, it is the system that speaks."""
+        copy = dict(message)
+        if copy["role"] == "developer" and not self._knows_developer:
+            copy["role"] = "system"
+        return copy
+
+    def _check_syntax(self) -> None:
+        try:
+            for template in {self._default, self._with_tools}:
+                jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(template)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; rendering ignores it, parsing must know it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refused(error: Exception) -> RequestError:
+    words = errors.clip(str(error) or type(error).__name__, errors.MAX_ECHO)
+    return RequestError("invalid_value", f"The model's chat template does not accept these messages: {words}", "messages")

@@ -1,0 +1,155 @@
+"""Token id -> the bytes it stands for, read off the tokenizer's decoder once.
+
+Text is made of bytes: a character may be spread over tokens, and joining bytes is the same however they arrive. So the
+table, not a call to `decode` on a window of ids, is what streams, log probabilities and offsets are built on. Decoders
+that do not work token by token (WordPiece, CTC) are refused by name when the tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+
+from tokenizers import Tokenizer
+
+from inferd.engine.api.errors import ModelError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_Piece = str | bytes
+_Step = Callable[[_Piece], _Piece]
+
+
+class TokenBytes:
+    """The bytes of every id. Ids without a token (padding rows of the embedding) stand for nothing."""
+
+    __slots__ = ("_known", "_special_ids", "_step", "_strip", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises `ModelError` for a decoder that cannot be read token by token."""
+        decoder = tokenizer.decoder
+        if decoder is None:
+            raise ModelError("the tokenizer has no decoder, so its tokens cannot be turned into text")
+        steps, self._strip = _steps_of(json.loads(decoder.__getstate__()))
+        self._step = _compose(steps)
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._known: dict[int, bytes] = {}
+
+    def of(self, token_id: int) -> bytes:
+        """What the token adds to a text, special tokens included."""
+        known = self._known.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = b"" if token is None else _as_bytes(self._step(token))
+            self._known[token_id] = known
+        return known
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def join(self, token_ids: Iterable[int], skip_special: bool) -> bytes:
+        """The bytes of a text that begins with these ids."""
+        special = self._special_ids if skip_special else frozenset()
+        text = b"".join(self.of(token_id) for token_id in token_ids if token_id not in special)
+        return self.strip_start(text)
+
+    def strip_start(self, text: bytes) -> bytes:
+        """Without the space that some tokenizers put before the first word of a text."""
+        for _ in range(self._strip):
+            text = text.removeprefix(b" ")
+        return text
+
+
+def _as_bytes(piece: _Piece) -> bytes:
+    return piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace")
+
+
+def _compose(steps: list[_Step]) -> _Step:
+    def run(piece: _Piece) -> _Piece:
+        for step in steps:
+            piece = step(piece)
+        return piece
+
+    return run
+
+
+def _steps_of(decoder: dict[str, object]) -> tuple[list[_Step], int]:
+    """(what is done to each token, spaces stripped from the start of the text)."""
+    kind = decoder.get("type")
+    if kind == "Sequence":
+        return _sequence(decoder["decoders"])
+    if kind == "ByteLevel":
+        return [_byte_level], 0
+    if kind == "ByteFallback":
+        return [_byte_fallback], 0
+    if kind == "Fuse":
+        return [], 0
+    if kind == "Replace":
+        return [_replace(decoder)], 0
+    if kind == "Metaspace":
+        mark = str(decoder.get("replacement", "\u2581"))
+        steps: list[_Step] = [_on_text(lambda text: text.replace(mark, " "))]
+        return steps, 0 if decoder.get("prepend_scheme") == "never" else 1
+    if kind == "Strip" and decoder.get("content") == " " and decoder.get("stop") == 0:
+        start = decoder.get("start")
+        assert isinstance(start, int)
+        return [], start
+    raise ModelError(
+        f"the tokenizer's decoder {kind!r} cannot be read token by token; known are ByteLevel, ByteFallback, Metaspace, "
+        "Replace, Strip (at the start) and Fuse"
+    )
+
+
+def _sequence(decoders: object) -> tuple[list[_Step], int]:
+    assert isinstance(decoders, list)
+    steps: list[_Step] = []
+    strip, is_fused = 0, False
+    for decoder in decoders:
+        new_steps, new_strip = _steps_of(decoder)
+        if (new_strip and not is_fused and decoder["type"] == "Strip") or (new_steps and is_fused):
+            raise ModelError(f"the tokenizer's decoder applies {decoder['type']!r} where it cannot be read token by token")
+        is_fused = is_fused or decoder["type"] == "Fuse"
+        steps += new_steps
+        strip += new_strip
+    return steps, strip
+
+
+def _on_text(change: Callable[[str], str]) -> _Step:
+    """Bytes are finished: only text goes on being changed."""
+    return lambda piece: piece if isinstance(piece, bytes) else change(piece)
+
+
+def _replace(decoder: dict[str, object]) -> _Step:
+    pattern, content = decoder["pattern"], str(decoder["content"])
+    assert isinstance(pattern, dict)
+    if "String" not in pattern:
+        raise ModelError("the tokenizer's decoder replaces by a regular expression, which is not read token by token")
+    old = str(pattern["String"])
+    return _on_text(lambda text: text.replace(old, content))
+
+
+def _byte_fallback(piece: _Piece) -> _Piece:
+    match = _BYTE_TOKEN.fullmatch(piece) if isinstance(piece, str) else None
+    return piece if match is None else bytes((int(match[1], 16),))
+
+
+def _byte_level(piece: _Piece) -> _Piece:
+    if isinstance(piece, bytes):
+        return piece
+    values = [_BYTE_OF_CHAR.get(char) for char in piece]
+    # An added token may hold characters that stand for no byte: then it is meant as it is written.
+    return piece if None in values else bytes(value for value in values if value is not None)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable alphabet of bytes: visible Latin-1 stands for itself, the other 68 bytes for U+0100 and on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()

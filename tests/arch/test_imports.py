@@ -1,0 +1,138 @@
+"""Who may import whom. The rule is data below; the test walks every import statement of the product.
+
+A room may import itself, the standard library, what its row names, and nothing else: also inside functions, so that no
+cycle is broken by a deferred import.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("server", "engine", "kernels")
+
+SERVER_LIBRARIES = (
+    "fastapi", "httptools", "httpx", "msgspec", "orjson", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings",
+    "rich", "starlette", "tokenizers", "typer", "click", "uvicorn", "uvloop", "yaml", "huggingface_hub",
+    "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils", "jinja2", "anyio",
+)  # fmt: skip
+
+RULES: dict[str, tuple[str, ...]] = {
+    "server": ("inferd.engine.api", *SERVER_LIBRARIES),
+    "engine.arch": (),
+    "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub"),
+    "engine.request": ("inferd.engine.api.params",),
+    "engine.cache": ("inferd.engine.request",),
+    "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.params"),
+    "engine.core": (
+        "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.api",
+        "inferd.engine.worker.executor",
+    ),
+    "engine.process": (
+        "inferd.engine.core", "inferd.engine.api", "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.worker",
+        "msgspec", "zmq",
+    ),
+    "engine.worker.executor": ("inferd.engine.sched.plan",),
+    "engine.worker": (
+        "inferd.engine.models", "inferd.engine.layers", "inferd.engine.sample", "inferd.engine.sched.plan",
+        "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
+    ),
+    "engine.models": ("inferd.engine.arch", "inferd.engine.layers", "inferd.kernels", "torch", "safetensors"),
+    "engine.layers": ("inferd.kernels", "inferd.engine.arch", "torch"),
+    "engine.sample": ("inferd.kernels", "inferd.engine.api.params", "torch"),
+    "engine.tiny": ("torch", "transformers", "tokenizers", "safetensors", "rich", "numpy"),
+    "kernels": ("torch", "triton"),
+}  # fmt: skip
+
+PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched")
+"""Rooms that may not even import clocks, randomness or input and output from the standard library."""
+
+IMPURE_MODULES = {"time", "random", "secrets", "datetime", "socket", "asyncio", "threading", "subprocess", "uuid", "io"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def room_of(module: str) -> str | None:
+    """The longest rule that covers the module; None for packages that are only a folder."""
+    matches = [room for room in RULES if module == room or module.startswith(room + ".")]
+    return max(matches, key=len, default=None)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every imported name in full: for `from a import b`, both could be modules, so `a.b` is given."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def violations(module: str, path: Path) -> list[str]:
+    room = room_of(module)
+    found = []
+    for name in imported(path):
+        top = name.split(".")[0]
+        if top in sys.stdlib_module_names:
+            if room in PURE and top in IMPURE_MODULES:
+                found.append(f"{module} is pure and imports {name}")
+            continue
+        allowed = RULES.get(room, ()) if room else ()
+        own = f"inferd.{room}"
+        if not (room and within(name, own)) and not any(within(name, prefix) for prefix in allowed):
+            found.append(f"{module} ({room}) imports {name}")
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_only_what_its_room_may(module: str, path: Path) -> None:
+    assert violations(module, path) == []
+
+
+def test_packages_export_nothing() -> None:
+    """`engine.api.params` must load without pyzmq, and so on: packages re-export nothing but a kernel's own signature."""
+    for module, path in modules():
+        if path.name == "__init__.py" and not module.startswith(("kernels.", "engine.tiny")):
+            assert list(imported(path)) == [], f"{module} imports in its __init__"
+
+
+def test_there_are_no_import_cycles() -> None:
+    graph = {f"inferd.{module}": set(imported(path)) for module, path in modules()}
+    edges = {
+        module: {known for name in names for known in graph if name == known or name.rpartition(".")[0] == known} - {module}
+        for module, names in graph.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module in done:
+            return
+        for target in sorted(edges[module]):
+            visit(target, (*trail, module))
+        done.add(module)
+
+    for module in sorted(edges):
+        visit(module, ())
+
+
+def test_the_walker_sees_a_violation(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def f():\n    import torch\n    from inferd.engine.core import EngineCore\n")
+    assert len(violations("server.bad", bad)) == 2
+    bad.write_text("import time\n")
+    assert len(violations("engine.sched.bad", bad)) == 1

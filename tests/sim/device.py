@@ -1,0 +1,209 @@
+"""A device that does what a worker does with a plan, on token ids instead of tensors, and forgives nothing.
+
+A block slot holds the (token id, position) that a forward wrote. Each row writes its own positions and reads the whole
+context back through the slot's block table, as attention would. What was never written, was freed, or is to be overwritten
+is poison, and reading it is a failure. Knows no scheduler and no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from inferd.engine.sched.plan import (
+    Admission,
+    Row,
+    RowResult,
+    RowStatus,
+    StepPlan,
+    StepResult,
+    TableUpdate,
+    TokenLogprobs,
+)
+from tests.sim.oracle import logprob_of, next_token
+
+Cell = tuple[int, int]
+"""(token id, position)."""
+
+_POISON: Cell = (-1, -1)
+_NAN: Cell = (-2, -2)
+
+
+class SimulationError(AssertionError):
+    """The engine did something that no correct engine does."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    admission: Admission | None = None
+    ids: list[int] = field(default_factory=list)
+    """What the worker knows of the sequence: the admission's ids and what it sampled since."""
+    table: list[int] = field(default_factory=list)
+    """Entries of requests that had the slot before stay until they are overwritten, as on a real device."""
+    num_entries: int = 0
+    """Entries that this admission was sent."""
+    num_written: int | None = None
+    """Positions whose KV is there; None until the first row says where it starts."""
+    is_broken: bool = False
+    """A row of this admission gave NaN: what it computes from then on means nothing."""
+
+
+class _Handle:
+    def __init__(self, device: SimulatedDevice, step_id: int) -> None:
+        self._device, self._step_id = device, step_id
+
+    def wait(self) -> StepResult:
+        return self._device.result_of(self._step_id)
+
+
+class SimulatedDevice:
+    """An executor. `is_lazy`: a step runs when it is waited for, after the host went on; else when it is launched."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        max_step_tokens: int,
+        is_lazy: bool,
+        nan_positions: dict[str, int],
+    ) -> None:
+        self._block_size = block_size
+        self._max_step_tokens = max_step_tokens
+        self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._is_lazy = is_lazy
+        self._nan_positions = nan_positions
+        self._queue: list[StepPlan] = []
+        self._results: dict[int, StepResult] = {}
+        self._num_launched = 0
+
+    # -- the executor's side -----------------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> _Handle:
+        if plan.step_id != self._num_launched:
+            raise SimulationError(f"step {plan.step_id} launched as number {self._num_launched}")
+        if not 1 <= plan.num_tokens <= self._max_step_tokens:
+            raise SimulationError(f"a step of {plan.num_tokens} tokens, at most {self._max_step_tokens} fit")
+        if len({row.slot for row in plan.rows}) != len(plan.rows):
+            raise SimulationError("two rows of one step share a slot")
+        self._num_launched += 1
+        self._queue.append(plan)
+        if not self._is_lazy:
+            self._run_next()
+        return _Handle(self, plan.step_id)
+
+    def result_of(self, step_id: int) -> StepResult:
+        while step_id not in self._results:
+            self._run_next()
+        return self._results.pop(step_id)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    # -- the simulation's side ---------------------------------------------------------------------------------------
+
+    def poison(self, block_ids: Iterable[int], slots: Iterable[int]) -> None:
+        """The host says that nothing launched touches these any more: hold it to that."""
+        for block_id in block_ids:
+            self._cells[block_id] = [_POISON] * self._block_size
+        for slot in slots:
+            self._slots[slot].admission = None
+            self._slots[slot].ids = []
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _run_next(self) -> None:
+        plan = self._queue.pop(0)
+        for admission in plan.admissions:
+            self._admit(admission)
+        for update in plan.table_updates:
+            self._update_table(update)
+        rows = tuple(self._run_row(row) for row in plan.rows)
+        self._results[plan.step_id] = StepResult(plan.step_id, rows, 0.001)
+
+    def _admit(self, admission: Admission) -> None:
+        slot = self._slots[admission.slot]
+        slot.admission, slot.ids = admission, list(admission.token_ids)
+        slot.num_entries, slot.num_written, slot.is_broken = 0, None, False
+
+    def _update_table(self, update: TableUpdate) -> None:
+        slot = self._slots[update.slot]
+        if update.group != 0:
+            raise SimulationError(f"cache group {update.group} does not exist")
+        end = update.first + len(update.block_ids)
+        slot.table += [-1] * (end - len(slot.table))
+        slot.table[update.first : end] = update.block_ids
+        slot.num_entries = end
+        if slot.num_written is not None:
+            for block_id in update.block_ids:
+                self._cells[block_id] = [_POISON] * self._block_size
+
+    def _run_row(self, row: Row) -> RowResult:
+        slot = self._slots[row.slot]
+        admission = slot.admission
+        if admission is None:
+            raise SimulationError(f"a row runs on slot {row.slot}, which nobody has")
+        end = row.start + row.num_tokens
+        if end > len(slot.ids):
+            raise SimulationError(f"{admission.request_id}: a row up to {end} where {len(slot.ids)} tokens exist")
+        if slot.num_written is None:
+            self._wipe(slot, row.start)
+        elif row.start != slot.num_written:
+            raise SimulationError(f"{admission.request_id}: a row at {row.start} where {slot.num_written} are written")
+        nan_position = self._nan_positions.get(admission.request_id)
+        is_nan = slot.is_broken or (row.samples and end == nan_position)
+        self._write(slot, row.start, end, is_nan=is_nan)
+        if is_nan:
+            slot.is_broken = True
+            slot.ids += [0] * row.samples
+            return RowResult(status=RowStatus.NUMERICAL_ERROR)
+        return self._sample(slot, admission, row, self._read(slot, admission, end))
+
+    def _sample(self, slot: _Slot, admission: Admission, row: Row, context: tuple[int, ...]) -> RowResult:
+        params, end = admission.params, row.start + row.num_tokens
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if params.prompt_logprobs is not None:
+            positions = range(row.start + 1, min(end + 1, admission.num_prompt))
+            prompt = (*context, *slot.ids[end : end + 1])
+            prompt_logprobs = tuple(_logprob(prompt, position) for position in positions)
+        if not row.samples:
+            return RowResult(prompt_logprobs=prompt_logprobs)
+        if end != len(slot.ids):
+            raise SimulationError(f"{admission.request_id}: sampled behind {end} of {len(slot.ids)} tokens")
+        token_id = next_token(context, params.seed)
+        slot.ids.append(token_id)
+        logprobs = (_logprob((*context, token_id), end),) if params.logprobs is not None else ()
+        return RowResult((token_id,), RowStatus.OK, logprobs, prompt_logprobs)
+
+    # -- block slots -------------------------------------------------------------------------------------------------
+
+    def _wipe(self, slot: _Slot, start: int) -> None:
+        """An admission's blocks hold nothing of its own behind `start`: its first row says that all before is cached."""
+        slot.num_written = start
+        for position in range(start, slot.num_entries * self._block_size):
+            self._cells[slot.table[position // self._block_size]][position % self._block_size] = _POISON
+
+    def _write(self, slot: _Slot, start: int, end: int, *, is_nan: bool) -> None:
+        size = self._block_size
+        if (end - 1) // size >= len(slot.table):
+            raise SimulationError(f"a row writes position {end - 1} behind its {len(slot.table)} blocks")
+        for position in range(start, end):
+            cell = _NAN if is_nan else (slot.ids[position], position)
+            self._cells[slot.table[position // size]][position % size] = cell
+        slot.num_written = end
+
+    def _read(self, slot: _Slot, admission: Admission, end: int) -> tuple[int, ...]:
+        """The tokens of positions 0 to `end - 1` as attention finds them; one that is out of place reads as another."""
+        size, num_blocks = self._block_size, -(-end // self._block_size)
+        cells = [cell for block_id in slot.table[:num_blocks] for cell in self._cells[block_id]][:end]
+        if _POISON in cells or _NAN in cells:
+            position = next(i for i, cell in enumerate(cells) if cell in (_POISON, _NAN))
+            what = "NaN" if cells[position] == _NAN else "poison"
+            raise SimulationError(f"{admission.request_id}: position {position} of {end} reads {what}, block size {size}")
+        return tuple(token_id if at == i else -token_id - 1 for i, (token_id, at) in enumerate(cells))
+
+
+def _logprob(ids: tuple[int, ...], position: int) -> TokenLogprobs:
+    return TokenLogprobs(ids[position], logprob_of(ids[:position], ids[position]), 1, ())

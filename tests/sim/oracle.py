@@ -1,0 +1,81 @@
+"""What each simulated request must answer, computed from its prompt, seed and parameters alone.
+
+The simulated model draws the token of a position from all tokens before it. The device derives it from what it reads back
+through block tables; this file derives it from the sequence itself. Where the two differ, the engine mixed something up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inferd.engine.api.messages import FinishReason, WireLogprobs
+from inferd.engine.api.params import SamplingParams
+
+VOCAB_SIZE = 64
+_MIX = 0x9E3779B97F4A7C15
+
+
+def next_token(context: tuple[int, ...], seed: int) -> int:
+    """The token of position `len(context)`; any change of any token before it changes it in 63 of 64 cases."""
+    # A tuple's hash of ints is the same in every process, unlike that of strings.
+    return ((hash((seed, context)) * _MIX) >> 40) % VOCAB_SIZE
+
+
+def logprob_of(context: tuple[int, ...], token_id: int) -> float:
+    """The simulated log-probability of `token_id` behind `context`: no seed, as in a model."""
+    return -float(hash((context, token_id)) % 1_000_003)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request of a scenario."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_tick: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    num_emitted: int = 0
+    """Tokens that it had been given before it was submitted: a replay."""
+    nan_position: int | None = None
+    """The position whose logits are NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that a request is given, and how it ends."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[WireLogprobs, ...]
+    prompt_logprobs: tuple[WireLogprobs, ...]
+    finish_reason: FinishReason
+    stop_token_id: int | None = None
+    failure_code: str | None = None
+
+
+def answer_of(job: Job) -> Answer:
+    """The answer to a request that is neither aborted nor refused, replayed tokens included."""
+    params, ids = job.params, list(job.prompt_ids)
+    logprobs: list[WireLogprobs] = []
+    prompt_logprobs: tuple[WireLogprobs, ...] = ()
+    if params.prompt_logprobs is not None:
+        prompt_logprobs = tuple(_logprob(job.prompt_ids, i) for i in range(1, len(ids)))
+
+    def answer(reason: FinishReason, stop_token_id: int | None = None, failure_code: str | None = None) -> Answer:
+        token_ids = tuple(ids[len(job.prompt_ids) :])
+        return Answer(token_ids, tuple(logprobs), prompt_logprobs, reason, stop_token_id, failure_code)
+
+    for num_output in range(1, params.max_tokens + 1):
+        if len(ids) == job.nan_position:
+            return answer("error", failure_code="numerical_error")
+        ids.append(next_token(tuple(ids), params.seed))
+        if params.logprobs is not None:
+            logprobs.append(_logprob(tuple(ids), len(ids) - 1))
+        if num_output > params.min_tokens and ids[-1] in params.eos_token_ids + params.stop_token_ids:
+            return answer("stop", ids[-1])
+    return answer("length")
+
+
+def _logprob(ids: tuple[int, ...], position: int) -> WireLogprobs:
+    return WireLogprobs(ids[position], logprob_of(ids[:position], ids[position]), 1, ())

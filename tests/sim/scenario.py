@@ -1,0 +1,164 @@
+"""Scenarios by seed: what is asked, how tight the engine is, and what goes wrong.
+
+A seed means the same scenario on every machine. Limits are drawn small on purpose: a pool of two blocks of one token, one
+request at a time, one token a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from inferd.engine.api.params import SamplingParams
+from tests.sim.oracle import VOCAB_SIZE, Job, answer_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The engine's configuration."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    ageing_s: float
+    watermark: float
+    hash_bits: int | None
+    """The prefix index hashes to so few bits that contents collide; None: the product's hash."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and output of the longest request that fits."""
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    limits: Limits
+    jobs: tuple[Job, ...]
+    aborts: tuple[tuple[int, str], ...]
+    """(tick, request id): alive, not yet there, or long gone."""
+    resets: frozenset[int]
+    """Ticks at which the prefix cache is dropped."""
+    crashes: frozenset[int]
+    """Ticks at which the engine is lost and every live request is submitted again."""
+    duplicates: frozenset[int]
+    """Ticks at which the id of a live request is submitted again."""
+    is_lazy: bool
+    is_flood: bool
+    """The first job has a bad priority, and better ones keep coming until it ends."""
+
+
+def make_scenario(seed: int) -> Scenario:
+    """The scenario of `seed`."""
+    rng = Random(seed)
+    limits = _limits(rng)
+    is_flood = rng.random() < 0.06
+    jobs = (_flooded(limits),) if is_flood else _jobs(rng, limits)
+    last_tick = max(job.arrival_tick for job in jobs) + 40
+    ids = [job.request_id for job in jobs]
+    num_aborts = 0 if is_flood else rng.choice((0, 0, 1, 3, len(jobs)))
+    aborts = sorted((rng.randint(0, last_tick), rng.choice(ids)) for _ in range(num_aborts))
+    return Scenario(
+        seed=seed,
+        limits=limits,
+        jobs=jobs,
+        aborts=tuple(aborts + [abort for abort in aborts if rng.random() < 0.3]),
+        resets=_ticks(rng, last_tick, 0.2, 4),
+        crashes=frozenset() if is_flood else _ticks(rng, last_tick, 0.15, 2),
+        duplicates=_ticks(rng, last_tick, 0.2, 3),
+        is_lazy=rng.random() < 0.5,
+        is_flood=is_flood,
+    )
+
+
+def flood_job(limits: Limits, number: int, tick: int) -> Job:
+    """A short request of the best priority."""
+    length = min(2, limits.max_tokens - 1)
+    return Job(f"flood-{number}", (number % 7,) * length, SamplingParams(max_tokens=1, seed=number), tick)
+
+
+def _flooded(limits: Limits) -> Job:
+    return Job("starved", (1,), SamplingParams(max_tokens=1, seed=1), arrival_tick=2, priority=3)
+
+
+def _limits(rng: Random) -> Limits:
+    return Limits(
+        num_blocks=rng.choice((2, 2, 3, 4, 5, 6, 8, 12, 20, 60)),
+        block_size=rng.choice((1, 1, 2, 2, 3, 4, 8, 16)),
+        max_num_seqs=rng.choice((1, 2, 3, 4, 4, 8, 16)),
+        max_num_batched_tokens=rng.choice((1, 2, 3, 5, 8, 16, 64)),
+        max_model_len=rng.choice((12, 32, 64)),
+        ageing_s=rng.choice((0.5, 1.0, 20.0)),
+        watermark=rng.choice((0.0, 0.0, 0.01, 0.2)),
+        hash_bits=rng.choice((None, None, None, 0, 2, 5)),
+    )
+
+
+def _ticks(rng: Random, last_tick: int, chance: float, most: int) -> frozenset[int]:
+    if rng.random() >= chance:
+        return frozenset()
+    return frozenset(rng.randint(0, last_tick) for _ in range(rng.randint(1, most)))
+
+
+def _jobs(rng: Random, limits: Limits) -> tuple[Job, ...]:
+    stems = _stems(rng, limits)
+    lengths = rng.choice(((0, 1, 1, 2, 3, 6, 12, 30), (6, 12, 30, 60)))
+    pace = rng.choice((0, 1, 4, 12))
+    salts = rng.choice((("",), ("",), ("", "a"), ("", "a", "b")))
+    priorities = rng.choice(((0,), (0,), (0, 1), (-3, 0, 2, 50)))
+    jobs: list[Job] = []
+    tick = 0
+    for number in range(rng.randint(2, 24)):
+        tick += rng.randint(0, pace)
+        job = Job(
+            request_id=f"r{number}",
+            prompt_ids=_prompt(rng, limits, stems),
+            params=SamplingParams(max_tokens=0, seed=rng.randint(0, 3)),
+            arrival_tick=tick,
+            priority=rng.choice(priorities),
+            cache_salt=rng.choice(salts),
+        )
+        jobs.append(_with_params(rng, limits, job, lengths))
+    return tuple(jobs)
+
+
+def _stems(rng: Random, limits: Limits) -> list[tuple[int, ...]]:
+    """A tree of beginnings, each longer than the one it grew from."""
+    alphabet = rng.choice((1, 2, VOCAB_SIZE))
+    stems: list[tuple[int, ...]] = [()]
+    for _ in range(rng.randint(1, 5)):
+        tail = tuple(rng.randrange(alphabet) for _ in range(rng.randint(1, max(1, limits.max_tokens // 3))))
+        stems.append(rng.choice(stems) + tail)
+    return stems
+
+
+def _prompt(rng: Random, limits: Limits, stems: list[tuple[int, ...]]) -> tuple[int, ...]:
+    tail = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice((0, 0, 1, 2, 7))))
+    prompt = (rng.choice(stems) + tail)[: limits.max_tokens - 1]
+    return prompt or (rng.randrange(VOCAB_SIZE),)
+
+
+def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]) -> Job:
+    """Give the job parameters, and perhaps a past or a fault."""
+    room = limits.max_tokens - len(job.prompt_ids)
+    max_tokens = min(room, rng.choice(lengths))
+    ending = tuple(rng.sample(range(VOCAB_SIZE), rng.choice((0, 0, 1, 4, 12))))
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        seed=job.params.seed,
+        min_tokens=rng.randint(0, max_tokens) if rng.random() < 0.2 else 0,
+        eos_token_ids=ending[::2],
+        stop_token_ids=ending[1::2],
+        logprobs=0 if rng.random() < 0.2 else None,
+        prompt_logprobs=0 if rng.random() < 0.1 else None,
+    )
+    nan_position = len(job.prompt_ids) + rng.randint(0, 4) if rng.random() < 0.06 else None
+    fields = (job.arrival_tick, job.priority, job.cache_salt)
+    whole = answer_of(Job(job.request_id, job.prompt_ids, params, *fields, 0, nan_position))
+    num_emitted = rng.randint(0, len(whole.token_ids)) if rng.random() < 0.15 else 0
+    if whole.finish_reason == "error" and num_emitted == len(whole.token_ids):
+        num_emitted = 0
+    return Job(job.request_id, job.prompt_ids, params, *fields, num_emitted, nan_position)

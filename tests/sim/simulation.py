@@ -1,0 +1,265 @@
+"""Drives the engine's core through a scenario on a virtual clock, and compares all that it says with the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inferd.engine.api.messages import Delta, FinishReason, StepOutput, Submit, WireLogprobs
+from inferd.engine.cache.prefix import blake2b_block
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core import EngineCore
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.scheduler import Scheduler
+from tests.sim.device import SimulatedDevice, SimulationError
+from tests.sim.oracle import VOCAB_SIZE, Answer, Job, answer_of
+from tests.sim.scenario import Limits, Scenario, flood_job, make_scenario
+
+TICK_S = 0.05
+_START_S = 1000.0
+_FLOOD_SLACK = 100
+"""Ticks that a starved request may take beyond those by which three levels of priority have aged away."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What one request was given so far, and what it should be given."""
+
+    job: Job
+    answer: Answer
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[WireLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[WireLogprobs] = field(default_factory=list)
+    was_scheduled: bool = False
+    is_aborted: bool = False
+    num_duplicates: int = 0
+    """Submissions of its id while it lived that have not been refused yet."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.finish_reason is None
+
+
+def run_seed(seed: int) -> None:
+    """Run the scenario of `seed` without overlap and with it. Raises `AssertionError` for anything that is wrong."""
+    scenario = make_scenario(seed)
+    without, with_overlap = (Simulation(scenario, depth).run() for depth in (0, 1))
+    for request_id in without.keys() & with_overlap.keys():
+        assert without[request_id] == with_overlap[request_id], f"{request_id} answers otherwise under overlap"
+
+
+class Simulation:
+    """One run of a scenario at one depth."""
+
+    def __init__(self, scenario: Scenario, depth: int) -> None:
+        self.scenario = scenario
+        self.depth = depth
+        self.streams: dict[str, _Stream] = {}
+        self.tick = 0
+        self._num_stalled = 0
+        self._num_flooded = 0
+        self._start_engine()
+
+    def run(self) -> dict[str, tuple[int, ...]]:
+        """Run to the end; returns the tokens of every request that ended by itself."""
+        jobs = sorted(self.scenario.jobs, key=lambda job: job.arrival_tick)
+        next_job = 0
+        while next_job < len(jobs) or self.core.has_work:
+            while next_job < len(jobs) and jobs[next_job].arrival_tick <= self.tick:
+                self._submit(jobs[next_job])
+                next_job += 1
+            self._disturb()
+            self._step()
+            self.tick += 1
+        self._check_end()
+        return {
+            request_id: tuple(stream.token_ids)
+            for request_id, stream in self.streams.items()
+            if stream.finish_reason in ("stop", "length")
+        }
+
+    @property
+    def _now(self) -> float:
+        return _START_S + self.tick * TICK_S
+
+    def _start_engine(self) -> None:
+        limits = self.scenario.limits
+        config = SchedulerConfig(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            ageing_s=limits.ageing_s,
+            watermark=limits.watermark,
+        )
+        self.cache = KVCache(limits.num_blocks, limits.block_size, _hash_of(limits))
+        self.scheduler = Scheduler(config, self.cache)
+        self.device = SimulatedDevice(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            num_slots=limits.max_num_seqs,
+            max_step_tokens=limits.max_num_batched_tokens,
+            is_lazy=self.scenario.is_lazy,
+            nan_positions={
+                job.request_id: job.nan_position for job in self.scenario.jobs if job.nan_position is not None
+            },
+        )
+        self.core = EngineCore(
+            self.scheduler, self.device, vocab_size=VOCAB_SIZE, depth=self.depth, clock=lambda: self._now
+        )
+
+    # -- what is asked, and what goes wrong --------------------------------------------------------------------------
+
+    def _submit(self, job: Job) -> None:
+        answer = answer_of(job)
+        stream = _Stream(job, answer)
+        stream.token_ids += answer.token_ids[: job.num_emitted]
+        stream.logprobs += answer.logprobs[: job.num_emitted]
+        if job.num_emitted:
+            stream.prompt_logprobs += answer.prompt_logprobs
+        self.streams[job.request_id] = stream
+        self._send(stream)
+
+    def _send(self, stream: _Stream) -> None:
+        job = stream.job
+        submit = Submit(
+            request_id=job.request_id,
+            prompt_ids=job.prompt_ids,
+            params=job.params,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            arrival_s=_START_S + job.arrival_tick * TICK_S,
+            emitted_ids=tuple(stream.token_ids),
+        )
+        self.core.submit(submit, self._now)
+
+    def _disturb(self) -> None:
+        scenario = self.scenario
+        live = [stream for stream in self.streams.values() if stream.is_live]
+        if scenario.is_flood and any(stream.job.request_id == "starved" for stream in live):
+            while self.scheduler.num_waiting < 3:
+                self._submit(flood_job(scenario.limits, self._num_flooded, self.tick))
+                self._num_flooded += 1
+        if self.tick in scenario.crashes:
+            self._start_engine()
+            for stream in live:
+                self._replay(stream)
+        if self.tick in scenario.duplicates:
+            self._take(self.core.flush())
+            for stream in [stream for stream in live if stream.is_live][-1:]:
+                stream.num_duplicates += 1
+                self._send(stream)
+        if self.tick in scenario.resets:
+            self.core.reset_prefix_cache()
+            assert self.cache.pool.num_cached == 0, "cached blocks outlived a reset"
+        for tick, request_id in scenario.aborts:
+            if tick == self.tick:
+                self._abort(request_id)
+
+    def _replay(self, stream: _Stream) -> None:
+        """The engine was lost: what the server has is all there is."""
+        stream.num_duplicates, stream.was_scheduled = 0, False
+        if not stream.token_ids:
+            stream.prompt_logprobs.clear()
+        self._send(stream)
+
+    def _abort(self, request_id: str) -> None:
+        stream = self.streams.get(request_id)
+        if stream is not None and stream.is_live:
+            stream.is_aborted = True
+        self.core.abort([request_id])
+        if stream is not None and stream.is_aborted:
+            self._take(self.core.flush())
+            assert not stream.is_live, f"{request_id} was aborted and not told so at once"
+
+    # -- a step, and what must hold after it -------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self._poison_free()
+        self._num_stalled += 1
+        if self.core.has_work:
+            self._take(self.core.step(self._now))
+        self.core.check()
+        self._poison_free()
+        if not self.core.has_work:
+            self._num_stalled = 0
+        elif self._num_stalled > self._patience():
+            raise SimulationError(f"nothing came in {self._num_stalled} steps, {self.core.stats()}")
+        if self.scenario.is_flood and self.tick > _FLOOD_SLACK + 3 * self.scenario.limits.ageing_s / TICK_S:
+            raise SimulationError("a request starves behind better priorities")
+
+    def _patience(self) -> int:
+        """Steps within which some request must get something: each computes its whole sequence, some more than once."""
+        return 20 + 3 * sum(stream.job.params.max_tokens + len(stream.job.prompt_ids) for stream in self.streams.values())
+
+    def _poison_free(self) -> None:
+        self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots)
+
+    def _take(self, output: StepOutput | None) -> None:
+        for delta in output.deltas if output is not None else ():
+            self._num_stalled = 0
+            stream = self.streams[delta.request_id]
+            if delta.failure is not None and delta.failure.param == "request_id":
+                stream.num_duplicates -= 1
+                assert stream.num_duplicates >= 0, f"{delta.request_id} was refused as a duplicate, and is none"
+            else:
+                self._take_delta(stream, delta)
+
+    def _take_delta(self, stream: _Stream, delta: Delta) -> None:
+        request_id, answer, job = delta.request_id, stream.answer, stream.job
+        assert stream.is_live, f"{request_id} ended and was given {delta}"
+        stream.token_ids += delta.token_ids
+        stream.logprobs += delta.logprobs
+        stream.prompt_logprobs += delta.prompt_logprobs
+        num_tokens = len(stream.token_ids)
+        given, due = tuple(stream.token_ids), answer.token_ids[:num_tokens]
+        assert given == due, f"{request_id} was given {given}, and its answer is {answer.token_ids}"
+        assert tuple(stream.logprobs) == answer.logprobs[:num_tokens], f"{request_id}: logprobs"
+        num_prompt_logprobs = len(stream.prompt_logprobs)
+        due_prompt_logprobs = answer.prompt_logprobs[:num_prompt_logprobs]
+        assert tuple(stream.prompt_logprobs) == due_prompt_logprobs, f"{request_id}: prompt logprobs"
+        if delta.num_cached_tokens:
+            self._check_cached(stream, delta.num_cached_tokens)
+        assert not (stream.was_scheduled and delta.scheduled_s is not None), f"{request_id} was first scheduled twice"
+        stream.was_scheduled |= delta.scheduled_s is not None
+        stream.finish_reason = delta.finish_reason
+        if delta.finish_reason == "abort":
+            assert stream.is_aborted, f"{request_id} was aborted by nobody"
+        elif delta.finish_reason is not None:
+            code = delta.failure.code if delta.failure is not None else None
+            end = (delta.finish_reason, delta.stop_token_id, code)
+            assert end == (answer.finish_reason, answer.stop_token_id, answer.failure_code), f"{request_id}: {delta}"
+            assert given == answer.token_ids, f"{request_id} ended early, after {given} of {answer.token_ids}"
+            if answer.failure_code is None:
+                assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request_id}: prompt logprobs missing"
+
+    def _check_cached(self, stream: _Stream, num_cached: int) -> None:
+        """A hit is whole blocks, that another request with the same salt has had in front of it."""
+        job, size = stream.job, self.scenario.limits.block_size
+        assert job.params.prompt_logprobs is None, f"{job.request_id}: a prefix hit under prompt logprobs"
+        assert num_cached % size == 0, f"{job.request_id}: {num_cached} cached tokens, block size {size}"
+        hit = (*job.prompt_ids, *stream.token_ids)[:num_cached]
+        assert len(hit) == num_cached, f"{job.request_id}: {num_cached} cached tokens of {len(hit)}"
+        others = (other for other in self.streams.values() if other is not stream)
+        assert any(
+            other.job.cache_salt == job.cache_salt
+            and (*other.job.prompt_ids, *other.token_ids)[:num_cached] == hit
+            for other in others
+        ), f"{job.request_id}: {num_cached} cached tokens that nobody computed under salt {job.cache_salt!r}"
+
+    def _check_end(self) -> None:
+        for request_id, stream in self.streams.items():
+            assert not stream.is_live, f"{request_id} was never told that it ended"
+            assert stream.num_duplicates == 0, f"a duplicate of {request_id} was never refused"
+        self.core.check()
+        self.core.reset_prefix_cache()
+        assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
+        assert len(self.scheduler.free_slots) == self.scenario.limits.max_num_seqs, "slots were lost"
+
+
+def _hash_of(limits: Limits) -> Callable[[bytes, bytes], bytes]:
+    """The product's hash, or one that keeps only so many bits of it."""
+    bits = limits.hash_bits
+    if bits is None:
+        return blake2b_block
+    return lambda parent_key, payload: bytes([blake2b_block(parent_key, payload)[0] & ((1 << bits) - 1)])

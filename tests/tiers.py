@@ -1,0 +1,92 @@
+"""Run every test tier in turn, each with a time budget, and print what each took.
+
+A tier is a set of folders under `tests/`. A budget is a promise to whoever waits, not an assertion: a tier over it is
+marked, and its large parameter sets are then to be sampled (`@pytest.mark.sampled`). `--long` runs everything whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    name: str
+    budget_s: int
+    folders: tuple[str, ...]
+    workers: int = 0
+    """pytest-xdist processes; 0: none."""
+    threads: int = 2
+    """Threads of each process's numeric libraries."""
+
+
+TIERS = (
+    Tier("arch + unit + property", 60, ("arch", "unit", "property", "deploy"), workers=2, threads=1),
+    Tier("simulation", 90, ("sim",), workers=2, threads=1),
+    Tier("cpu models", 60, ("cpu",)),
+    Tier("kernels", 90, ("kernels",)),
+    Tier("api", 80, ("api",)),
+    Tier("e2e", 60, ("e2e",)),
+    Tier("security", 40, ("security",)),
+)
+INSTALL_BUDGET_S = 120
+
+
+def main() -> int:
+    options = _options()
+    rows: list[tuple[str, int, float, int]] = []
+    if options.make:
+        started = time.monotonic()
+        code = subprocess.run([*options.make.split(), "--no-print-directory", "install"], cwd=ROOT, check=False).returncode
+        rows.append(("install", INSTALL_BUDGET_S, time.monotonic() - started, code))
+        if code:
+            return _report(rows)
+    for tier in TIERS:
+        folders = [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).is_dir()]
+        if not folders or (options.only and tier.name not in options.only):
+            continue
+        print(f"\n== {tier.name} (budget {tier.budget_s} s)", flush=True)
+        started = time.monotonic()
+        rows.append((tier.name, tier.budget_s, 0.0, _run(tier, folders, options)))
+        rows[-1] = (*rows[-1][:2], time.monotonic() - started, rows[-1][3])
+    return _report(rows)
+
+
+def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
+    command = [options.python, "-m", "pytest", "-q", *folders]
+    if tier.workers:
+        command += ["-n", str(tier.workers)]
+    if options.long:
+        command += ["--long"]
+    threads = {"OMP_NUM_THREADS": str(tier.threads), "MKL_NUM_THREADS": str(tier.threads)}
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, check=False).returncode
+
+
+def _report(rows: list[tuple[str, int, float, int]]) -> int:
+    print("\ntier                        seconds   budget")
+    for name, budget_s, took_s, code in rows:
+        marks = ("  FAILED" if code else "") + ("  over budget" if took_s > budget_s else "")
+        print(f"{name:26} {took_s:8.1f} {budget_s:8}{marks}")
+    print(f"{'all':26} {sum(row[2] for row in rows):8.1f} {sum(row[1] for row in rows):8}")
+    return int(any(code for *_, code in rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--make", help="the make program: times `make install` as the first tier")
+    parser.add_argument("--long", action="store_true", help="run everything whole")
+    parser.add_argument("--only", action="append", help="a tier's name; may be given again")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
