@@ -6,9 +6,9 @@ means the server is gone or wants this process gone, and then it exits at once. 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -44,7 +44,6 @@ from inferd.engine.worker.load import load_worker
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _IDLE_POLL_MS = 1000
 
 
@@ -81,7 +80,7 @@ class EngineLink:
 
 def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    _die_with_the_server()
+    _die_with_the_server(Path(launch.run_dir))
     logging.basicConfig(
         level=launch.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s"
     )
@@ -146,14 +145,16 @@ def _take(core: EngineCore, message: ToEngine) -> None:
             core.reset_prefix_cache()
 
 
-def _die_with_the_server() -> None:
-    """Leave no orphan: exit at the end of standard input, and (on Linux) when the parent dies before this runs."""
+def _die_with_the_server(run_dir: Path) -> None:
+    """Exit at the end of standard input, which comes however the server ends, and leave no sockets behind.
+
+    A terminal's Ctrl-C is the server's to handle: it lets running requests finish.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
         sys.stdin.buffer.read()
+        shutil.rmtree(run_dir, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=watch, name="inferd-death-pipe", daemon=True).start()

@@ -7,14 +7,18 @@ before a stream and inside one. Knows no routes and no fields. No body carries a
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import UnionType
 
 import orjson
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
+
+logger = logging.getLogger("inferd.server")
 
 MAX_ECHO = 200
 """Most characters of a caller's value that are ever sent back."""
@@ -77,8 +81,12 @@ ROWS: dict[str, Row] = {
 
 
 def row_of(error: RequestError | EngineDeadError) -> Row:
-    """The table's row for `error`. Raises KeyError for a code the table does not have: a mistake of ours."""
-    return ROWS["engine_error"] if isinstance(error, EngineDeadError) else ROWS[error.code]
+    """What `error` is on the wire."""
+    code = "engine_error" if isinstance(error, EngineDeadError) else error.code
+    if code not in ROWS:
+        logger.error("the error code %r is not in the table", code)
+        return ROWS["internal_error"]
+    return ROWS[code]
 
 
 def body_of(error: RequestError | EngineDeadError) -> dict[str, object]:
@@ -121,9 +129,8 @@ def response_of(error: RequestError | EngineDeadError) -> Response:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text`, at most `limit` characters of it, on one line, and fit for UTF-8."""
-    flat = " ".join(text[: limit + 1].split()) if any(c in text[:limit] for c in "\r\n\t") else text
-    cut = flat if len(flat) <= limit else flat[: limit - 3] + "..."
+    """At most `limit` characters of `text`, fit for UTF-8."""
+    cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return cut.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -131,8 +138,10 @@ def shown(value: object) -> str:
     """A caller's value as a message may show it: bounded, whatever its size."""
     if isinstance(value, str):
         return clip(value, MAX_ECHO)
-    if isinstance(value, (dict, list, tuple)):
-        return "an object" if isinstance(value, dict) else "an array"
+    if value is None or isinstance(value, (dict, list, tuple)):
+        return json_type(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 256:
         return "a number of more than 77 digits"
     return clip(str(value), MAX_ECHO)
@@ -142,12 +151,12 @@ def json_type(value: object) -> str:
     """The JSON type of a parsed value, as OpenAI's messages name it."""
     if value is None:
         return "null"
-    names: tuple[tuple[type, str], ...] = (
+    names: tuple[tuple[type | UnionType, str], ...] = (
         (bool, "a boolean"),
         (int, "an integer"),
         (float, "a decimal number"),
         (str, "a string"),
-        (list, "an array"),
+        (list | tuple, "an array"),
         (dict, "an object"),
     )
     return next((name for kind, name in names if isinstance(value, kind)), "an unknown type")
@@ -186,7 +195,9 @@ def not_among(param: str, value: object, supported: Iterable[str]) -> RequestErr
 
 
 def unsupported_value(param: str, value: object, rule: str) -> RequestError:
-    return RequestError("unsupported_value", f"Unsupported value: '{param}' does not support {shown(value)}. {rule}", param)
+    return RequestError(
+        "unsupported_value", f"Unsupported value: '{param}' does not support {shown(value)}. {rule}", param
+    )
 
 
 def missing(param: str) -> RequestError:
@@ -219,8 +230,7 @@ def string_too_long(param: str, limit: int, length: int) -> RequestError:
 
 def empty_string(param: str) -> RequestError:
     message = (
-        f"Invalid '{param}': empty string. "
-        "Expected a string with minimum length 1, but got an empty string instead."
+        f"Invalid '{param}': empty string. Expected a string with minimum length 1, but got an empty string instead."
     )
     return RequestError("empty_string", message, param)
 
@@ -255,6 +265,11 @@ def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | 
             f"completion). Please reduce the length of the {param} or of the completion."
         )
     return RequestError("context_length_exceeded", head + tail, param)
+
+
+def internal_error() -> RequestError:
+    """A mistake of ours: the log has the details, the caller has the request id."""
+    return RequestError("internal_error", "The server had an error while processing your request. Please try again.")
 
 
 def model_not_found(name: str) -> RequestError:

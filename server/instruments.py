@@ -1,8 +1,8 @@
 """Counters, gauges and histograms as plain numbers, read only when Prometheus asks.
 
-The client library's histogram takes a lock and scans its buckets for every value (1.1 us: at hundreds of streams
-a share of a step). Here a value is a binary search and two additions (0.25 us), with no lock: one event loop writes
-and reads. Knows no metric of this server.
+The client library's histogram takes a lock and scans its buckets for every value: 1.1 us, which hundreds of streams pay
+at every step. Here a value is a binary search and two additions, 0.25 us, without a lock: one event loop writes and
+reads. Knows no metric of this server.
 """
 
 from __future__ import annotations

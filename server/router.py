@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from inferd.engine.api.client import EngineClient
-from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.errors import EngineDeadError, RequestError, start_error
 from inferd.engine.api.messages import (
     Abort,
     Delta,
@@ -191,7 +191,7 @@ class Router:
                     self._metrics.engine_ready(message)
                     self.became_ready.set()
                 case Failed():
-                    raise EngineDeadError(message.message)
+                    raise start_error(message.kind, message.message)
 
     def fail_all(self, reason: str) -> None:
         """The engine is gone: end every stream with an error, and take no more."""

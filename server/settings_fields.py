@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -32,7 +33,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError("must be a size such as 2GiB (1024s), 512MB (1000s) or 1048576 (bytes)")
-    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+    return int(Decimal(match[1]) * _UNIT_BYTES[match[2]])
 
 
 def format_bytes(num_bytes: int) -> str:

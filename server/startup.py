@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import shlex
 import signal
 import socket
 import time
@@ -21,7 +23,7 @@ import uvloop
 
 from inferd.engine.api.checkpoint import Checkpoint, locate
 from inferd.engine.api.client import EngineClient
-from inferd.engine.api.config import Decision, EngineConfig, resolve
+from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase, Ready
@@ -48,18 +50,17 @@ class Plan:
 
     settings: Settings
     facts: ModelFacts
+    model: ServedModel
     config: EngineConfig
-    decisions: tuple[Decision, ...]
 
 
 def serve(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
-    phases = Phases()
+    started_s = time.monotonic()
     plan = make_plan(settings)
-    listener = bind(settings.host, settings.port)
-    phases.done("checkpoint", describe_plan(plan))
-    with listener:
-        return uvloop.run(_Service(plan, listener, phases).run())
+    with bind(settings.host, settings.port) as listener:
+        checkpoint = Phase("checkpoint", time.monotonic() - started_s, describe_plan(plan))
+        return uvloop.run(_Service(plan, listener, started_s).run(checkpoint))
 
 
 def make_plan(settings: Settings) -> Plan:
@@ -81,7 +82,14 @@ def make_plan(settings: Settings) -> Plan:
     config, _, decisions = resolve(asked, facts, Machine.detect())
     for decision in decisions:
         logger.debug("%s: %s -> %s (%s)", decision.field, decision.asked, decision.became, decision.why)
-    return Plan(settings, facts, config, decisions)
+    assert config.max_model_len is not None
+    model = ServedModel.load(
+        checkpoint.path,
+        settings.served_names,
+        max_model_len=config.max_model_len,
+        vocab_size=facts.shape.vocab_size,
+    )
+    return Plan(settings, facts, model, config)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -100,25 +108,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Phases:
-    """Start-up time, cut into phases that follow one another and so add up."""
-
-    def __init__(self) -> None:
-        self._started_s = self._last_s = time.monotonic()
-
-    def done(self, name: str, detail: str) -> Phase:
-        """End the phase that ran since the last one, and log it."""
-        now = time.monotonic()
-        phase = Phase(name, now - self._last_s, detail)
-        self._last_s = now
-        logger.info("%-11s %6.2f s  %s", name, phase.duration_s, detail)
-        return phase
-
-    @property
-    def total_s(self) -> float:
-        return self._last_s - self._started_s
-
-
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: drain is ours."""
 
@@ -130,22 +119,25 @@ class _Server(uvicorn.Server):
 class _Service:
     """One run of the daemon."""
 
-    def __init__(self, plan: Plan, listener: socket.socket, phases: Phases) -> None:
-        self._plan, self._listener, self._phases = plan, listener, phases
+    def __init__(self, plan: Plan, listener: socket.socket, started_s: float) -> None:
+        self._plan, self._listener, self._started_s = plan, listener, started_s
         self._settings = plan.settings
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._died: str | None = None
         self._start_error: StartError | None = None
 
-    async def run(self) -> int:
+    async def run(self, checkpoint: Phase) -> int:
+        """Until a signal or the engine's end. `checkpoint` is the phase that came before this."""
         settings = self._settings
         self._handle_signals()
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
         supervisor = Supervisor(self._plan.config, log_level=settings.log_level)
         client = EngineClient(supervisor.run_dir, supervisor.generation)
         self._router = Router(client, self._metrics)
-        self._router.on_phase = self._phase
+        self._router.on_phase = self._log_phase
+        self._metrics.phase(checkpoint)
+        self._log_phase(checkpoint)
         supervisor.spawn()
         try:
             return await self._supervise(supervisor)
@@ -159,7 +151,7 @@ class _Service:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch(supervisor))
             receive = group.create_task(self._receive())
-            server = await self._start_http()
+            server = self._make_http()
             http = group.create_task(server.serve(sockets=[self._listener]))
             ready = group.create_task(self._announce())
             await self._stop.wait()
@@ -172,16 +164,8 @@ class _Service:
             raise self._start_error
         return EXIT_ENGINE_DIED if self._died else 0
 
-    async def _start_http(self) -> uvicorn.Server:
-        plan, settings = self._plan, self._settings
-        model = await asyncio.to_thread(
-            ServedModel.load,
-            plan.facts.path,
-            settings.served_names,
-            max_model_len=plan.config.max_model_len,
-            vocab_size=plan.facts.shape.vocab_size,
-        )
-        app = create_app(model, self._router, self._metrics, AppOptions.from_settings(settings))
+    def _make_http(self) -> uvicorn.Server:
+        app = create_app(self._plan.model, self._router, self._metrics, AppOptions.from_settings(self._settings))
         return _Server(
             uvicorn.Config(
                 app,
@@ -190,7 +174,7 @@ class _Service:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                root_path=settings.root_path,
+                root_path=self._settings.root_path,
                 timeout_graceful_shutdown=None,
             )
         )
@@ -198,6 +182,9 @@ class _Service:
     async def _receive(self) -> None:
         try:
             await self._router.run()
+        except StartError as error:
+            self._start_error = error
+            self._engine_died(str(error))
         except EngineDeadError as error:
             self._engine_died(str(error))
 
@@ -218,10 +205,12 @@ class _Service:
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
-        print(ready_card(self._plan, self._router.ready, self._listener, self._phases.total_s), flush=True)
+        print(
+            ready_card(self._plan, self._router.ready, self._listener, time.monotonic() - self._started_s), flush=True
+        )
 
-    def _phase(self, phase: Phase) -> None:
-        self._metrics.phase(self._phases.done(phase.name, phase.detail))
+    def _log_phase(self, phase: Phase) -> None:
+        logger.info("%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -249,24 +238,32 @@ class _Service:
 
 
 def describe_plan(plan: Plan) -> str:
+    """The model and what it will take, in one line."""
     shape, config = plan.facts.shape, plan.config
-    assert config.kv_memory_bytes is not None
+    weights, kv = shape.weights_bytes(config.dtype), config.kv_memory_bytes
+    assert kv is not None
     return (
-        f"{plan.facts.architecture}, {shape.num_params / 1e6:.1f} M parameters, {config.dtype} on {config.device}, "
-        f"plan {format_bytes(shape.weights_bytes(config.dtype))} weights + {format_bytes(config.kv_memory_bytes)} KV"
+        f"{plan.facts.arch.architecture}, {shape.num_params / 1e6:.1f} M parameters, {config.dtype} on "
+        f"{config.device}; plan {format_bytes(weights)} weights, {format_bytes(kv)} KV"
     )
 
 
 def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
     """What a person needs first: where it is, what it serves, and a line to paste."""
-    settings = plan.settings
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    name = settings.served_names[0]
+    settings, name = plan.settings, plan.settings.served_names[0]
+    url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}{settings.root_path}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
-    question = '{"model": "%s", "messages": [{"role": "user", "content": "What are you?"}]}' % name
+    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
-        f"\nREADY in {total_s:.1f} s: {name} at http://{host}:{port}/v1  (inferd {version('inferd')}, {ready.dtype}, "
+        f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, {ready.dtype}, "
         f"context {ready.max_model_len}, {ready.num_blocks * ready.block_size} KV tokens)\n"
-        f"  curl http://{host}:{port}{settings.root_path}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _reachable_host(listener: socket.socket) -> str:
+    """The listening address as a client on this machine writes it."""
+    host: str = listener.getsockname()[0]
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

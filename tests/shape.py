@@ -1,4 +1,4 @@
-"""Print the longest files and functions of the product: what outgrows 400 lines or 60 is usually two things in one room."""
+"""Print the longest files and functions of the product: over 400 lines or 60 is usually two things in one room."""
 
 from __future__ import annotations
 

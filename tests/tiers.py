@@ -45,7 +45,9 @@ def main() -> int:
     rows: list[tuple[str, int, float, int]] = []
     if options.make:
         started = time.monotonic()
-        code = subprocess.run([*options.make.split(), "--no-print-directory", "install"], cwd=ROOT, check=False).returncode
+        code = subprocess.run(
+            [*options.make.split(), "--no-print-directory", "install"], cwd=ROOT, check=False
+        ).returncode
         rows.append(("install", INSTALL_BUDGET_S, time.monotonic() - started, code))
         if code:
             return _report(rows)

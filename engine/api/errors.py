@@ -40,6 +40,12 @@ class CapacityError(StartError):
     exit_code = 4
 
 
+def start_error(kind: str, message: str) -> StartError:
+    """The error that another process named by its class; an unknown name becomes the root of its kind."""
+    kinds = {error.__name__: error for error in (ModelError, ConfigError, CapacityError)}
+    return kinds.get(kind, StartError)(message)
+
+
 class RequestError(InferdError):
     """One request cannot be served as asked.
 

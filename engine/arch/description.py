@@ -97,13 +97,6 @@ class Arch:
         return self.num_layers * 2 * self.kv_size
 
     @property
-    def num_params(self) -> int:
-        """Weights of the model, a tied head counted once."""
-        attention = self.hidden_size * (self.qkv_size + self.q_size)
-        attention += self.has_qkv_bias * self.qkv_size + self.has_o_bias * self.hidden_size
-        attention += self.has_qk_norm * 2 * self.head_dim
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        norms = 2 * self.hidden_size
-        embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * (attention + mlp + norms) + embeddings + self.hidden_size
+    def tied_head_elements(self) -> int:
+        """Elements of a head that shares the embedding's weights: what a device that packs its heads holds twice."""
+        return self.vocab_size * self.hidden_size if self.tie_embeddings else 0

@@ -38,7 +38,7 @@ class Attention:
         """x [T, hidden]; cos_sin [P, rotary_dim]; kv [blocks, 2, G, block_size, D], which receives these tokens' KV."""
         arch = self._arch
         heads = self._qkv(x).view(x.shape[0], -1, arch.head_dim)
-        q, k, v = torch.split(heads, (arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
         q_norm = self._q_norm.weight if self._q_norm else None
         k_norm = self._k_norm.weight if self._k_norm else None
         q = rope_and_cache(q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps)

@@ -127,15 +127,15 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
         draft = PlanDraft(self._budget.for_step())
-        prompts: list[Entry] = []
+        prompts: list[tuple[Entry, int]] = []
         for entry in list(self._running):
             num_pending = entry.request.num_pending
             if num_pending == 1:
-                self._continue(entry, draft)
+                self._continue(entry, num_pending, draft)
             elif num_pending > 1:
-                prompts.append(entry)
-        for entry in prompts:
-            self._continue(entry, draft)
+                prompts.append((entry, num_pending))
+        for entry, num_pending in prompts:
+            self._continue(entry, num_pending, draft)
         self._admit_waiting(draft, now)
         if not draft.rows:
             return None
@@ -231,13 +231,12 @@ class Scheduler:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def _continue(self, entry: Entry, draft: PlanDraft) -> None:
-        """Give a running entry what it can catch up with now; nothing where the budget is spent or memory is short."""
-        request = entry.request
-        num_tokens = min(request.num_pending, draft.budget.num_tokens)
+    def _continue(self, entry: Entry, num_pending: int, draft: PlanDraft) -> None:
+        """Let a running entry catch up as far as the budget goes; not at all where memory is short."""
+        num_tokens = min(num_pending, draft.budget.num_tokens)
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
-        end = request.scheduled + num_tokens
+        end = entry.request.scheduled + num_tokens
         if end <= entry.table.capacity or self._grow(entry, end):
             draft.add(entry, num_tokens)
 

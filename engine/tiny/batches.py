@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from inferd.engine.tiny.conversation import TEXT_END, Conversation, render
 from inferd.engine.tiny.mixture import Mixture
+from inferd.engine.tiny.tokenizer import id_of
 
 DOCUMENT_SHARE = 0.03
 # Sequence lengths and their shares: short ones hold one or two conversations from their first token on, as they are
@@ -24,7 +25,7 @@ class Batches:
     def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
         self._mixture, self._tokenizer, self._num_tokens = mixture, tokenizer, num_tokens
         self._rng = random.Random(seed)
-        self._text_end = tokenizer.token_to_id(TEXT_END)
+        self._text_end = id_of(tokenizer, TEXT_END)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
@@ -51,7 +52,8 @@ class Batches:
         return encode_conversation(self._mixture.draw(), self._tokenizer)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 def encode_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -64,4 +66,4 @@ def encode_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
         is_own = header.endswith("assistant\n")
         ids += message
         targets += [-100] * num_header + message[num_header:-1] + [-100] if is_own else [-100] * len(message)
-    return [*ids, tokenizer.token_to_id(TEXT_END)], [*targets, -100]
+    return [*ids, id_of(tokenizer, TEXT_END)], [*targets, -100]

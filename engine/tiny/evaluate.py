@@ -12,6 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -50,11 +51,11 @@ class Model:
     """The checkpoint behind transformers, asked one prompt at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def answer(self, prompt: str, max_new_tokens: int = MAX_NEW_TOKENS) -> Answer:
-        inputs = self.tokenizer.apply_chat_template(
+        inputs = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         ids = self._model.generate(
@@ -62,7 +63,7 @@ class Model:
         )
         new_ids = ids[0, inputs["input_ids"].shape[1] :]
         is_finished = int(new_ids[-1]) in self._model.generation_config.eos_token_id
-        return Answer(self.tokenizer.decode(new_ids, skip_special_tokens=True), is_finished)
+        return Answer(self._tokenizer.decode(new_ids, skip_special_tokens=True), is_finished)
 
 
 def held_out_examples(seed: int = SEED) -> dict[str, list[Example]]:

@@ -34,6 +34,12 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert isinstance(token_id, int), f"{token!r} is not in the vocabulary"
+    return token_id
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokens = json.loads(tokenizer.to_str())
     for token in tokens["added_tokens"]:

@@ -10,7 +10,9 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +25,7 @@ from inferd.engine.tiny import MODEL_DIR
 from inferd.engine.tiny.batches import Batches
 from inferd.engine.tiny.conversation import END, TEXT_END, render
 from inferd.engine.tiny.mixture import Mixture
-from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, train_tokenizer
+from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, id_of, save_tokenizer, train_tokenizer
 
 SEED = 1
 BATCH_TOKENS = 4096
@@ -36,7 +38,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    ends = [tokenizer.token_to_id(END), tokenizer.token_to_id(TEXT_END)]
+    ends = [id_of(tokenizer, END), id_of(tokenizer, TEXT_END)]
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -52,7 +54,6 @@ def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=ends[0],
         pad_token_id=ends[1],
-        attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config)
     for name, weight in model.named_parameters():
@@ -61,7 +62,7 @@ def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
-def loss_of(body: torch.nn.Module, model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+def loss_of(body: Callable[..., Any], model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     """Mean cross-entropy in nats over the batch's targets; the vocabulary is scored at those positions only."""
     ids, targets = batch
     is_target = targets != -100
@@ -73,7 +74,7 @@ def loss_of(body: torch.nn.Module, model: LlamaForCausalLM, batch: Batch) -> tor
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, batches: list[Batch]) -> float:
-    model.eval()
+    model.train(False)
     loss = sum(loss_of(model.model, model, batch).item() for batch in batches) / len(batches)
     model.train()
     return loss
@@ -104,8 +105,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         config = {key: value for key, value in config.items() if value is not None and not key.startswith("_")}
         generation = {
             "do_sample": True,
-            "eos_token_id": [tokenizer.token_to_id(END), tokenizer.token_to_id(TEXT_END)],
-            "pad_token_id": tokenizer.token_to_id(TEXT_END),
+            "eos_token_id": [id_of(tokenizer, END), id_of(tokenizer, TEXT_END)],
+            "pad_token_id": id_of(tokenizer, TEXT_END),
             "temperature": 0.6,
             "top_p": 0.9,
         }
@@ -118,7 +119,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_dir)
     for _ in range(num_samples):
         conversation = mixture.draw()
         messages = [message.schema() for message in conversation.messages]
@@ -150,7 +151,7 @@ def train(folder: Path, num_steps: int, *, is_compiled: bool) -> None:
         for step in range(num_steps):
             batch = next(batches)
             loss = loss_of(body, model, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer, rate in zip(optimizers, rates, strict=True):
                 optimizer.param_groups[0]["lr"] = rate * rate_at(step, num_steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     for plan in _warm_up_plans(config.max_model_len, config.block_size):
         runner.execute(plan)
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
-    laps.done("warm-up", ", ".join(f"{op} {name}" for op, name in kernels))
+    laps.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
     return runner, Ready(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -121,6 +122,12 @@ def _allocate(facts: ModelFacts, num_blocks: int, block_size: int, dtype: torch.
         raise CapacityError(
             f"the KV cache of {format_bytes(asked)} could not be allocated: give a smaller --kv-memory ({error})"
         ) from error
+
+
+def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
+    """How many ops run in which implementation."""
+    counts = Counter(name for _, name in kernels)
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
 def _warm_up_plans(max_model_len: int, block_size: int) -> tuple[StepPlan, ...]:

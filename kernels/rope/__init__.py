@@ -48,7 +48,7 @@ def rope_and_cache(
     q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
     positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike;
     kv [blocks, 2, G, block_size, D], written in place; q_norm, k_norm [D], both or neither, with their `eps`.
-    Arithmetic is in fp32 with one rounding to the dtype (two with a norm).
+    Arithmetic is in fp32, with one rounding to the dtype at the end.
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]

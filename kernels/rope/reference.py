@@ -20,21 +20,22 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
+    dtype = q.dtype
     if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+        q, k = rms_norm(q.to(torch.float32), q_norm, eps), rms_norm(k.to(torch.float32), k_norm, eps)
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     block_size = kv.shape[3]
     block_ids, offsets = write_slots // block_size, write_slots % block_size
     kv[block_ids, 0, :, offsets] = _rotate(k, cos, sin).to(kv.dtype)
     kv[block_ids, 1, :, offsets] = v.to(kv.dtype)
-    return _rotate(q, cos, sin)
+    return _rotate(q, cos, sin).to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + r/2]) of the first r elements of each head; cos, sin [T, 1, r/2] in fp32."""
+    """The pairs (x[i], x[i + r/2]) of the first r elements of each head turned, in fp32; cos, sin [T, 1, r/2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     parts = [first * cos - second * sin, second * cos + first * sin]
     if rest.shape[-1]:
         parts.append(rest.to(torch.float32))
-    return torch.cat(parts, dim=-1).to(x.dtype)
+    return torch.cat(parts, dim=-1)

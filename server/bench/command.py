@@ -1,10 +1,72 @@
-"""`inferd bench`."""
+"""`inferd bench serve`: the command line around a load run. Figures go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
+
+from inferd.server.bench.options import LoadOptions
 
 bench_app = typer.Typer(name="bench", help="Measure a running server.", no_args_is_help=True)
 
 
+@bench_app.callback()
+def _group() -> None:
+    """Measure a running server."""
+
+
 @bench_app.command("serve")
-def bench_serve() -> None:
-    """Load."""
+def bench_serve(
+    base_url: Annotated[str, typer.Option(help="The server.", rich_help_panel="Server")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the first it lists.", rich_help_panel="Server")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFERD_API_KEY", help="If it asks for one.", rich_help_panel="Server")
+    ] = None,
+    api: Annotated[
+        Literal["completions", "chat"], typer.Option(help="Random ids, or words in a chat.", rich_help_panel="Requests")
+    ] = "completions",
+    num_requests: Annotated[int, typer.Option("--num-requests", "-n", rich_help_panel="Requests")] = 64,
+    input_len: Annotated[int, typer.Option(help="Prompt tokens.", rich_help_panel="Requests")] = 128,
+    output_len: Annotated[int, typer.Option(help="Tokens to generate, exactly.", rich_help_panel="Requests")] = 64,
+    shared_prefix: Annotated[int, typer.Option(help="Prompt tokens alike in all.", rich_help_panel="Requests")] = 0,
+    temperature: Annotated[float, typer.Option(rich_help_panel="Requests")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests.", rich_help_panel="Requests")] = 0,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Draw ids below it; do not ask /tokenize.", rich_help_panel="Requests")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="In flight.", rich_help_panel="Load")] = 8,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s, instead of a concurrency.", rich_help_panel="Load")
+    ] = None,
+    arrivals: Annotated[Literal["poisson", "constant"], typer.Option(rich_help_panel="Load")] = "poisson",
+    warmup: Annotated[int, typer.Option(help="Requests before measuring.", rich_help_panel="Load")] = 2,
+    timeout_s: Annotated[float, typer.Option(help="Longest request.", rich_help_panel="Load")] = 600.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write settings and figures here.")
+    ] = None,
+) -> None:
+    """Load a server and report TTFT, TPOT, ITL and throughput. Exits 1 if any request failed."""
+    options = LoadOptions(
+        base_url=base_url,
+        model=model,
+        api=api,
+        num_requests=num_requests,
+        concurrency=concurrency,
+        rate=rate,
+        arrivals=arrivals,
+        input_len=input_len,
+        output_len=output_len,
+        shared_prefix=shared_prefix,
+        temperature=temperature,
+        seed=seed,
+        warmup=warmup,
+        timeout_s=timeout_s,
+        vocab_size=vocab_size,
+    )
+
+    from inferd.server.bench.session import run_bench  # noqa: PLC0415
+
+    # The variable may hold several keys, as the server reads it; any of them opens it.
+    raise typer.Exit(run_bench(options, api_key.partition(",")[0] if api_key else None, json_file))

@@ -10,7 +10,7 @@ from inferd.engine.api.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """One run. Lengths are in tokens; with `api` "chat" the input length is approximate and the report has the real one."""
+    """One run. Lengths are in tokens; with `api` "chat" the input length is approximate; the report has the real."""
 
     base_url: str
     model: str | None = None
@@ -42,7 +42,9 @@ class LoadOptions:
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate must be a number above 0 (requests per second), but got {self.rate}")
         if not 0 <= self.shared_prefix <= self.input_len:
-            raise ConfigError(f"shared_prefix must be from 0 to input_len ({self.input_len}), but got {self.shared_prefix}")
+            raise ConfigError(
+                f"shared_prefix must be from 0 to input_len ({self.input_len}), but got {self.shared_prefix}"
+            )
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url must begin with http:// or https://, but got {self.base_url!r}")
 

@@ -106,7 +106,12 @@ class Choice:
             self._num_prompt_chars = len(text)
         scored: tuple[ScoredToken | None, ...] = ()
         if self._request.params.prompt_logprobs is not None:
-            assert len(self._prompt_logprobs) == len(token_ids) - 1, "the engine scores every prompt token but the first"
-            rest = (ScoredToken(logprobs, offset) for logprobs, offset in zip(self._prompt_logprobs, offsets[1:], strict=True))
+            assert len(self._prompt_logprobs) == len(token_ids) - 1, (
+                "the engine scores every prompt token but the first"
+            )
+            rest = (
+                ScoredToken(logprobs, offset)
+                for logprobs, offset in zip(self._prompt_logprobs, offsets[1:], strict=True)
+            )
             scored = (None, *rest)
         return PromptRead(self.index, text, scored)

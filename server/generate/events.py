@@ -1,6 +1,7 @@
 """What happens to a choice, as typed events: the only thing that answers, streamed or plain, are made of.
 
-The order for each choice is `PromptRead` (where asked for), any number of `TextDelta`, one `Finished`. Choices interleave.
+The order for each choice is `PromptRead` (where asked for), any number of `TextDelta`, one `Finished`. Choices
+interleave.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of a choice. Text may be empty while a character or a stop string is unfinished, or follow its token late."""
+    """More of a choice. Text may follow its token late: while a character or a stop string is unfinished."""
 
     choice: int
     text: str

@@ -1,4 +1,4 @@
-"""Wire fields and the model's defaults -> the engine's `SamplingParams`. Order of precedence: caller, checkpoint, OpenAI."""
+"""Wire fields and defaults -> the engine's `SamplingParams`. Order of precedence: caller, checkpoint, OpenAI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ T = TypeVar("T")
 def sampling_params(
     wire: GenerationFields,
     model: ServedModel,
-    *,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,

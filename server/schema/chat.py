@@ -81,7 +81,7 @@ class ChatRequest(GenerationFields):
     tool_choice: str | None = wire(Only(("auto", "none"), _NO_CALL_PARSING))
     parallel_tool_calls: bool | None = wire(Boolean(), has_effect=False)
     response_format: None = wire(ResponseFormat())
-    modalities: object = wire(Only((["text"],), "Only [\"text\"] is served."), has_effect=False)
+    modalities: object = wire(Only((["text"],), 'Only ["text"] is served.'), has_effect=False)
     prompt_cache_key: str | None = wire(Text(), has_effect=False)
     add_generation_prompt: bool | None = wire(Boolean())
     continue_final_message: bool | None = wire(Boolean())

@@ -44,4 +44,4 @@ class CompletionRequest(GenerationFields):
     logprobs: int | None = wire(Integer(0, MAX_LOGPROBS))
     suffix: object = wire(Only(("",), "Text cannot be inserted before a suffix."), has_effect=False)
     best_of: object = wire(Only((1,), "Use 'n' to get several completions."), has_effect=False)
-    response_format: None = wire(Only(({"type": "text"},), "Only {\"type\": \"text\"} is served."))
+    response_format: None = wire(Only(({"type": "text"},), 'Only {"type": "text"} is served.'))

@@ -1,7 +1,7 @@
 """How a request type declares its fields, and how a JSON object becomes one.
 
-A request type is a frozen dataclass whose fields are made by `wire`: type, bounds, default and help stand together, once.
-`read` is the only reader; boundary tests and documentation walk the same declarations. Knows no particular field.
+A request type is a frozen dataclass whose fields are made by `wire`: name, type and bounds stand together, once. `read`
+is the only reader; boundary tests and documentation walk the same declarations. Knows no particular field.
 """
 
 from __future__ import annotations

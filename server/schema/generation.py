@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,16 +10,35 @@ from typing import ClassVar
 from inferd.engine.api.params import MAX_LOGPROBS, MAX_SEED
 from inferd.server import errors
 from inferd.server.schema.fields import RequestFields, wire
-from inferd.server.schema.kinds import Array, Boolean, Decimal, Integer, Json, OneOrMany, Text, TokenIds, check_properties
+from inferd.server.schema.kinds import (
+    Array,
+    Boolean,
+    Decimal,
+    Integer,
+    Json,
+    OneOrMany,
+    Text,
+    TokenIds,
+    check_properties,
+)
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_LISTED_IDS = 65_536
-MAX_REQUEST_ID = 128
+MAX_PROMPTS = 2_048
+MAX_CHOICES_IN_ALL = 2_048
+"""Prompts times n of one HTTP request."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
 _STRUCTURED = "Constrained output is not served yet; ask for the format in the prompt."
 _REMOVED_GUIDED = "The field's successor is 'structured_outputs', which is not served yet."
+
+
+def is_sane_id(text: str) -> bool:
+    """Whether a caller's id may be repeated in headers, logs and answers."""
+    return _REQUEST_ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +92,7 @@ class GenerationFields(RequestFields):
     model: str | None = wire(Text())
     n: int | None = wire(Integer(1, MAX_CHOICES))
     stream: bool | None = wire(Boolean())
-    stream_options: StreamOptions | None = wire(StreamOptionsObject())
+    stream_options: StreamOptions | None = wire(StreamOptionsObject())  # noqa: RUF009  # it makes a dataclass field
     max_tokens: int | None = wire(Integer(0))
     max_completion_tokens: int | None = wire(Integer(0))
     min_tokens: int | None = wire(Integer(0))
@@ -98,7 +118,7 @@ class GenerationFields(RequestFields):
     truncate_prompt_tokens: int | None = wire(Integer(-1))
     priority: int | None = wire(Integer(-(2**31), 2**31 - 1))
     cache_salt: str | None = wire(Text(1, 1_024))
-    request_id: str | None = wire(Text(1, MAX_REQUEST_ID))
+    request_id: str | None = wire(Text(1, 128))
     return_token_ids: bool | None = wire(Boolean())
     user: str | None = wire(Text(), has_effect=False)
     metadata: Mapping[str, object] | None = wire(Json(), has_effect=False)
@@ -125,8 +145,3 @@ class GenerationFields(RequestFields):
         "length_penalty": "It belongs to beam search, which is not served.",
         "return_tokens_as_token_ids": "Use 'return_token_ids' instead.",
     }
-
-
-MAX_PROMPTS = 2_048
-MAX_CHOICES_IN_ALL = 2_048
-"""Prompts times n of one HTTP request."""

@@ -1,7 +1,7 @@
 """What one JSON value may be: small validators that read a parsed value or refuse it in OpenAI's words.
 
-Each kind has a `name`, as error messages and generated documentation spell it, and `read(value, where)`, which returns the
-value in the product's own types or raises `RequestError`. Knows no field names, no limits of a model, and no HTTP.
+Each kind has a `name`, as error messages and generated documentation spell it, and `read(value, where)`, which returns
+the value in the product's own types or raises `RequestError`. Knows no field names, no limits of a model, no HTTP.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 
 
@@ -271,4 +270,3 @@ def check_properties(
         if value.get(key) is None:
             raise errors.missing(f"{where}.{key}")
     return value
-

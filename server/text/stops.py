@@ -1,8 +1,8 @@
 """Stop strings: found in a text that arrives in pieces, without ever letting go of a prefix of one.
 
 One automaton a stop string (Knuth, Morris, Pratt) reads each character once, so the result does not depend on how the
-text was cut, and the cost is linear for every stop string. The string that is complete first wins; of two complete at the same
-character, the longer. Knows no tokens.
+text was cut, and the cost is linear. The string that is complete first wins; of two complete at the same character, the
+longer. Knows no tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The checkpoint's chat template: messages -> the text that the model was trained to continue.
 
-Renders in transformers' sandbox, for any template that this file's checkpoint holds and never one of a caller's. What the
-template itself refuses (roles that must alternate) becomes a 400 with its own words.
+Renders in transformers' sandbox, and never a template of a caller's. What the template itself refuses (roles that must
+alternate) becomes a 400 with its own words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -39,6 +40,19 @@ class Conversation:
     """Switches of the template, such as `enable_thinking`."""
 
 
+def conversation_of(
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    kwargs: Mapping[str, object] | None,
+) -> Conversation:
+    """None stands for the default: an answer is asked for, unless the last message is to be continued."""
+    continues = bool(continue_final_message)
+    asks = not continues if add_generation_prompt is None else add_generation_prompt
+    return Conversation(messages, tools, asks, continues, kwargs)
+
+
 class ChatTemplate:
     """One checkpoint's template or, where it has several, the one for tools and the one for everything else."""
 
@@ -61,17 +75,25 @@ class ChatTemplate:
                 where = f"chat_template_kwargs.{name}"
                 raise errors.unsupported_parameter(where, "The request has a field of its own for it, or none.")
         try:
-            rendered, _ = render_jinja_template(
+            return self._render(conversation, kwargs)
+        except _TEMPLATE_ERRORS as error:
+            raise _refused(error) from error
+
+    def _render(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
+        variables: dict[str, Any] = {**self._special_tokens, **kwargs}
+        # Typed as one string in transformers, it is (a text for each conversation, indices we do not ask for).
+        texts, _ = cast(
+            "tuple[list[str], object]",
+            render_jinja_template(
                 conversations=[[self._for_template(message) for message in conversation.messages]],
-                tools=list(conversation.tools) if conversation.tools else None,
+                tools=[dict(tool) for tool in conversation.tools] if conversation.tools else None,
                 chat_template=self._with_tools if conversation.tools else self._default,
                 continue_final_message=conversation.continue_final_message,
                 add_generation_prompt=conversation.add_generation_prompt,
-                **{**self._special_tokens, **kwargs},
-            )
-        except _TEMPLATE_ERRORS as error:
-            raise _refused(error) from error
-        return str(rendered[0])
+                **variables,
+            ),
+        )
+        return texts[0]
 
     def _for_template(self, message: Mapping[str, object]) -> dict[str, object]:
         """Most templates know no developer: to them, it is the system that speaks."""
@@ -81,23 +103,19 @@ class ChatTemplate:
         return copy
 
     def _check_syntax(self) -> None:
-        try:
-            for template in {self._default, self._with_tools}:
-                jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(template)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; rendering ignores it, parsing must know it."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        """Compiles what requests will render. What a template says of this one message does not matter."""
+        probe = Conversation(({"role": "user", "content": "x"},))
+        for tools in (None, ({"type": "function", "function": {"name": "x"}},)):
+            try:
+                self._render(replace(probe, tools=tools), {})
+            except jinja2.TemplateSyntaxError as error:
+                raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
+            except _TEMPLATE_ERRORS:
+                continue
 
 
 def _refused(error: Exception) -> RequestError:
     words = errors.clip(str(error) or type(error).__name__, errors.MAX_ECHO)
-    return RequestError("invalid_value", f"The model's chat template does not accept these messages: {words}", "messages")
+    return RequestError(
+        "invalid_value", f"The model's chat template does not accept these messages: {words}", "messages"
+    )

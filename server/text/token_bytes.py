@@ -99,8 +99,8 @@ def _steps_of(decoder: dict[str, object]) -> tuple[list[_Step], int]:
         assert isinstance(start, int)
         return [], start
     raise ModelError(
-        f"the tokenizer's decoder {kind!r} cannot be read token by token; known are ByteLevel, ByteFallback, Metaspace, "
-        "Replace, Strip (at the start) and Fuse"
+        f"the tokenizer's decoder {kind!r} cannot be read token by token; known are ByteLevel, ByteFallback, "
+        "Metaspace, Replace, Strip (at the start) and Fuse"
     )
 
 
@@ -111,7 +111,9 @@ def _sequence(decoders: object) -> tuple[list[_Step], int]:
     for decoder in decoders:
         new_steps, new_strip = _steps_of(decoder)
         if (new_strip and not is_fused and decoder["type"] == "Strip") or (new_steps and is_fused):
-            raise ModelError(f"the tokenizer's decoder applies {decoder['type']!r} where it cannot be read token by token")
+            raise ModelError(
+                f"the tokenizer's decoder applies {decoder['type']!r} where it cannot be read token by token"
+            )
         is_fused = is_fused or decoder["type"] == "Fuse"
         steps += new_steps
         strip += new_strip

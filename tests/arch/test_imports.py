@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("server", "engine", "kernels")
 
 SERVER_LIBRARIES = (
-    "fastapi", "httptools", "httpx", "msgspec", "orjson", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings",
+    "fastapi", "httptools", "httpx", "msgspec", "orjson", "prometheus_client", "pydantic", "pydantic_core",
+    "pydantic_settings",
     "rich", "starlette", "tokenizers", "typer", "click", "uvicorn", "uvloop", "yaml", "huggingface_hub",
     "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils", "jinja2", "anyio",
 )  # fmt: skip
@@ -104,7 +105,7 @@ def test_a_module_imports_only_what_its_room_may(module: str, path: Path) -> Non
 
 
 def test_packages_export_nothing() -> None:
-    """`engine.api.params` must load without pyzmq, and so on: packages re-export nothing but a kernel's own signature."""
+    """`engine.api.params` loads without pyzmq, and so on: packages re-export nothing but a kernel's own signature."""
     for module, path in modules():
         if path.name == "__init__.py" and not module.startswith(("kernels.", "engine.tiny")):
             assert list(imported(path)) == [], f"{module} imports in its __init__"
@@ -113,7 +114,8 @@ def test_packages_export_nothing() -> None:
 def test_there_are_no_import_cycles() -> None:
     graph = {f"inferd.{module}": set(imported(path)) for module, path in modules()}
     edges = {
-        module: {known for name in names for known in graph if name == known or name.rpartition(".")[0] == known} - {module}
+        module: {known for name in names for known in graph if name == known or name.rpartition(".")[0] == known}
+        - {module}
         for module, names in graph.items()
     }
     done: set[str] = set()

@@ -201,7 +201,9 @@ class SimulatedDevice:
         if _POISON in cells or _NAN in cells:
             position = next(i for i, cell in enumerate(cells) if cell in (_POISON, _NAN))
             what = "NaN" if cells[position] == _NAN else "poison"
-            raise SimulationError(f"{admission.request_id}: position {position} of {end} reads {what}, block size {size}")
+            raise SimulationError(
+                f"{admission.request_id}: position {position} of {end} reads {what}, block size {size}"
+            )
         return tuple(token_id if at == i else -token_id - 1 for i, (token_id, at) in enumerate(cells))
 
 

@@ -14,7 +14,7 @@ from inferd.engine import core as core_module
 from inferd.engine.api.messages import Delta, WireLogprobs
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Node, PrefixIndex
-from inferd.engine.cache.table import BlockTable, KVCache
+from inferd.engine.cache.table import Appended, BlockTable, KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import scheduler as scheduler_module
@@ -128,12 +128,11 @@ def table_of_a_resumed_request_is_stale(patch: Patch) -> None:
         release(self)
         self._num_sent = num_sent
 
-    def take_appended(self: BlockTable) -> object:
-        appended = original(self)
-        self._num_sent = max(self._num_sent, len(self._blocks))
-        return appended
+    def take_appended(self: BlockTable) -> tuple[Appended, ...]:
+        return original(self) if self._num_sent < len(self._blocks) else ()
 
     original = BlockTable.take_appended
+    patch.setattr(BlockTable, "take_appended", take_appended)
     patch.setattr(BlockTable, "release", stale)
     patch.setattr(BlockTable, "check", lambda self: None)
 
@@ -171,9 +170,13 @@ def hash_ignores_the_prefix(patch: Patch) -> None:
 @mutation
 def hash_ignores_the_salt(patch: Patch) -> None:
     """False hit across tenants: the text is right, and says what another tenant has asked."""
-    root_key = PrefixIndex.root_key
-    patch.setattr(PrefixIndex, "root_key", lambda self, salt: root_key(self, ""))
-    patch.setattr(PrefixIndex, "find", _ids_only)
+    open_table = KVCache.open
+
+    def unsalted(self: KVCache, request: Request) -> BlockTable:
+        request.cache_salt = ""
+        return open_table(self, request)
+
+    patch.setattr(KVCache, "open", unsalted)
 
 
 @mutation
@@ -194,7 +197,7 @@ def blocks_indexed_one_token_early(patch: Patch) -> None:
     commit = BlockTable.commit
 
     def early(self: BlockTable, num_computed: int) -> None:
-        commit(self, min(num_computed + 1, len(self._request.ids)))
+        commit(self, min(num_computed + 1, len(self._request.ids), self.capacity))
 
     patch.setattr(BlockTable, "commit", early)
 
@@ -214,7 +217,11 @@ def blocks_indexed_before_they_are_applied(patch: Patch) -> None:
 @mutation
 def whole_prompt_may_hit(patch: Patch) -> None:
     """A prefix hit covers every known token, and nothing is left to compute logits from."""
-    patch.setattr(BlockTable, "num_hittable", property(lambda self: self.num_full))
+
+    def num_hittable(self: BlockTable) -> int:
+        return self.num_full if self._request.takes_prefix_hits else 0
+
+    patch.setattr(BlockTable, "num_hittable", property(num_hittable))
 
 
 @mutation

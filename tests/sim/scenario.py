@@ -6,7 +6,7 @@ request at a time, one token a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from inferd.engine.api.params import SamplingParams
@@ -58,14 +58,12 @@ def make_scenario(seed: int) -> Scenario:
     is_flood = rng.random() < 0.06
     jobs = (_flooded(limits),) if is_flood else _jobs(rng, limits)
     last_tick = max(job.arrival_tick for job in jobs) + 40
-    ids = [job.request_id for job in jobs]
-    num_aborts = 0 if is_flood else rng.choice((0, 0, 1, 3, len(jobs)))
-    aborts = sorted((rng.randint(0, last_tick), rng.choice(ids)) for _ in range(num_aborts))
+    aborts = [] if is_flood else _aborts(rng, jobs, last_tick)
     return Scenario(
         seed=seed,
         limits=limits,
         jobs=jobs,
-        aborts=tuple(aborts + [abort for abort in aborts if rng.random() < 0.3]),
+        aborts=tuple(aborts),
         resets=_ticks(rng, last_tick, 0.2, 4),
         crashes=frozenset() if is_flood else _ticks(rng, last_tick, 0.15, 2),
         duplicates=_ticks(rng, last_tick, 0.2, 3),
@@ -103,6 +101,15 @@ def _ticks(rng: Random, last_tick: int, chance: float, most: int) -> frozenset[i
     return frozenset(rng.randint(0, last_tick) for _ in range(rng.randint(1, most)))
 
 
+def _aborts(rng: Random, jobs: tuple[Job, ...], last_tick: int) -> list[tuple[int, str]]:
+    """At any time, or soon after the request came; some twice."""
+    aborts: list[tuple[int, str]] = []
+    for job in rng.choices(jobs, k=rng.choice((0, 0, 1, 3, len(jobs)))):
+        tick = rng.randint(0, last_tick) if rng.random() < 0.3 else job.arrival_tick + rng.randint(0, 12)
+        aborts += [(tick, job.request_id)] * rng.choice((1, 1, 2))
+    return aborts
+
+
 def _jobs(rng: Random, limits: Limits) -> tuple[Job, ...]:
     stems = _stems(rng, limits)
     lengths = rng.choice(((0, 1, 1, 2, 3, 6, 12, 30), (6, 12, 30, 60)))
@@ -122,6 +129,8 @@ def _jobs(rng: Random, limits: Limits) -> tuple[Job, ...]:
             cache_salt=rng.choice(salts),
         )
         jobs.append(_with_params(rng, limits, job, lengths))
+        if jobs[-1].nan_position is not None:
+            jobs.append(replace(jobs[-1], request_id=f"r{number}-twin", arrival_tick=tick + 1, nan_position=None))
     return tuple(jobs)
 
 
@@ -155,10 +164,7 @@ def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]
         logprobs=0 if rng.random() < 0.2 else None,
         prompt_logprobs=0 if rng.random() < 0.1 else None,
     )
-    nan_position = len(job.prompt_ids) + rng.randint(0, 4) if rng.random() < 0.06 else None
-    fields = (job.arrival_tick, job.priority, job.cache_salt)
-    whole = answer_of(Job(job.request_id, job.prompt_ids, params, *fields, 0, nan_position))
-    num_emitted = rng.randint(0, len(whole.token_ids)) if rng.random() < 0.15 else 0
-    if whole.finish_reason == "error" and num_emitted == len(whole.token_ids):
-        num_emitted = 0
-    return Job(job.request_id, job.prompt_ids, params, *fields, num_emitted, nan_position)
+    nan_position = len(job.prompt_ids) + rng.choice((0, 0, 0, 1, 4)) if rng.random() < 0.06 else None
+    job = replace(job, params=params, nan_position=nan_position)
+    num_emitted = rng.randint(0, len(answer_of(job).token_ids)) if rng.random() < 0.15 else 0
+    return replace(job, num_emitted=num_emitted)

@@ -177,8 +177,10 @@ class Simulation:
     def _step(self) -> None:
         self._poison_free()
         self._num_stalled += 1
+        running = self._running_ranks()
         if self.core.has_work:
             self._take(self.core.step(self._now))
+        self._check_victims(running)
         self.core.check()
         self._poison_free()
         if not self.core.has_work:
@@ -190,7 +192,26 @@ class Simulation:
 
     def _patience(self) -> int:
         """Steps within which some request must get something: each computes its whole sequence, some more than once."""
-        return 20 + 3 * sum(stream.job.params.max_tokens + len(stream.job.prompt_ids) for stream in self.streams.values())
+        return 20 + 3 * sum(
+            stream.job.params.max_tokens + len(stream.job.prompt_ids) for stream in self.streams.values()
+        )
+
+    def _running_ranks(self) -> dict[str, tuple[float, float]]:
+        """(arrival with its priority in seconds, arrival) of the requests that run."""
+        ageing_s = self.scenario.limits.ageing_s
+        requests = [entry.request for entry in self.scheduler._running]
+        return {r.request_id: (r.arrival_s + r.priority * ageing_s, r.arrival_s) for r in requests}
+
+    def _check_victims(self, before: dict[str, tuple[float, float]]) -> None:
+        """Who was preempted ranks behind all who were not."""
+        after = self._running_ranks()
+        victims = [rank for request_id, rank in before.items() if request_id not in after and self._is_live(request_id)]
+        spared = [rank for request_id, rank in before.items() if request_id in after]
+        if victims and spared:
+            assert max(spared) <= min(victims), f"preempted at {min(victims)}, and {max(spared)} goes on"
+
+    def _is_live(self, request_id: str) -> bool:
+        return self.streams[request_id].is_live
 
     def _poison_free(self) -> None:
         self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots)
@@ -242,8 +263,7 @@ class Simulation:
         assert len(hit) == num_cached, f"{job.request_id}: {num_cached} cached tokens of {len(hit)}"
         others = (other for other in self.streams.values() if other is not stream)
         assert any(
-            other.job.cache_salt == job.cache_salt
-            and (*other.job.prompt_ids, *other.token_ids)[:num_cached] == hit
+            other.job.cache_salt == job.cache_salt and (*other.job.prompt_ids, *other.token_ids)[:num_cached] == hit
             for other in others
         ), f"{job.request_id}: {num_cached} cached tokens that nobody computed under salt {job.cache_salt!r}"
 

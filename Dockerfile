@@ -1,0 +1,43 @@
+# The server in a container, computing on the CPU. It runs as any user, with a read-only root, and writes only to
+# /cache (models) and /tmp. Listening on all addresses, it refuses to start without INFERD_API_KEY.
+
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# torch's default wheel carries 3 GB of CUDA that a CPU never loads.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN ["python", "-m", "venv", "/opt/inferd"]
+WORKDIR /src
+COPY constraints.txt ./
+RUN /opt/inferd/bin/pip install --constraint constraints.txt --index-url "${TORCH_INDEX_URL}" \
+    --extra-index-url https://pypi.org/simple torch
+COPY pyproject.toml README.md LICENSE ./
+COPY server server
+COPY engine engine
+COPY kernels kernels
+RUN /opt/inferd/bin/pip install --constraint constraints.txt .
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="inferd" \
+      org.opencontainers.image.description="An OpenAI-compatible LLM serving daemon" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/inferd /opt/inferd
+ENV PATH=/opt/inferd/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    INFERD_HOST=0.0.0.0 \
+    INFERD_PORT=8000
+# Group 0 and world may write: platforms that choose a uid of their own give it group 0, or no group of ours at all.
+RUN mkdir /cache && chmod 0777 /cache
+VOLUME ["/cache"]
+USER 10001:0
+WORKDIR /cache
+EXPOSE 8000
+# /health is 503 until the model is loaded and while the server drains.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ['INFERD_PORT'] + '/health', timeout=4)"]
+ENTRYPOINT ["inferd"]
+CMD ["serve"]

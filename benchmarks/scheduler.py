@@ -1,0 +1,137 @@
+"""What the scheduler costs a step, by itself: `python -m benchmarks.scheduler` prints medians, for a device that takes no time.
+
+Measured on 2 shared cores of an AMD Zen 4 class machine, Python 3.11: see the figures in the table it prints, by case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from dataclasses import dataclass
+
+from inferd.engine.api.messages import Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core import EngineCore
+from inferd.engine.request import Request
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.scheduler import Scheduler
+
+_NUM_BLOCKS = 65_536
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load that stays the same for all measured steps."""
+
+    name: str
+    num_running: int
+    num_prompt: int
+    num_waiting: int = 0
+
+
+CASES = (
+    Case("256 decodes, prompts of 256", 256, 256),
+    Case("256 decodes, prompts of 4,096", 256, 4096),
+    Case("256 decodes, 10,000 waiting", 256, 256, 10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class InstantDevice:
+    """Answers every row with the same token, at once."""
+
+    def launch(self, plan: StepPlan) -> _Done:
+        rows = tuple(RowResult((7,) if row.samples else ()) for row in plan.rows)
+        return _Done(StepResult(plan.step_id, rows, 0.0))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def measure(case: Case, num_steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Milliseconds of each step: planning, applying, and the whole of the core's step with its deltas."""
+    scheduler = _loaded_scheduler(case)
+    plan_ms, apply_ms = _measure_scheduler(scheduler, num_steps)
+    return plan_ms, apply_ms, _measure_core(case, num_steps)
+
+
+def _params() -> SamplingParams:
+    return SamplingParams(max_tokens=100_000, seed=0)
+
+
+def _prompt(case: Case, number: int) -> tuple[int, ...]:
+    return tuple((number * 31 + i) % 32_000 for i in range(case.num_prompt))
+
+
+def _new_scheduler(case: Case) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_seqs=case.num_running, max_num_batched_tokens=1 << 21, max_model_len=1 << 18, ageing_s=10.0
+    )
+    return Scheduler(config, KVCache(max(_NUM_BLOCKS, case.num_running * case.num_prompt // 8), _BLOCK_SIZE))
+
+
+def _loaded_scheduler(case: Case) -> Scheduler:
+    scheduler = _new_scheduler(case)
+    for i in range(case.num_running + case.num_waiting):
+        prompt = _prompt(case, i)
+        scheduler.add(Request.create(str(i), prompt, _params(), max_model_len=1 << 18, arrival_s=float(i)))
+    return scheduler
+
+
+def _measure_scheduler(scheduler: Scheduler, num_steps: int) -> tuple[list[float], list[float]]:
+    plan_ms: list[float] = []
+    apply_ms: list[float] = []
+    device = InstantDevice()
+    for step in range(num_steps):
+        started = time.perf_counter()
+        plan = scheduler.schedule(float(step))
+        planned = time.perf_counter()
+        assert plan is not None
+        result = device.launch(plan).wait()
+        launched = time.perf_counter()
+        scheduler.apply(result)
+        plan_ms.append((planned - started) * 1e3)
+        apply_ms.append((time.perf_counter() - launched) * 1e3)
+    return plan_ms[2:], apply_ms[2:]
+
+
+def _measure_core(case: Case, num_steps: int) -> list[float]:
+    core = EngineCore(_new_scheduler(case), InstantDevice(), vocab_size=32_000)
+    for i in range(case.num_running + case.num_waiting):
+        submit = Submit(request_id=str(i), prompt_ids=_prompt(case, i), params=_params())
+        core.submit(submit, float(i))
+    step_ms: list[float] = []
+    for step in range(num_steps):
+        started = time.perf_counter()
+        core.step(float(step))
+        step_ms.append((time.perf_counter() - started) * 1e3)
+    return step_ms[3:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300)
+    num_steps = parser.parse_args().steps
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {num_steps} steps; ms a step")
+    print(f"{'case':32}{'plan p50':>10}{'apply p50':>11}{'both p99':>10}{'core p50':>10}")
+    for case in CASES:
+        plan_ms, apply_ms, core_ms = measure(case, num_steps)
+        both = sorted(a + b for a, b in zip(plan_ms, apply_ms, strict=True))
+        row = (statistics.median(plan_ms), statistics.median(apply_ms), both[len(both) * 99 // 100])
+        print(f"{case.name:32}{row[0]:10.3f}{row[1]:11.3f}{row[2]:10.3f}{statistics.median(core_ms):10.3f}")
+
+
+if __name__ == "__main__":
+    main()

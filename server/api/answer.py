@@ -1,0 +1,110 @@
+"""What chat and text answers have in common: the head, usage, and the bytes of a chunk."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from inferd.server import sse
+from inferd.server.api.service import Service
+from inferd.server.generate.events import TextDelta
+from inferd.server.generate.fold import ChoiceResult
+from inferd.server.generate.request import GenerateRequest
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the caller wants to see, besides the text."""
+
+    name: str
+    """The model's name, as the caller spelt it."""
+    is_stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    num_prompt_logprobs: int | None
+    """Alternatives to show for each prompt token; None: the field was not given."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Tokens seen so far in a stream."""
+
+    num_prompt: int
+    num_output: int = 0
+    cached_by_prompt: dict[int, int] = field(default_factory=dict)
+
+    def add(self, event: TextDelta, request: GenerateRequest) -> None:
+        self.num_output += len(event.token_ids)
+        if event.choice % request.n == 0:
+            prompt = event.choice // request.n
+            self.cached_by_prompt[prompt] = max(self.cached_by_prompt.get(prompt, 0), event.num_cached_tokens)
+
+    def usage(self) -> Json:
+        return usage(self.num_prompt, self.num_output, sum(self.cached_by_prompt.values()))
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Json:
+    """A prompt and what of it was cached count once: as its first choice found them."""
+    return usage(
+        request.num_prompt_tokens,
+        sum(len(choice.token_ids) for choice in choices),
+        sum(choice.num_cached_tokens for choice in choices[:: request.n]),
+    )
+
+
+def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) -> Json:
+    """The part of an answer, or of every chunk of it, that does not change."""
+    return {
+        "id": request.response_id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": shape.name,
+        "system_fingerprint": service.fingerprint,
+        "seed": request.params.seed,
+    }
+
+
+class Chunks:
+    """Writes the chunks of a stream: the head is encoded once, a chunk adds its choices and, where asked for, usage."""
+
+    def __init__(self, head: Json, shape: Shape, request: GenerateRequest) -> None:
+        self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
+        self._shape, self._request = shape, request
+        self._counts = Counts(request.num_prompt_tokens)
+
+    def count(self, event: TextDelta) -> None:
+        self._counts.add(event, self._request)
+
+    def chunk(self, choice: Json, extra: Json | None = None) -> bytes:
+        """One event with one choice; `extra` are fields of the chunk itself."""
+        return self._event([choice], self._running_usage(), extra or {})
+
+    def usage(self) -> bytes:
+        """The last chunk, which carries only usage; nothing where it was not asked for."""
+        return self._event([], self._counts.usage(), {}) if self._shape.include_usage else b""
+
+    def _running_usage(self) -> Json | None:
+        return self._counts.usage() if self._shape.continuous_usage else None
+
+    def _event(self, choices: list[Json], usage: Json | None, extra: Json) -> bytes:
+        tail = extra
+        if usage is not None or self._shape.include_usage:
+            tail = {**extra, "usage": usage}
+        ending = b"," + orjson.dumps(tail)[1:] if tail else b"}"
+        return sse.event(self._prefix + orjson.dumps(choices) + ending)

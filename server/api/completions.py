@@ -1,0 +1,108 @@
+"""/v1/completions: parse -> generate -> render, for one prompt or many, echoed and scored where asked for."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.server.api.answer import Chunks, Json, Shape, head, usage_of
+from inferd.server.api.body import read_body
+from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
+from inferd.server.api.respond import caller_of, check_ready, respond, shape_of
+from inferd.server.api.service import Service
+from inferd.server.generate.events import Event, Finished, PromptRead, ScoredToken, TextDelta
+from inferd.server.generate.fold import ChoiceResult
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.completions import CompletionRequest
+
+_KIND = "text_completion"
+
+
+class CompletionsApi:
+    """The route's handler."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        service = self._service
+        body = await read_body(request, service, CompletionRequest)
+        shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
+        check_ready(service.router)
+        taken = await service.intake.completion(body.wire, caller_of(request))
+        return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
+
+
+class TextRendering:
+    """Text chunks and answers."""
+
+    def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
+        self._service, self._taken, self._shape = service, taken, shape
+        self._table = service.model.tokenizer.bytes
+        self._num_top = taken.params.logprobs
+        self._introduced: set[int] = set()
+        self.chunks = Chunks(head(service, taken, shape, _KIND), shape, taken)
+
+    def event(self, event: Event) -> bytes:
+        match event:
+            case PromptRead():
+                return self._prompt(event)
+            case TextDelta():
+                self.chunks.count(event)
+                return self._text(event)
+            case Finished():
+                end: Json = {"text": "", "finish_reason": event.reason, "stop_reason": event.stop_reason}
+                return self._chunk(event.choice, end)
+
+    def plain(self, choices: tuple[ChoiceResult, ...]) -> Json:
+        answer = head(self._service, self._taken, self._shape, _KIND)
+        answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
+        answer["usage"] = usage_of(self._taken, choices)
+        return answer
+
+    def _prompt(self, event: PromptRead) -> bytes:
+        """The echo, as the first chunk of its choice."""
+        if not self._taken.echo:
+            return b""
+        logprobs = self._logprobs(event.choice, event.scored)
+        return self._chunk(event.choice, {"text": event.text, "logprobs": logprobs, "finish_reason": None})
+
+    def _text(self, event: TextDelta) -> bytes:
+        shows_tokens = bool(event.token_ids) and (self._num_top is not None or self._shape.return_token_ids)
+        if not event.text and not shows_tokens:
+            return b""
+        choice: Json = {"text": event.text, "finish_reason": None}
+        if event.scored:
+            choice["logprobs"] = self._logprobs(event.choice, event.scored)
+        if self._shape.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        return self._chunk(event.choice, choice)
+
+    def _chunk(self, choice: int, fields: Json) -> bytes:
+        if self._shape.return_token_ids and choice not in self._introduced:
+            self._introduced.add(choice)
+            fields = {**fields, "prompt_token_ids": self._taken.prompt_of(choice).token_ids}
+        return self.chunks.chunk({"index": choice, "logprobs": None, **fields}, None)
+
+    def _choice(self, index: int, result: ChoiceResult) -> Json:
+        prompt = result.prompt
+        echoed = prompt if self._taken.echo else None
+        choice: Json = {
+            "index": index,
+            "text": (echoed.text if echoed else "") + result.text,
+            "logprobs": self._logprobs(index, (*(echoed.scored if echoed else ()), *result.scored)),
+            "finish_reason": result.reason,
+            "stop_reason": result.stop_reason,
+        }
+        if self._shape.num_prompt_logprobs is not None and prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._table, prompt.scored, self._shape.num_prompt_logprobs)
+        if self._shape.return_token_ids:
+            choice["token_ids"] = result.token_ids
+            choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
+        return choice
+
+    def _logprobs(self, choice: int, scored: tuple[ScoredToken | None, ...]) -> Json | None:
+        if self._num_top is None:
+            return None
+        return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])

@@ -1,0 +1,43 @@
+"""/live, /ready, /health, /version, /metrics: for orchestrators and scrapers, without a key and without the queue."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.server.api.respond import check_ready
+from inferd.server.api.service import Service
+
+
+class HealthApi:
+    """The routes' handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def live(self, request: Request) -> Response:
+        """The server process answers; what its engine does is another question."""
+        del request
+        return _json({"status": "alive"})
+
+    async def ready(self, request: Request) -> Response:
+        """Requests are taken. Raises `RequestError` (503) where they are not."""
+        del request
+        check_ready(self._service.router)
+        return _json({"status": "ready"})
+
+    async def version(self, request: Request) -> Response:
+        del request
+        return _json({"version": version("inferd")})
+
+    async def metrics(self, request: Request) -> Response:
+        del request
+        body, content_type = self._service.metrics.render()
+        return Response(body, headers={"Content-Type": content_type})
+
+
+def _json(value: dict[str, object]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,47 @@
+"""/v1/models: what is served, under which names, with which context."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.server import errors
+from inferd.server.api.service import Service
+
+
+class ModelsApi:
+    """The routes' handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list(self, request: Request) -> Response:
+        del request
+        cards = [self._card(name) for name in self._service.model.names]
+        return _json({"object": "list", "data": cards})
+
+    async def get(self, request: Request) -> Response:
+        """Raises `RequestError` for a name that is not served."""
+        name = request.path_params["model_id"]
+        if name not in self._service.model.names:
+            raise errors.model_not_found(name)
+        return _json(self._card(name))
+
+    def _card(self, name: str) -> dict[str, object]:
+        model = self._service.model
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "inferd",
+            "root": model.root,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            # Coding agents read the context under this name.
+            "context_length": model.max_model_len,
+        }
+
+
+def _json(value: dict[str, object]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,37 @@
+"""What the handlers stand on, made once by `create_app` and handed to each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from inferd.server.generate.intake import Intake
+from inferd.server.generate.ports import Router
+from inferd.server.generate.prompts import Prompts
+from inferd.server.text.lanes import Lanes
+from inferd.server.text.model import ServedModel
+
+
+class Metrics(Protocol):
+    """What is scraped."""
+
+    def render(self) -> tuple[bytes, str]:
+        """(body, content type)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The served model and the ways to it."""
+
+    model: ServedModel
+    router: Router
+    metrics: Metrics
+    intake: Intake
+    prompts: Prompts
+    lanes: Lanes
+    fingerprint: str
+    """`system_fingerprint`: changes where answers to the same request may."""
+    unknown_fields: Literal["refuse", "warn"]
+    body_timeout_s: float
+    keep_alive_s: float

@@ -1,0 +1,71 @@
+"""/tokenize and /detokenize: what the model reads for a text, a conversation, or a list of ids."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.api.body import read_body
+from inferd.server.api.service import Service
+from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from inferd.server.text.template import conversation_of
+
+
+class TokensApi:
+    """The routes' handlers; they need no engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def tokenize(self, request: Request) -> Response:
+        """Raises `RequestError`."""
+        service = self._service
+        body = await read_body(request, service, TokenizeRequest)
+        wire = body.wire
+        service.intake.check_model(wire.model)
+        token_ids = await self._ids(wire)
+        strings = None
+        if wire.return_token_strs:
+            strings = [service.model.tokenizer.token(token_id) for token_id in token_ids]
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": service.model.max_model_len,
+            "tokens": token_ids,
+            "token_strs": strings,
+        }
+        return Response(orjson.dumps(answer), headers=dict(body.headers), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        """Raises `RequestError`."""
+        service = self._service
+        body = await read_body(request, service, DetokenizeRequest)
+        wire = body.wire
+        service.intake.check_model(wire.model)
+
+        def work() -> bytes:
+            service.prompts.check_ids(wire.tokens, "tokens")
+            return orjson.dumps({"prompt": service.model.tokenizer.decode(wire.tokens, skip_special=False)})
+
+        data = await service.lanes.run(work, len(wire.tokens))
+        return Response(data, headers=dict(body.headers), media_type="application/json")
+
+    async def _ids(self, wire: TokenizeRequest) -> tuple[int, ...]:
+        prompts = self._service.prompts
+        if wire.messages is not None and wire.prompt is not None:
+            raise RequestError("invalid_value", "Only one of 'prompt' and 'messages' can be given.", "prompt")
+        if wire.messages is None:
+            if wire.prompt is None:
+                raise errors.missing("prompt")
+            return await prompts.encode(wire.prompt, add_special=wire.add_special_tokens is not False)
+        conversation = conversation_of(
+            wire.messages,
+            wire.tools,
+            wire.add_generation_prompt,
+            wire.continue_final_message,
+            wire.chat_template_kwargs,
+        )
+        token_ids, _ = await prompts.render(conversation, add_special=bool(wire.add_special_tokens))
+        return token_ids

@@ -1,0 +1,119 @@
+"""Sends the requests: a closed loop that keeps N in flight, or an open loop that starts them on time whatever happens.
+
+In an open loop a request's clock starts when it was due, so that a generator or server that falls behind shows in the
+figures instead of hiding in them. Knows requests as bytes and answers as outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import orjson
+
+from inferd.server.bench.answer import Outcome, StreamReader
+from inferd.server.bench.client import Client, ClientError, Reply
+from inferd.server.bench.options import LoadOptions
+
+LAG_PERIOD_S = 0.005
+
+OnDone = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a load run gave, and how well the generator kept up."""
+
+    outcomes: tuple[Outcome, ...]
+    duration_s: float
+    loop_lags_s: tuple[float, ...]
+    """By how much the event loop was late, sampled every `LAG_PERIOD_S`."""
+    cpu_share: float
+    """Of one core, used by the generator."""
+
+
+def arrival_offsets(options: LoadOptions) -> Iterator[float]:
+    """When each request of an open loop is due, in seconds from the start; Poisson gaps have mean 1/rate."""
+    assert options.rate is not None
+    rng, due = random.Random(f"{options.seed}/arrivals"), 0.0
+    for _ in range(options.num_requests):
+        yield due
+        due += rng.expovariate(options.rate) if options.arrivals == "poisson" else 1.0 / options.rate
+
+
+async def send(client: Client, options: LoadOptions, body: bytes, start_s: float) -> Outcome:
+    """One request to its end; a failure is an outcome."""
+    reader = StreamReader(start_s, options.output_len)
+    try:
+        reply = await client.post(options.path, body, reader.on_event)
+    except ClientError as error:
+        return Outcome(start_s=start_s, error=str(error))
+    if reply.status != 200:
+        return Outcome(start_s=start_s, error=_http_error(reply))
+    return reader.outcome()
+
+
+def _http_error(reply: Reply) -> str:
+    try:
+        code = orjson.loads(reply.body)["error"]["code"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        code = None
+    return f"HTTP {reply.status}" + (f" {code}" if code else "")
+
+
+async def closed_loop(
+    client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone | None = None
+) -> list[Outcome]:
+    """Keep `concurrency` requests in flight until none is left."""
+    left, outcomes = iter(bodies), []
+
+    async def worker() -> None:
+        for body in left:
+            outcome = await send(client, options, body, time.perf_counter())
+            outcomes.append(outcome)
+            if on_done is not None:
+                on_done(outcome)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(options.concurrency):
+            group.create_task(worker())
+    return outcomes
+
+
+async def open_loop(client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone) -> list[Outcome]:
+    """Start each request when it is due."""
+    outcomes: list[Outcome] = []
+    began_s = time.perf_counter()
+
+    async def one(body: bytes, due_s: float) -> None:
+        outcomes.append(await send(client, options, body, due_s))
+        on_done(outcomes[-1])
+
+    async with asyncio.TaskGroup() as group:
+        for offset_s, body in zip(arrival_offsets(options), bodies, strict=True):
+            await asyncio.sleep(began_s + offset_s - time.perf_counter())
+            group.create_task(one(body, began_s + offset_s))
+    return outcomes
+
+
+async def run_load(client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone) -> Run:
+    """The measured part. The bodies are made beforehand: making them is no part of the load."""
+    ready = list(bodies)
+    lags: list[float] = []
+    probe = asyncio.create_task(_probe_lag(lags))
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    loop = open_loop if options.rate is not None else closed_loop
+    outcomes = await loop(client, options, ready, on_done)
+    duration_s = time.perf_counter() - began_s
+    probe.cancel()
+    return Run(tuple(outcomes), duration_s, tuple(lags), (time.process_time() - cpu_began_s) / duration_s)
+
+
+async def _probe_lag(lags: list[float]) -> None:
+    while True:
+        due_s = time.perf_counter() + LAG_PERIOD_S
+        await asyncio.sleep(LAG_PERIOD_S)
+        lags.append(max(0.0, time.perf_counter() - due_s))

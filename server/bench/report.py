@@ -1,0 +1,149 @@
+"""What a load run says: a table for a person, JSON for later, and the warnings that belong beside the numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from rich.table import Table
+
+from inferd.server.bench.answer import Outcome
+from inferd.server.bench.load import Run
+from inferd.server.bench.options import LoadOptions
+
+MAX_LAG_P99_S = 0.005
+MAX_CPU_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a quantity is distributed, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The figures of one run. Rates are of successful requests over the whole duration; None where nothing was seen."""
+
+    num_ok: int
+    errors: dict[str, int]
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    counts_checked: bool
+    """Whether the stream carried token ids, so that its count could be held against the usage."""
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    itl_s: Spread | None
+    e2e_s: Spread | None
+    loop_lag_p99_s: float
+    generator_cpu_share: float
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.errors.values())
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear interpolation between the two nearest of the ascending values."""
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    seen = sorted(value for value in values if value is not None)
+    if not seen:
+        return None
+    return Spread(sum(seen) / len(seen), quantile(seen, 0.5), quantile(seen, 0.9), quantile(seen, 0.99))
+
+
+def summarize(run: Run) -> Report:
+    ok = [outcome for outcome in run.outcomes if outcome.error is None]
+    num_input, num_output = sum(outcome.num_input for outcome in ok), sum(outcome.num_output for outcome in ok)
+    return Report(
+        num_ok=len(ok),
+        errors=dict(Counter(outcome.error for outcome in run.outcomes if outcome.error is not None)),
+        duration_s=run.duration_s,
+        requests_per_s=len(ok) / run.duration_s,
+        output_tokens_per_s=num_output / run.duration_s,
+        input_tokens_per_s=num_input / run.duration_s,
+        num_input_tokens=num_input,
+        num_output_tokens=num_output,
+        num_cached_tokens=sum(outcome.num_cached for outcome in ok),
+        counts_checked=bool(ok) and all(outcome.num_streamed is not None for outcome in ok),
+        ttft_s=spread(outcome.ttft_s for outcome in ok),
+        tpot_s=spread(outcome.tpot_s for outcome in ok),
+        itl_s=spread(gap_s for outcome in ok for gap_s in outcome.gaps_s),
+        e2e_s=spread(outcome.e2e_s for outcome in ok),
+        loop_lag_p99_s=quantile(sorted(run.loop_lags_s), 0.99) if run.loop_lags_s else 0.0,
+        generator_cpu_share=run.cpu_share,
+    )
+
+
+def warnings(report: Report) -> list[str]:
+    """What a reader of the numbers must know."""
+    found = []
+    if report.loop_lag_p99_s > MAX_LAG_P99_S or report.generator_cpu_share > MAX_CPU_SHARE:
+        found.append(
+            f"the generator itself was slow (event loop late by {report.loop_lag_p99_s * 1e3:.1f} ms at p99, "
+            f"{report.generator_cpu_share:.0%} of a core): latencies include its delays; give it a core or less load"
+        )
+    if report.num_ok and not report.counts_checked:
+        found.append("the server sends no token ids in the stream: ITL is by chunk, and counts are the server's own")
+    return found
+
+
+def table(report: Report) -> Table:
+    """Latencies in milliseconds."""
+    shown = Table(title=_headline(report), title_justify="left")
+    shown.add_column("ms", style="bold")
+    for column in ("mean", "p50", "p90", "p99"):
+        shown.add_column(column, justify="right")
+    rows = (("TTFT", report.ttft_s), ("TPOT", report.tpot_s), ("ITL", report.itl_s), ("end to end", report.e2e_s))
+    for name, values in rows:
+        cells = (values.mean, values.p50, values.p90, values.p99) if values else ()
+        shown.add_row(name, *(f"{value * 1e3:,.2f}" for value in cells))
+    return shown
+
+
+def _headline(report: Report) -> str:
+    cached = f" ({report.num_cached_tokens:,} cached)" if report.num_cached_tokens else ""
+    return (
+        f"{report.num_ok} requests in {report.duration_s:.2f} s: {report.requests_per_s:.2f} requests/s, "
+        f"{report.output_tokens_per_s:,.1f} output tokens/s, {report.input_tokens_per_s:,.1f} input tokens/s{cached}"
+    )
+
+
+def as_json(report: Report, options: LoadOptions, model: str, server_version: str | None) -> dict[str, Any]:
+    """Everything needed to repeat the run and to compare it."""
+    return {
+        "tool": "inferd bench serve",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"inferd": version("inferd"), "python": platform.python_version(), "server": server_version},
+        "generator": {"platform": platform.platform(), "num_cpus": os.cpu_count()},
+        "settings": {**asdict(options), "model": model},
+        "results": {**asdict(report), "num_failed": report.num_failed},
+        "warnings": warnings(report),
+    }
+
+
+def failures(outcomes: Sequence[Outcome]) -> str:
+    """One line: each error and how often."""
+    counts = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
+    return ", ".join(f"{count} x {error}" for error, count in counts.most_common())

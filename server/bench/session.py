@@ -1,0 +1,98 @@
+"""One bench run from start to exit code: find the model, warm up, load with a progress bar, report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from inferd.engine.api.errors import ConfigError
+from inferd.server.bench.answer import Outcome
+from inferd.server.bench.client import Client, ClientError
+from inferd.server.bench.load import Run, closed_loop, run_load
+from inferd.server.bench.options import LoadOptions
+from inferd.server.bench.prompts import make_prompts, request_bodies
+from inferd.server.bench.report import as_json, failures, summarize, table, warnings
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    run: Run
+    model: str
+    server_version: str | None
+
+
+def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None) -> int:
+    """Run and print. Returns 0, or 1 if any request failed; raises `ConfigError` where the run cannot begin."""
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
+    session = uvloop.run(_session(options, api_key))
+    report = summarize(session.run)
+    Console().print(table(report))
+    problems = Console(stderr=True, highlight=False)
+    if report.num_failed:
+        problems.print(f"{report.num_failed} requests failed: {failures(session.run.outcomes)}", style="bold red")
+    for warning in warnings(report):
+        problems.print(f"warning: {warning}", style="yellow")
+    if json_file is not None:
+        content = as_json(report, options, session.model, session.server_version)
+        json_file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    return 1 if report.num_failed else 0
+
+
+async def _session(options: LoadOptions, api_key: str | None) -> _Session:
+    client = Client(options.base_url, api_key, options.timeout_s)
+    try:
+        model = options.model or await _first_model(client, options.base_url)
+        server_version = await _server_version(client)
+        prompts = await make_prompts(options, client, model)
+        # Measured requests come first in the numbering, so that the warm-up changes none of them.
+        measured = list(request_bodies(options, model, prompts, 0, options.num_requests))
+        await _warm_up(client, options, list(request_bodies(options, model, prompts, len(measured), options.warmup)))
+        return _Session(await _measure(client, options, measured), model, server_version)
+    finally:
+        client.close()
+
+
+async def _first_model(client: Client, base_url: str) -> str:
+    try:
+        reply = await client.get("/v1/models")
+    except ClientError as error:
+        raise ConfigError(f"no server at {base_url} ({error}): start one with `inferd serve`") from error
+    if reply.status != 200:
+        raise ConfigError(
+            f"{base_url}/v1/models answered {reply.status}" + ("; give --api-key" * (reply.status == 401))
+        )
+    return str(orjson.loads(reply.body)["data"][0]["id"])
+
+
+async def _server_version(client: Client) -> str | None:
+    """None where the server has no such page; the report then says so."""
+    try:
+        reply = await client.get("/version")
+        return str(orjson.loads(reply.body)["version"]) if reply.status == 200 else None
+    except (ClientError, orjson.JSONDecodeError, KeyError):
+        return None
+
+
+async def _warm_up(client: Client, options: LoadOptions, bodies: list[bytes]) -> None:
+    outcomes = await closed_loop(client, options, bodies)
+    if outcomes and all(outcome.error is not None for outcome in outcomes):
+        raise ConfigError(f"the server answers none of these requests: {failures(outcomes)}")
+
+
+async def _measure(client: Client, options: LoadOptions, bodies: list[bytes]) -> Run:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        how = f"{options.rate:g} requests/s" if options.rate is not None else f"{options.concurrency} in flight"
+        task = progress.add_task(how, total=options.num_requests)
+
+        def on_done(outcome: Outcome) -> None:
+            progress.advance(task)
+
+        return await run_load(client, options, bodies, on_done)

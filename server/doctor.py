@@ -1,0 +1,218 @@
+"""`inferd doctor`: can this machine serve? One line for each thing looked at, with the way out where it is wrong.
+
+Looks and changes nothing. torch is asked in a child process, so that one that hangs or crashes on import is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from rich.console import Console
+
+from inferd.engine.api.errors import ConfigError
+from inferd.server.requirement import Requirement, is_older
+from inferd.server.settings import Settings
+
+GIB = 1024**3
+MIN_MEMORY_BYTES = 2 * GIB
+MIN_DISK_BYTES = 5 * GIB
+TORCH_TIMEOUT_S = 60
+
+TORCH_PROBE = """
+import json, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(), "gpus": gpus,
+                  "cpu": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
+                  "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported()}))
+"""
+"""Run with -c by a child; prints one line of JSON."""
+
+Status = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `way_out` is empty where nothing needs doing."""
+
+    name: str
+    status: Status
+    found: str
+    way_out: str = ""
+
+
+def run(as_json: bool) -> int:
+    """Look at everything and print it. Returns 1 if anything failed."""
+    checks = list(examine())
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        show(checks, Console(highlight=False))
+    return 1 if any(check.status == "fail" for check in checks) else 0
+
+
+def show(checks: list[Check], console: Console) -> None:
+    style = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in checks:
+        console.print(f"[{style[check.status]}]{check.status:<4}[/]  {check.name:<9} ", end="")
+        console.print(check.found, markup=False, soft_wrap=True)
+        if check.way_out:
+            console.print(f"      {'':<9} -> {check.way_out}", markup=False, soft_wrap=True)
+
+
+def examine() -> Iterator[Check]:
+    settings, check = load_settings()
+    yield check
+    yield check_port(settings.host, settings.port)
+    looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_compiler, check_gpu)
+    for look in looks:
+        yield look()
+
+
+def load_settings() -> tuple[Settings, Check]:
+    """The settings of the environment, or the defaults where those are refused."""
+    try:
+        settings = Settings.load({})
+    except ConfigError as error:
+        return Settings(), Check("settings", "fail", str(error), "correct the variable or the file that it names")
+    if settings.warnings:
+        return settings, Check("settings", "warn", "; ".join(settings.warnings), "correct or unset it")
+    changed = [f"{name} from {origin}" for name, _, origin in settings.explain() if origin != "default"]
+    return settings, Check("settings", "ok", ", ".join(changed) or "all at their defaults")
+
+
+def check_python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def check_packages() -> Check:
+    """Every requirement of the installed distribution, against what is installed."""
+    wrong, num_right = [], 0
+    for requirement in map(Requirement.parse, requires("inferd") or ()):
+        if not requirement.applies:
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if is_older(installed, requirement.minimum):
+            wrong.append(f"{requirement.name} {installed} is older than {requirement.minimum}")
+        else:
+            num_right += 1
+    if wrong:
+        return Check("packages", "fail", "; ".join(wrong), "pip install --upgrade inferd")
+    return Check("packages", "ok", f"inferd {version('inferd')} and its {num_right} requirements")
+
+
+def probe_torch() -> dict[str, Any] | str:
+    """What a fresh process finds, or the last line of why it could not."""
+    command = [sys.executable, "-P", "-c", TORCH_PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"importing torch took more than {TORCH_TIMEOUT_S} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[-1]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check_torch() -> Check:
+    found = probe_torch()
+    if isinstance(found, str):
+        return Check("torch", "fail", found, "reinstall it: https://pytorch.org/get-started/locally")
+    shown = (
+        f"{found['version']}, {found['threads']} threads, {found['cpu']}, GPUs: {', '.join(found['gpus']) or 'none'}"
+    )
+    if not found["mkldnn"]:
+        return Check("torch", "warn", shown, "this build has no oneDNN: models run, slowly; install the official wheel")
+    if not found["bf16"]:
+        return Check("torch", "warn", shown, "this CPU has no fast bfloat16; --dtype float32 may be faster")
+    return Check("torch", "ok", shown)
+
+
+def check_cpu() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    flags = next((line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), [])
+    fast = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8") if flag in flags]
+    return Check("cpu", "ok", f"{usable} cores, {platform.machine()} {' '.join(fast)}".rstrip())
+
+
+def check_memory() -> Check:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return Check("memory", "warn", "unknown on this system", "give --kv-memory, so that nothing has to be guessed")
+    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    available = sizes["MemAvailable"]
+    shown = f"{available / GIB:.1f} GiB available of {sizes['MemTotal'] / GIB:.1f}"
+    if available < MIN_MEMORY_BYTES:
+        return Check("memory", "warn", shown, "enough for the embedded model only; close something, or add memory")
+    return Check("memory", "ok", shown)
+
+
+def check_cache() -> Check:
+    """The Hugging Face cache: may it be written, and is there room for a model?"""
+    cache = Path(HF_HUB_CACHE)
+    place = next(path for path in (cache, *cache.parents) if path.exists())
+    offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
+    if not os.access(place, os.W_OK):
+        return Check("cache", "warn", f"{cache} cannot be written", "set HF_HOME to a directory of yours")
+    free = shutil.disk_usage(place).free
+    shown = f"{cache}, {free / GIB:.1f} GiB free{offline}"
+    if free < MIN_DISK_BYTES:
+        return Check("cache", "warn", shown, "too little for most models; free some, or set HF_HOME to a larger disk")
+    return Check("cache", "ok", shown)
+
+
+def check_port(host: str, port: int) -> Check:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return Check("port", "warn", f"{host}:{port}: {error.strerror}", "serve elsewhere with --port or --host")
+    return Check("port", "ok", f"{host}:{port} is free")
+
+
+def check_compiler() -> Check:
+    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if found is None:
+        return Check(
+            "compiler", "warn", "no C++ compiler", "not needed now; compiled CPU kernels will want g++ or clang++"
+        )
+    return Check("compiler", "ok", found)
+
+
+def check_gpu() -> Check:
+    """What the driver says; whether torch can use it is in torch's line. This version computes on the CPU."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Check("gpu", "ok", "none seen; this version computes on the CPU")
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=15, check=False)
+    except subprocess.TimeoutExpired:
+        return Check(
+            "gpu", "warn", "nvidia-smi does not answer", "the driver may hang; this version computes on the CPU"
+        )
+    if done.returncode != 0:
+        return Check("gpu", "warn", "nvidia-smi fails", "no matter for this version, which computes on the CPU")
+    return Check("gpu", "ok", "; ".join(done.stdout.strip().splitlines()) + "; this version computes on the CPU")

@@ -1,0 +1,106 @@
+"""Prompts: text, conversations and ids -> token ids that fit the model.
+
+Renders and encodes on threads. Knows nothing of sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.generate.request import Prompt
+from inferd.server.schema import completions
+from inferd.server.text.lanes import Lanes
+from inferd.server.text.model import ServedModel
+from inferd.server.text.template import Conversation
+
+Encoded = tuple[tuple[int, ...], str | None]
+"""(ids, text as the caller wrote it, where the caller did)."""
+
+
+class Prompts:
+    """Reads prompts for one model."""
+
+    def __init__(self, model: ServedModel, lanes: Lanes) -> None:
+        self._model, self._lanes = model, lanes
+
+    async def render(self, conversation: Conversation, *, add_special: bool) -> Encoded:
+        """A conversation as the model reads it. Raises `RequestError` where it has no template, or that refuses."""
+        template, tokenizer = self._model.template, self._model.tokenizer
+        if template is None:
+            message = "This model has no chat template; use /v1/completions instead."
+            raise RequestError("unsupported_value", message, "messages")
+
+        def work() -> Encoded:
+            text = template.render(conversation)
+            return tokenizer.encode(text, add_special), text
+
+        return await self._lanes.run(work, _num_chars(conversation.messages))
+
+    async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
+        """The ids of a text."""
+        return await self._lanes.run(lambda: self._model.tokenizer.encode(text, add_special), len(text))
+
+    async def encode_all(self, prompts: Sequence[completions.Prompt], *, add_special: bool) -> list[Encoded]:
+        """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding."""
+        tokenizer = self._model.tokenizer
+
+        def encode(i: int, prompt: completions.Prompt) -> Encoded:
+            if isinstance(prompt, str):
+                return tokenizer.encode(prompt, add_special), prompt
+            self.check_ids(prompt, f"prompt[{i}]" if len(prompts) > 1 else "prompt")
+            return prompt, None
+
+        def work() -> list[Encoded]:
+            return [encode(i, prompt) for i, prompt in enumerate(prompts)]
+
+        return await self._lanes.run(work, sum(map(len, prompts)))
+
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is written at a text's start and after a space: to a caller, both are the word."""
+        if not words:
+            return ()
+        encode = self._model.tokenizer.encode
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            spelt = (encode(spelling, False) for word in words for spelling in (word, " " + word.lstrip()))
+            return tuple(dict.fromkeys(token_ids for token_ids in spelt if token_ids))
+
+        return await self._lanes.run(work, sum(map(len, words)))
+
+    def check_ids(self, token_ids: Sequence[int], where: str) -> None:
+        """Raises `RequestError` for the first id that is no row of the embedding."""
+        high = self._model.vocab_size - 1
+        if token_ids and (min(token_ids) < 0 or max(token_ids) > high):
+            i, wrong = next((i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id <= high)
+            place = f"{where}[{i}]"
+            raise errors.below_min(place, 0, wrong) if wrong < 0 else errors.above_max(place, high, wrong)
+
+    def fit(self, param: str, encoded: Encoded, asked: int | None, default: int | None, truncate: int | None) -> Prompt:
+        """A prompt with its `max_tokens`, within the context. Raises `RequestError`.
+
+        `asked` tokens must fit whole; of `default` (None: all there is room for) as many as fit are allowed. `truncate`
+        keeps the last so many tokens (-1: as many as the context holds), because the caller said so.
+        """
+        limit = self._model.max_model_len
+        token_ids, text = encoded
+        kept = limit if truncate == -1 else truncate
+        if kept is not None and len(token_ids) > kept:
+            token_ids, text = token_ids[-kept:], None
+        if not token_ids:
+            raise RequestError("invalid_value", f"Invalid '{param}': it has no tokens. Expected at least one.", param)
+        if asked is not None and asked > limit:
+            raise errors.above_max("max_tokens", limit, asked)
+        room = limit - len(token_ids)
+        if asked is None and room >= 1:
+            return Prompt(token_ids, min(room, default or room), text)
+        if asked is not None and room >= asked:
+            return Prompt(token_ids, asked, text)
+        raise errors.context_too_long(param, limit, len(token_ids), asked)
+
+
+def _num_chars(messages: Sequence[object]) -> int:
+    """Rough size of a conversation: what is long in it are strings."""
+    fields = (message.values() for message in messages if isinstance(message, dict))
+    return sum(len(value) for values in fields for value in values if isinstance(value, str))

@@ -1,0 +1,44 @@
+"""What fields of a request say together: each alone may be right, and both be wrong."""
+
+from __future__ import annotations
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.generation import MAX_CHOICES_IN_ALL, GenerationFields, is_sane_id
+
+
+def check_chat(wire: ChatRequest) -> None:
+    """Raises `RequestError`."""
+    _check_generation(wire)
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise _needs("top_logprobs", "'logprobs' is enabled")
+    if wire.tool_choice == "auto" and not wire.tools:
+        raise _needs("tool_choice", "'tools' are specified")
+    if wire.continue_final_message and wire.add_generation_prompt:
+        raise _needs("continue_final_message", "'add_generation_prompt' is false")
+
+
+def check_completion(wire: CompletionRequest) -> None:
+    """Raises `RequestError`."""
+    _check_generation(wire)
+    num_prompts, n = len(wire.prompt), wire.n or 1
+    if num_prompts * n > MAX_CHOICES_IN_ALL:
+        raise errors.array_too_long("prompt", MAX_CHOICES_IN_ALL // n, num_prompts)
+
+
+def _check_generation(wire: GenerationFields) -> None:
+    if wire.stream_options is not None and not wire.stream:
+        raise _needs("stream_options", "'stream' is enabled")
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise _needs("prompt_logprobs", "'stream' is disabled")
+    if wire.truncate_prompt_tokens == 0:
+        raise errors.below_min("truncate_prompt_tokens", 1, 0)
+    if wire.request_id is not None and not is_sane_id(wire.request_id):
+        rule = "Expected letters, digits, '.', '_', ':' or '-'."
+        raise errors.invalid_value("request_id", wire.request_id, rule)
+
+
+def _needs(param: str, condition: str) -> RequestError:
+    return RequestError("invalid_value", f"The '{param}' parameter is only allowed when {condition}.", param)

@@ -1,0 +1,181 @@
+"""What every request passes through, as pure ASGI: id, access line, last-resort error, key, body limit.
+
+Nothing here buffers a body or a response. Order, outermost first: `RequestIds`, `AccessLog`, `LastResort`, `Keys`,
+`BodyLimit`. Knows no route but which paths are public, and logs neither bodies nor keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.schema.generation import is_sane_id
+
+access_logger = logging.getLogger("inferd.access")
+logger = logging.getLogger("inferd.server")
+
+
+class RequestIds:
+    """Every answer carries `x-request-id`: the caller's own where it is sane, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if is_sane_id(given) else f"req_{secrets.token_hex(16)}"
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["arrival_s"] = time.monotonic()
+        state["tenant"] = ""
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class AccessLog:
+    """One line a request, when its answer has ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, num_bytes = 499, 0
+
+        async def count(message: Message) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, count)
+        finally:
+            self._log(scope, status, num_bytes)
+
+    def _log(self, scope: Scope, status: int, num_bytes: int) -> None:
+        state = scope["state"]
+        fields = {
+            "method": scope["method"],
+            "path": errors.clip(scope["path"].encode("unicode_escape").decode(), errors.MAX_ECHO),
+            "status": status,
+            "duration_ms": round((time.monotonic() - state["arrival_s"]) * 1_000, 1),
+            "response_bytes": num_bytes,
+            "request_id": state["request_id"],
+        }
+        line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
+        access_logger.info(line, fields, extra=fields)
+
+
+class LastResort:
+    """An exception that nobody expected: logged here with its stack, told to the caller without."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def watch(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = has_begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception:
+            logger.exception("request %s failed", scope["state"]["request_id"])
+            if has_begun:
+                # The connection must break: a complete-looking half answer would be taken for a whole one.
+                raise
+            await errors.response_of(errors.internal_error())(scope, receive, send)
+
+
+class Keys:
+    """Lets a request in that names one of the keys, or asks for a public path. Without keys, everyone is let in."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str], public_paths: Iterable[str]) -> None:
+        self._app = app
+        self._digests = tuple(_digest(key) for key in keys)
+        self._public_paths = frozenset(public_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._digests and scope["path"] not in self._public_paths:
+            error = self._check(scope)
+            if error is not None:
+                await errors.response_of(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> RequestError | None:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
+            message = "You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'."
+            return RequestError("invalid_api_key", message)
+        digest = _digest(key)
+        # Every key is compared, and digests of one length: time tells nothing about the keys.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if not any(matches):
+            return RequestError("invalid_api_key", "Incorrect API key provided.")
+        scope["state"]["tenant"] = digest.hex()[:32]
+        return None
+
+
+class BodyLimit:
+    """Refuses a body of more than `max_bytes`, by its stated length or as soon as it has grown past them."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        stated = Headers(scope=scope).get("content-length", "")
+        if stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_bytes):
+            await errors.response_of(self._refusal())(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def count() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._max_bytes:
+                raise self._refusal()
+            return message
+
+        await self._app(scope, count, send)
+
+    def _refusal(self) -> RequestError:
+        message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
+        return RequestError("request_too_large", message)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -1,0 +1,139 @@
+"""Server-sent events: exact bytes, keep-alive comments, and a client that goes away.
+
+An event is `data: {json}\\n\\n`, the last is `data: [DONE]\\n\\n`; after an error nothing follows. The response begins
+with the first event (or the first keep-alive), so that what fails before it still gets its own status. Knows nothing of
+what the events say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors
+
+logger = logging.getLogger("inferd.server")
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 15.0
+
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def event(json_bytes: bytes) -> bytes:
+    """One event. `json_bytes` holds no line break, as orjson writes it."""
+    return b"data: " + json_bytes + b"\n\n"
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone. Only once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. Where the client goes first, cancels `work` and raises `ClientGoneError`."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Writes events as they come; `on_close` runs once, however it ends, also where nothing was ever sent."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_close: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        """`events` gives whole events. It may raise `RequestError` or `EngineDeadError`, which the client is told."""
+        super().__init__(status_code=200)
+        self._events, self._on_close, self._keep_alive_s = events, on_close, keep_alive_s
+        self.init_headers({**_HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._has_begun = False
+        self._sending = asyncio.Lock()
+        self._sent_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sent_s = _now_s()
+        writer = asyncio.create_task(self._write(scope, receive, send))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            while not await self._one_ended(writer, gone):
+                await self._send(send, KEEP_ALIVE)
+            if writer.done():
+                writer.result()
+        finally:
+            self._on_close()
+            writer.cancel()
+            gone.cancel()
+            await asyncio.gather(writer, gone, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _one_ended(self, *tasks: asyncio.Task[None]) -> bool:
+        """Wait until a task has ended; False where nothing was sent, or is being sent, for too long."""
+        while True:
+            silent_s = 0.0 if self._sending.locked() else _now_s() - self._sent_s
+            if silent_s >= self._keep_alive_s:
+                return False
+            timeout_s = self._keep_alive_s - silent_s
+            done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return True
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for data in self._events:
+                await self._send(send, data)
+            await self._send(send, DONE)
+        except (RequestError, EngineDeadError) as error:
+            await self._report(error, scope, receive, send)
+        except ConnectionError:
+            return
+        except Exception:
+            logger.exception("a stream failed")
+            await self._report(errors.internal_error(), scope, receive, send)
+        if self._has_begun:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _report(self, error: RequestError | EngineDeadError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._has_begun:
+            await self._send(send, event(orjson.dumps(errors.body_of(error))))
+        else:
+            await errors.response_of(error)(scope, receive, send)
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            if not self._has_begun:
+                self._has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_s = _now_s()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,267 @@
+"""The HTTP side on a loopback socket, above a router that answers from a script instead of an engine.
+
+A test says what the next choices are made of (`router.will`), talks to the server with a real client, and reads what
+was submitted and aborted. The tokenizer is the embedded model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.messages import Delta, Failure, FinishReason, Ready, Submit, WireLogprobs
+from inferd.server.app import AppOptions, create_app
+from inferd.server.text.model import ServedModel
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+MAX_MODEL_LEN = 256
+VOCAB_SIZE = 3_072
+NAME = "tiny"
+WAIT_S = 20.0
+"""How long a test waits for what must happen before it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one choice generates."""
+
+    text: str = "Hello there, this is an answer."
+    token_ids: tuple[int, ...] | None = None
+    """In place of `text`."""
+    cuts: tuple[int, ...] = (1,)
+    """Sizes of the deltas, the last of them for all that follow."""
+    ends: bool = True
+    """False: silent after the last token, until aborted."""
+    failure: Failure | None = None
+    """After the last token."""
+    dies: bool = False
+    breaks: bool = False
+    """The stream raises what it never should."""
+    num_cached: int = 0
+
+
+class ScriptedStream:
+    """One choice's tokens, as the router gives them."""
+
+    def __init__(self, submit: Submit, script: Script, token_ids: tuple[int, ...], aborted: Callable[..., None]) -> None:
+        self._submit, self._script, self._ids, self._aborted = submit, script, token_ids, aborted
+        self._at = self._num_deltas = 0
+        self._is_done = False
+        self._abort = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        if not self._is_done and not self._abort.is_set():
+            self._abort.set()
+            self._aborted(self._submit.request_id, reason)
+
+    async def __anext__(self) -> Delta:
+        if self._is_done:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)
+        limit = min(len(self._ids), self._submit.params.max_tokens)
+        if self._at < limit and not self._abort.is_set():
+            return self._tokens(limit)
+        if not self._script.ends:
+            await self._abort.wait()
+        return self._last()
+
+    def _tokens(self, limit: int) -> Delta:
+        cuts = self._script.cuts
+        size = cuts[min(self._num_deltas, len(cuts) - 1)]
+        start, self._at = self._at, min(limit, self._at + size)
+        self._num_deltas += 1
+        ends_here = self._at == limit and self._script.ends and not (self._script.failure or self._script.dies)
+        ids = self._ids[start : self._at]
+        is_stop = ids[-1] in (*self._submit.params.eos_token_ids, *self._submit.params.stop_token_ids)
+        self._is_done = ends_here and not self._script.breaks
+        return Delta(
+            request_id=self._submit.request_id,
+            token_ids=ids,
+            logprobs=tuple(map(self._scored, ids)) if self._submit.params.logprobs is not None else (),
+            prompt_logprobs=self._prompt_logprobs() if start == 0 else (),
+            finish_reason=("stop" if is_stop else "length") if self._is_done else None,
+            stop_token_id=ids[-1] if self._is_done and is_stop else None,
+            num_cached_tokens=self._script.num_cached,
+        )
+
+    def _last(self) -> Delta:
+        if self._script.dies:
+            raise EngineDeadError("killed by signal 9 at /secret/path")
+        if self._script.breaks:
+            raise ZeroDivisionError("a bug at /secret/path")
+        self._is_done = True
+        reason: FinishReason = "abort" if self._abort.is_set() else "error" if self._script.failure else "length"
+        return Delta(
+            request_id=self._submit.request_id,
+            prompt_logprobs=self._prompt_logprobs() if self._num_deltas == 0 else (),
+            finish_reason=reason,
+            failure=self._script.failure,
+        )
+
+    def _prompt_logprobs(self) -> tuple[WireLogprobs, ...]:
+        if self._submit.params.prompt_logprobs is None:
+            return ()
+        return tuple(map(self._scored, self._submit.prompt_ids[1:]))
+
+    def _scored(self, token_id: int) -> WireLogprobs:
+        """Log probabilities that a test can work out: the token itself is always the second most likely."""
+        num_top = max(self._submit.params.logprobs or 0, self._submit.params.prompt_logprobs or 0)
+        likely = [((token_id + 1) % VOCAB_SIZE, -0.5), (token_id, -1.5)]
+        likely += [((token_id + 1 + i) % VOCAB_SIZE, -1.5 - i) for i in range(1, num_top)]
+        return WireLogprobs(token_id, -1.5, 2, tuple(likely[:num_top]))
+
+
+@dataclass
+class ScriptedRouter:
+    """Submits become scripted streams. Used from the server's thread; tests read what happened."""
+
+    model: ServedModel
+    is_ready: bool = True
+    refusal: RequestError | None = None
+    scripts: list[Script] = field(default_factory=list)
+    submits: list[Submit] = field(default_factory=list)
+    aborted: dict[str, str] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def ready(self) -> Ready:
+        sizes = dict.fromkeys(("weights_bytes", "kv_bytes", "planned_weights_bytes", "planned_kv_bytes"), 1)
+        return Ready(
+            num_blocks=64, block_size=16, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, device="cpu",
+            dtype="float32", **sizes,
+        )  # fmt: skip
+
+    def will(self, *scripts: Script) -> None:
+        """The next choices, in order; the last script serves all that follow."""
+        self.scripts = list(scripts)
+
+    def submit(self, submit: Submit) -> ScriptedStream:
+        if self.refusal is not None:
+            raise self.refusal
+        script = self.scripts[min(len(self.submits), len(self.scripts) - 1)] if self.scripts else Script()
+        ids = script.token_ids
+        if ids is None:
+            ends = self.model.eos_token_ids[:1] if script.ends and script.failure is None else ()
+            ids = (*self.model.tokenizer.encode(script.text, False), *ends)
+        with self.changed:
+            self.submits.append(submit)
+            self.changed.notify_all()
+        return ScriptedStream(submit, script, ids, self._on_abort)
+
+    def _on_abort(self, request_id: str, reason: str) -> None:
+        with self.changed:
+            self.aborted[request_id] = reason
+            self.changed.notify_all()
+
+    def wait_for(self, fact: Callable[[], bool]) -> None:
+        """Until something submitted or aborted makes it true."""
+        with self.changed:
+            assert self.changed.wait_for(fact, WAIT_S), "it never came true"
+
+    def reset(self) -> None:
+        self.is_ready, self.refusal = True, None
+        self.scripts, self.submits, self.aborted = [], [], {}
+
+
+class FixedMetrics:
+    def render(self) -> tuple[bytes, str]:
+        return b"inferd_up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+
+@contextlib.contextmanager
+def serving(model: ServedModel, router: ScriptedRouter, options: AppOptions) -> Iterator[str]:
+    """A server on a free port of the loopback; gives its URL."""
+    app = create_app(model, router, FixedMetrics(), options)
+    server = _Server(uvicorn.Config(app, http="httptools", loop="uvloop", log_config=None, access_log=False))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert server.is_up.wait(WAIT_S)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), "the server did not end"
+
+
+@pytest.fixture(scope="session")
+def model() -> ServedModel:
+    loaded = ServedModel.load(MODEL_PATH, (NAME, "alias"), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE)
+    return replace(loaded, created=int(time.time()))
+
+
+@pytest.fixture(scope="session")
+def shared_router(model: ServedModel) -> ScriptedRouter:
+    return ScriptedRouter(model)
+
+
+@pytest.fixture(scope="session")
+def shared_url(model: ServedModel, shared_router: ScriptedRouter) -> Iterator[str]:
+    with serving(model, shared_router, AppOptions(has_access_log=False)) as url:
+        yield url
+
+
+@pytest.fixture
+def router(shared_router: ScriptedRouter) -> ScriptedRouter:
+    """The router of `url`, with nothing left of other tests."""
+    shared_router.reset()
+    return shared_router
+
+
+@pytest.fixture
+def url(shared_url: str, router: ScriptedRouter) -> str:
+    """A server with default options, its router reset."""
+    del router
+    return shared_url
+
+
+@pytest.fixture
+def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[[AppOptions], str]]:
+    """Starts a server with options of the test's own."""
+    with contextlib.ExitStack() as stack:
+        yield lambda options: stack.enter_context(serving(model, router, options))
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def script() -> type[Script]:
+    """What a choice is made of: `router.will(script(text="..."))`."""
+    return Script

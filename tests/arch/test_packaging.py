@@ -1,0 +1,96 @@
+"""The wheel holds every module and the embedded model, and nothing is importable under a bare name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("server", "engine", "kernels")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that the checkout gets no build folders."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in files:
+        if name.split("/")[0] in FOLDERS or "/" not in name:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(command, check=True)
+    (built,) = out.glob("inferd-*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {
+        f"inferd/{path.relative_to(ROOT)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+    assert modules <= held, f"not in the wheel: {sorted(modules - held)}"
+    model = {f"inferd/engine/tiny/model/{path.name}" for path in (ROOT / "engine/tiny/model").iterdir()}
+    assert model <= held, f"not in the wheel: {sorted(model - held)}"
+
+
+def test_every_module_imports_from_the_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+    """The dependencies come from this environment; the package itself only from the wheel."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv/bin/python"
+    fresh = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    zipfile.ZipFile(wheel).extractall(fresh)
+    dependencies = sysconfig.get_path("purelib")
+    names = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.endswith(".py")
+    )
+    program = (
+        f"import importlib, sys; sys.path.append({dependencies!r})\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "import inferd.engine.api as api\n"
+        f"assert api.__file__.startswith({fresh!r}), api.__file__\n"
+    )
+    subprocess.run([python, "-P", "-c", program], check=True, cwd=tmp_path)
+
+
+def test_no_room_is_importable_under_a_bare_name() -> None:
+    """From the repository's root, in the way the daemon starts its own processes."""
+    program = (
+        "import importlib.util\n"
+        "found = [name for name in ('server', 'engine', 'kernels') if importlib.util.find_spec(name)]\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, cwd=ROOT)

@@ -1,0 +1,197 @@
+"""The deployment files against the server they deploy: names, ports and promises, without a container engine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inferd.server.metrics import Metrics
+from inferd.server.settings import SETTINGS, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+
+FROM_PROMETHEUS = {"up"}
+
+
+def parse(path: str) -> Any:
+    return yaml.safe_load((DEPLOY / path).read_text())
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, arguments) of the Dockerfile's last stage, continuation lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line.split(maxsplit=1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
+    last_from = max(index for index, line in enumerate(lines) if line[0] == "FROM")
+    return [(line[0], line[1]) for line in lines[last_from:]]
+
+
+def one(instruction: str) -> str:
+    (found,) = (arguments for name, arguments in instructions() if name == instruction)
+    return found
+
+
+def environment() -> dict[str, str]:
+    pairs = " ".join(arguments for name, arguments in instructions() if name == "ENV")
+    return dict(pair.split("=", 1) for pair in pairs.split())
+
+
+def dashboard() -> Any:
+    return json.loads((DEPLOY / "grafana/dashboards/inferd.json").read_text())
+
+
+def expressions() -> Iterator[str]:
+    board = dashboard()
+    yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
+    yield from (annotation["expr"] for annotation in board["annotations"]["list"])
+    yield from (variable["definition"] for variable in board["templating"]["list"] if "definition" in variable)
+    yield from (rule["expr"] for group in parse("prometheus/rules.yml")["groups"] for rule in group["rules"])
+
+
+def metric_names(expression: str) -> set[str]:
+    """Names that stand where PromQL has a series: before a selector or a range, or as a whole operand."""
+    bare = re.sub(r"\b(?:by|without)\s*\([^)]*\)", " ", re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", " ", expression))
+    words = re.findall(r"[a-zA-Z_:][\w:]*(?!\s*\(|\w)", bare)
+    return {word for word in words if word not in {"and", "or", "unless", "model_name", "e"}}
+
+
+def test_every_metric_shown_or_alerted_on_exists() -> None:
+    known = Metrics("m").names() | FROM_PROMETHEUS
+    assert {name for expression in expressions() for name in metric_names(expression)} <= known
+
+
+def test_a_wrong_name_would_be_found() -> None:
+    expression = 'sum by (le) (rate(inferd_time_to_first_tokens_bucket{model_name=~"$model"}[$__rate_interval])) / up'
+    assert metric_names(expression) == {"inferd_time_to_first_tokens_bucket", "up"}
+
+
+@pytest.mark.parametrize("expression", sorted(set(expressions())))
+def test_expressions_treat_metrics_as_what_they_are(expression: str) -> None:
+    assert all(expression.count(left) == expression.count(right) for left, right in ("()", "[]", "{}"))
+    counted = set(re.findall(r"(?:rate|increase)\((\w+)", expression))
+    assert all(name.endswith(("_total", "_bucket", "_sum", "_count")) for name in counted)
+    never_raw = {name for name in metric_names(expression) if name.endswith(("_total", "_bucket"))}
+    assert never_raw <= counted
+    if "histogram_quantile" in expression:
+        assert re.search(r"by \([^)]*\ble\b[^)]*\)", expression)
+
+
+def test_the_dashboard_shows_what_was_promised() -> None:
+    shown = " ".join(expressions())
+    for name in ("time_to_first_token", "time_per_output_token", "inter_token_latency"):
+        for quantile in ("0.5", "0.95", "0.99"):
+            assert re.search(rf"histogram_quantile\({quantile}, [^)]*\) \(rate\(inferd_{name}_seconds_bucket", shown)
+    for name in ("generation_tokens_total", "requests_running", "requests_waiting", "kv_cache_usage_ratio",
+                 "prefix_cache_hit_tokens_total", "step_duration_seconds_bucket", "requests_finished_total",
+                 "http_requests_total"):  # fmt: skip
+        assert f"inferd_{name}" in shown
+
+
+def test_panels_do_not_overlap_and_have_their_own_ids() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for grid in (panel["gridPos"] for panel in panels)
+        for x, y in itertools.product(range(grid["x"], grid["x"] + grid["w"]), range(grid["y"], grid["y"] + grid["h"]))
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_dashboard_finds_its_datasource() -> None:
+    (source,) = parse("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["type"] == "prometheus"
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in dashboard()["panels"])
+
+
+def test_grafana_looks_where_compose_puts_the_dashboard() -> None:
+    (provider,) = parse("grafana/provisioning/dashboards/inferd.yaml")["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in parse("compose.yaml")["services"]["grafana"]["volumes"])
+    folder = next(source for source, target in mounts.items() if target == provider["options"]["path"])
+    assert (DEPLOY / folder / "inferd.json").is_file()
+
+
+def test_prometheus_reads_rules_that_are_there() -> None:
+    config = parse("prometheus/prometheus.yml")
+    assert all((DEPLOY / "prometheus" / name).is_file() for name in config["rule_files"])
+    for group in parse("prometheus/rules.yml")["groups"]:
+        for rule in group["rules"]:
+            assert {"alert", "expr", "labels", "annotations"} <= set(rule)
+
+
+def test_one_port_everywhere() -> None:
+    port = environment()["INFERD_PORT"]
+    (published,) = parse("compose.yaml")["services"]["inferd"]["ports"]
+    (job,) = parse("prometheus/prometheus.yml")["scrape_configs"]
+    assert one("EXPOSE") == published.rsplit(":", 1)[1] == port
+    assert job["static_configs"] == [{"targets": [f"inferd:{port}"]}]
+
+
+def test_compose_publishes_to_this_machine_only_and_wants_a_key() -> None:
+    services = parse("compose.yaml")["services"]
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
+    assert services["inferd"]["environment"]["INFERD_API_KEY"].startswith("${INFERD_API_KEY:?")
+
+
+def test_the_container_has_no_rights_it_does_not_need() -> None:
+    service = parse("compose.yaml")["services"]["inferd"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    user, group = one("USER").split(":")
+    assert int(user) > 0
+    assert group == "0"
+
+
+def test_a_drain_has_time_to_end() -> None:
+    period = parse("compose.yaml")["services"]["inferd"]["stop_grace_period"]
+    assert float(period.removesuffix("s")) > Settings().shutdown_timeout_s + 5
+
+
+def test_every_variable_is_a_setting() -> None:
+    named = {*environment(), *parse("compose.yaml")["services"]["inferd"]["environment"]}
+    assert {name for name in named if name.startswith("INFERD_")} <= {about.env for about in SETTINGS.values()}
+
+
+def test_entrypoint_and_health_check_are_in_exec_form() -> None:
+    assert json.loads(one("ENTRYPOINT")) == ["inferd"]
+    assert json.loads(one("CMD")) == ["serve"]
+    check = json.loads(one("HEALTHCHECK").split(" CMD ")[1])
+    assert check[:2] == ["python", "-c"]
+    compile(check[2], "HEALTHCHECK", "exec")
+    assert "/health" in check[2]
+
+
+def test_the_image_carries_no_secret_and_pins_what_it_installs() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert not re.search(r"(?i)(api_key|token|password)\s*=", text)
+    assert all(
+        "--constraint constraints.txt" in line
+        for line in re.sub(r"\\\n", "", text).splitlines()
+        if "pip install" in line
+    )
+    for service in parse("compose.yaml")["services"].values():
+        assert re.search(r":[\w.]+$", service["image"])
+        assert not service["image"].endswith(":latest")
+
+
+def test_what_the_dockerfile_copies_is_sent_to_the_builder() -> None:
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {name for names in copied for name in names.split()} == sent
+
+
+def test_the_cache_is_a_volume_that_any_user_may_write() -> None:
+    (volume,) = json.loads(one("VOLUME"))
+    assert environment()["HF_HOME"].startswith(f"{volume}/")
+    assert environment()["HOME"] == volume
+    assert any(f"chmod 0777 {volume}" in arguments for name, arguments in instructions() if name == "RUN")

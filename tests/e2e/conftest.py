@@ -1,0 +1,109 @@
+"""Real daemons for end-to-end tests: `inferd serve` in a process of its own, on a free port, with its output kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+
+INFERD = Path(sys.executable).parent / "inferd"
+
+
+class Daemon:
+    """One `inferd serve`."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(
+            [INFERD, "serve", *arguments, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if "curl http" in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def curl(self) -> str:
+        """The line of the READY card that a person pastes."""
+        return next(line.strip() for line in self.lines if "curl http" in line)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"http://[^/ ]+:\d+", self.curl)
+        assert found is not None, self.output
+        return found.group()
+
+    @property
+    def engine_pid(self) -> int:
+        children = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=True
+        )
+        line = next(line for line in children.stdout.splitlines() if "inferd.engine.process" in line)
+        return int(line.split()[0])
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(60), self.output
+        assert self.process.poll() is None, self.output
+
+    def client(self, **options: object) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)  # type: ignore[arg-type]
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(timeout=60)
+        self._reader.join(timeout=10)
+        return code
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Daemon]]:
+    """Start daemons that end with the test."""
+    started: list[Daemon] = []
+
+    def make(*arguments: str, ready: bool = True, env: dict[str, str] | None = None) -> Daemon:
+        daemon = Daemon(*arguments, env=env)
+        started.append(daemon)
+        if ready:
+            daemon.wait_ready()
+        return daemon
+
+    yield make
+    for daemon in started:
+        daemon.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """The embedded model, as a newcomer starts it."""
+    served = Daemon()
+    served.wait_ready()
+    yield served
+    served.stop(signal.SIGKILL)

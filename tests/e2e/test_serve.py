@@ -1,0 +1,135 @@
+"""What a newcomer sees: start, READY card, the pasted curl, a streamed chat, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .conftest import Daemon
+
+QUESTION = [{"role": "user", "content": "What are you?"}]
+
+
+def test_the_start_says_what_happened_in_few_lines(daemon: Daemon) -> None:
+    assert len(daemon.lines) <= 15, daemon.output
+    seconds = [float(found) for found in re.findall(r"(\d+\.\d\d) s  ", daemon.output)]
+    total = re.search(r"READY in (\d+\.\d) s", daemon.output)
+    assert total is not None, daemon.output
+    assert abs(sum(seconds) - float(total[1])) < 0.5, f"phases {seconds} do not add up to {total[1]}"
+
+
+def test_the_printed_curl_works_when_pasted(daemon: Daemon) -> None:
+    answer = subprocess.run(daemon.curl, shell=True, capture_output=True, text=True, check=True)
+    message = json.loads(answer.stdout)["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    assert len(message["content"]) > 10
+
+
+def test_the_openai_client_streams_a_chat(daemon: Daemon) -> None:
+    client = daemon.client()
+    chunks = list(client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0, stream=True))  # type: ignore[arg-type]
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    plain = client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    assert streamed == plain.choices[0].message.content
+    assert plain.choices[0].finish_reason == "stop", "the embedded model stops by itself"
+    assert len(chunks) > 3
+
+
+def test_32_at_once_answer_as_alone(daemon: Daemon) -> None:
+    client = daemon.client()
+
+    def ask(seed: int) -> str:
+        answer = client.completions.create(
+            model="tiny", prompt=f"Count to {seed}:", seed=seed, max_tokens=24, temperature=1
+        )
+        return answer.choices[0].text
+
+    alone = {seed: ask(seed) for seed in (3, 17, 30)}
+    with ThreadPoolExecutor(32) as threads:
+        together = dict(enumerate(threads.map(ask, range(32))))
+    assert {seed: together[seed] for seed in alone} == alone
+
+
+def test_the_server_process_never_loads_torch(daemon: Daemon) -> None:
+    """In the live process that has answered requests: its memory maps hold no torch library; the engine's do."""
+    daemon.client().chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4)  # type: ignore[arg-type]
+    assert "libtorch" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{daemon.engine_pid}/maps").read_text()
+
+
+def test_metrics_count_what_was_served(daemon: Daemon) -> None:
+    before = counter(daemon, "inferd_generation_tokens_total")
+    answer = daemon.client().completions.create(
+        model="tiny", prompt="Hello", max_tokens=5, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None and answer.usage.completion_tokens == 5
+    assert counter(daemon, "inferd_generation_tokens_total") - before == 5
+    page = daemon.get("/metrics").text
+    for name in ("time_to_first_token", "time_per_output_token", "inter_token_latency", "e2e_request_latency"):
+        assert f"inferd_{name}_seconds_bucket" in page
+    assert 'inferd_memory_bytes{kind="kv",model_name="tiny",source="measured"}' in page
+
+
+def counter(daemon: Daemon, name: str) -> float:
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", daemon.get("/metrics").text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def test_sigterm_lets_running_requests_finish(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    client = daemon.client()
+    stream = client.completions.create(
+        model="tiny", prompt="Hello", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    daemon.process.send_signal(signal.SIGTERM)
+    finish_reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert finish_reasons[-1] == "length"
+    assert daemon.stop() == 0
+
+
+def test_a_second_signal_aborts(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    stream = daemon.client().completions.create(
+        model="tiny", prompt="Hello", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    daemon.process.send_signal(signal.SIGINT)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.stop() == 0
+    assert "aborting" in daemon.output
+
+
+def test_a_dead_engine_ends_streams_and_the_process(start: Callable[..., Daemon]) -> None:
+    """Without recovery: the stream gets an error event, and the exit code says that it was no clean stop."""
+    daemon = start()
+    with (
+        daemon.client()
+        .with_options(max_retries=0)
+        .completions.with_streaming_response.create(
+            model="tiny", prompt="Hello", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
+        ) as response
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        subprocess.run(["kill", "-9", str(daemon.engine_pid)], check=True)
+        rest = [line for line in lines if line]
+    assert '"error"' in rest[-1] and '"engine_error"' in rest[-1], rest[-1]
+    assert daemon.process.wait(timeout=30) == 70
+
+
+def test_nothing_is_left_after_the_server_is_killed(start: Callable[..., Daemon]) -> None:
+    daemon = start()
+    alive = os.pidfd_open(daemon.engine_pid)
+    daemon.process.kill()
+    daemon.process.wait()
+    assert select.select([alive], [], [], 10)[0], "the engine outlived its server"

@@ -1,0 +1,59 @@
+"""Gated activations against torch's own in fp64, and element by element the same bits in any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from inferd.kernels.gated_mul import gelu_mul, silu_mul
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+Gate = Callable[[Tensor], Tensor]
+ORACLES: dict[Gate, Gate] = {
+    silu_mul: functional.silu,
+    gelu_mul: lambda gate: functional.gelu(gate, approximate="tanh"),
+}
+
+
+def oracle(gate: Gate, gate_up: Tensor) -> Tensor:
+    wide = gate_up.double()
+    half = wide.shape[-1] // 2
+    return ORACLES[gate](wide[..., :half]) * wide[..., half:]
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return float(((result.double() - expected).abs() / (expected.abs() + 1)).max())
+
+
+@pytest.mark.parametrize("gate", ORACLES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 14), (2, 5, 66), (7, 1024)])
+def test_equals_torch_in_fp64(gate: Gate, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    gate_up = (torch.randn(shape) * 4).to(dtype)
+    assert error(gate(gate_up), oracle(gate, gate_up)) < TOLERANCE[dtype]
+
+
+def test_the_tolerance_tells_the_gates_apart() -> None:
+    gate_up = torch.randn(7, 64)
+    exact = functional.gelu(gate_up[:, :32].double()) * gate_up[:, 32:].double()
+    assert error(gelu_mul(gate_up), exact) > 10 * TOLERANCE[torch.float32]
+    assert error(silu_mul(gate_up), oracle(gelu_mul, gate_up)) > 10 * TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("gate", ORACLES)
+def test_large_gates_stay_finite(gate: Gate) -> None:
+    gate_up = torch.tensor([[-1e4, 1e4, -200.0, 3.0, 3.0, 3.0]])
+    assert torch.equal(gate(gate_up), torch.tensor([[0.0, 3e4, 0.0]]))
+
+
+@pytest.mark.parametrize("gate", ORACLES)
+@pytest.mark.parametrize("size", [7, 100, 4096, 11008])
+def test_a_row_is_its_own(gate: Gate, size: int) -> None:
+    gate_up = torch.randn(40, 2 * size)
+    whole = gate(gate_up)
+    for start, count in ((0, 1), (3, 1), (5, 2), (1, 17), (9, 31)):
+        assert torch.equal(gate(gate_up[start : start + count].clone()), whole[start : start + count])

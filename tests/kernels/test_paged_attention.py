@@ -1,0 +1,172 @@
+"""Paged attention against dense attention in fp64, over pools that are NaN wherever nothing was written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
+
+SPLIT = ATTENTION_SPLIT
+SPARE_BLOCKS = 20
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-7}
+"""Absolute, for values of a few units: one rounding of the result to the dtype."""
+
+ROWS: tuple[tuple[int, int], ...] = (
+    (0, 1), (5, 1), (SPLIT - 1, 1), (SPLIT, 1), (700, 1), (0, 300), (513, 77), (SPLIT - 1, 2), (2, 3), (0, 129),
+)  # fmt: skip
+"""(start, tokens): decodes, prompts and chunks that end before, at and past borders of tiles and of query blocks."""
+
+
+@dataclass
+class Sequences:
+    """Random K and V of whole sequences, also laid out in pages at random places."""
+
+    rows: Sequence[tuple[int, int]]
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        num_blocks = sum(-(-(start + count) // self.block_size) for start, count in self.rows) + SPARE_BLOCKS
+        shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        self.kv = torch.full(shape, float("nan"), dtype=self.dtype)
+        free = torch.randperm(shape[0]).tolist()
+        width = max(start + count for start, count in self.rows) // self.block_size + 1
+        self.tables = torch.full((len(self.rows), width), -1, dtype=torch.int32)
+        self.contents: list[Tensor] = []
+        for row, (start, count) in enumerate(self.rows):
+            length = start + count
+            content = torch.randn(2, self.num_kv_heads, length, self.head_dim).to(self.dtype)
+            for entry in range(-(-length // self.block_size)):
+                block = free.pop()
+                self.tables[row, entry] = block
+                page = content[:, :, entry * self.block_size : (entry + 1) * self.block_size]
+                self.kv[block, :, :, : page.shape[2]] = page
+            self.contents.append(content)
+
+    def batch(self, rows: Sequence[int]) -> AttentionBatch:
+        return AttentionBatch.build([self.rows[row] for row in rows], self.tables[list(rows)], self.block_size, "cpu")
+
+
+def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    """[n, Hq, D] fp64: the whole score matrix at once, heads repeated."""
+    repeat = q.shape[1] // content.shape[1]
+    k, v = content.double().repeat_interleave(repeat, dim=1)
+    scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    query_positions = torch.arange(start, start + q.shape[0])[:, None]
+    kv_positions = torch.arange(content.shape[2])
+    is_hidden = kv_positions > query_positions
+    if window is not None:
+        is_hidden |= query_positions - kv_positions >= window
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(is_hidden, float("-inf")).softmax(-1), v)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "softcap"),
+    [
+        (8, 2, 64, 16, None, None),
+        (4, 1, 32, 32, 100, None),
+        (3, 3, 40, 64, None, 5.0),
+        (6, 1, 18, 16, 1, None),
+        (2, 1, 16, 128, SPLIT + 3, 3.0),
+    ],
+)
+def test_equals_dense_attention(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    sequences = Sequences(ROWS, kv_heads, head_dim, block_size, dtype)
+    batch = sequences.batch(range(len(ROWS)))
+    q = torch.randn(batch.num_tokens, heads, head_dim).to(dtype)
+    scale = head_dim**-0.5
+    result = paged_attention(q, sequences.kv, batch, scale, window, softcap)
+    starts = batch.query_start.tolist()
+    for row, (start, _) in enumerate(ROWS):
+        tokens = slice(starts[row], starts[row + 1])
+        expected = dense(q[tokens], sequences.contents[row], start, scale, window, softcap)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+
+
+@pytest.mark.parametrize(("window", "softcap", "scale"), [(101, 4.0, 0.25), (100, None, 0.25), (100, 4.0, 0.3)])
+def test_the_tolerance_sees_a_wrong_window_cap_or_scale(window: int, softcap: float | None, scale: float) -> None:
+    sequences = Sequences([(200, 60)], 1, 16, 16, torch.float32)
+    q = torch.randn(60, 2, 16)
+    result = paged_attention(q, sequences.kv, sequences.batch([0]), 0.25, 100, 4.0)
+    wrong = dense(q, sequences.contents[0], 200, scale, window, softcap)
+    assert (result.double() - wrong).abs().max() > 100 * TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), [(8, 2, None), (3, 3, None), (5, 1, 90)])
+def test_a_row_is_its_own(dtype: torch.dtype, heads: int, kv_heads: int, window: int | None) -> None:
+    """Bitwise the same alone, in any order of rows, and however its tokens are split over calls."""
+    sequences = Sequences(ROWS, kv_heads, 32, 16, dtype)
+    batch = sequences.batch(range(len(ROWS)))
+    q = torch.randn(batch.num_tokens, heads, 32).to(dtype)
+    whole = paged_attention(q, sequences.kv, batch, 0.2, window)
+    starts = batch.query_start.tolist()
+    parts = [(q[first:last], whole[first:last]) for first, last in itertools.pairwise(starts)]
+
+    order = torch.randperm(len(ROWS)).tolist()
+    shuffled = torch.cat([parts[row][0] for row in order])
+    result = paged_attention(shuffled, sequences.kv, sequences.batch(order), 0.2, window)
+    assert torch.equal(result, torch.cat([parts[row][1] for row in order]))
+
+    for row, (start, count) in enumerate(ROWS):
+        for chunk in {1, 2, count} if count < 5 else {13, count} if count < 100 else {100, count}:
+            for first in range(0, count, chunk):
+                last = min(first + chunk, count)
+                split = AttentionBatch.build([(start + first, last - first)], sequences.tables[[row]], 16, "cpu")
+                result = paged_attention(parts[row][0][first:last].clone(), sequences.kv, split, 0.2, window)
+                assert torch.equal(result, parts[row][1][first:last]), f"row {row}, tokens {first}..{last}"
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
+def test_threads_do_not_change_a_bit(num_threads: int) -> None:
+    sequences = Sequences(ROWS, 2, 64, 16, torch.float32)
+    batch = sequences.batch(range(len(ROWS)))
+    q = torch.randn(batch.num_tokens, 8, 64)
+    expected = paged_attention(q, sequences.kv, batch, 0.125)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert torch.equal(paged_attention(q, sequences.kv, batch, 0.125), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_many_decodes_of_all_lengths_at_once() -> None:
+    """More rows than a group holds, in an order that is not that of their lengths."""
+    rows = [(int(start), 1) for start in torch.randint(0, 3 * SPLIT, (41,))]
+    sequences = Sequences(rows[:20], 1, 16, 64, torch.float32)
+    order = torch.randint(0, 20, (41,)).tolist()
+    batch = sequences.batch(order)
+    q = torch.randn(41, 2, 16)
+    result = paged_attention(q, sequences.kv, batch, 0.25)
+    for index, row in enumerate(order):
+        expected = dense(q[index : index + 1], sequences.contents[row], rows[row][0], 0.25, None, None)
+        assert (result[index].double() - expected[0]).abs().max() < TOLERANCE[torch.float32]
+
+
+def test_metadata() -> None:
+    tables = torch.tensor([[4, 2, -1], [9, -1, -1]], dtype=torch.int32)
+    batch = AttentionBatch.build([(30, 4), (0, 2)], tables, 32, "cpu")
+    assert batch.query_start.tolist() == [0, 4, 6]
+    assert batch.positions.tolist() == [30, 31, 32, 33, 0, 1]
+    assert batch.write_slots.tolist() == [4 * 32 + 30, 4 * 32 + 31, 2 * 32, 2 * 32 + 1, 9 * 32, 9 * 32 + 1]
+    assert (batch.query_lens, batch.kv_lens, batch.seq_lens.tolist()) == ((4, 2), (34, 2), [34, 2])

@@ -1,0 +1,116 @@
+"""Philox against its authors' test vectors, the noise against its definition, and pruned sampling against all of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels.sample import sample
+from inferd.kernels.sample.philox import NOISE_MAX, gumbel_noise, noise_of_bits, philox4x32
+
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+"""philox4x32-10 in Random123's kat_vectors: (counter, key, output)."""
+
+
+def words(values: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor([value]) for value in values)
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers(
+    counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    output = philox4x32(words(counter), words(key))  # type: ignore[arg-type]
+    assert tuple(int(word) for word in output) == expected
+
+
+def test_noise_is_keyed_by_seed_position_and_token() -> None:
+    seed, position, token_id = 2**53 - 1, 2**33 + 5, 151_000
+    counter = words((token_id, position & 0xFFFFFFFF, position >> 32, 0))
+    word = philox4x32(counter, words((seed & 0xFFFFFFFF, seed >> 32)))[0]  # type: ignore[arg-type]
+    expected = -math.log(-math.log(((int(word) >> 8) + 0.5) / 2**24))
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), torch.tensor([token_id]))
+    assert noise.tolist() == torch.tensor([expected]).tolist()
+    for other in ((seed - 1, position, token_id), (seed, position + 1, token_id), (seed, position, token_id + 1)):
+        assert gumbel_noise(*(torch.tensor([value]) for value in other)) != noise
+
+
+def test_noise_has_the_same_bits_in_every_call_shape() -> None:
+    """All of its 2^24 values, through the vectorised and the strided logarithm, and shifted within a vector."""
+    bits = torch.arange(2**24)
+    whole = noise_of_bits(bits)
+    assert float(whole.max()) == NOISE_MAX
+    assert -2.86 < float(whole.min()) < -2.85
+    for shift in (1, 5):
+        assert torch.equal(noise_of_bits(bits[shift:]), whole[shift:])
+    uniform = torch.empty(2**24, 2, dtype=torch.float64)
+    uniform[:, 0] = (bits.double() + 0.5) / 2**24
+    inner = torch.empty(2**24, 2, dtype=torch.float64)
+    inner[:, 0] = -uniform[:, 0].log()
+    assert torch.equal((-inner[:, 0].log()).float(), whole)
+
+
+def unpruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The definition, over the whole vocabulary."""
+    noise = gumbel_noise(seeds[:, None], positions[:, None], torch.arange(scores.shape[1]))
+    return (scores + noise).argmax(dim=-1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 12.0])
+@pytest.mark.parametrize("vocab_size", [1, 17, 2003])
+def test_pruning_changes_nothing(spread: float, vocab_size: int) -> None:
+    scores = torch.randn(60, vocab_size) * spread
+    scores[20:40] = scores[20:40].bfloat16().float()
+    scores[40:, 1::3] = float("-inf")
+    seeds, positions = torch.randint(0, 2**53, (60,)), torch.randint(0, 2**40, (60,))
+    assert torch.equal(sample(scores, seeds, positions), unpruned(scores, seeds, positions))
+
+
+def test_a_row_is_its_own() -> None:
+    scores, seeds, positions = torch.randn(32, 1000), torch.randint(0, 2**53, (32,)), torch.randint(0, 5000, (32,))
+    whole = sample(scores, seeds, positions)
+    alone = [sample(scores[row][None], seeds[row][None], positions[row][None]) for row in range(32)]
+    assert torch.equal(whole, torch.cat(alone))
+    seeds[1:], positions[1:] = 0, 0
+    scores[1:] = float("nan")
+    assert sample(scores, seeds, positions)[0] == whole[0]
+
+
+def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.kernels.sample.reference.gumbel_noise", lambda seeds, *_: torch.zeros(len(seeds)))
+    scores = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
+    assert sample(scores, torch.tensor([1, 2]), torch.tensor([0, 0])).tolist() == [1, 0]
+
+
+def test_rows_without_a_choice_give_an_id() -> None:
+    scores = torch.tensor([[float("-inf")] * 3, [float("nan"), 0.0, 1.0], [float("-inf"), 0.0, float("-inf")]])
+    ids = sample(scores, torch.arange(3), torch.arange(3))
+    assert ids[2] == 1
+    assert bool(((ids >= 0) & (ids < 3)).all())
+
+
+def chi_square(counts: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities * counts.sum()
+    return float(((counts - expected).square() / expected).sum())
+
+
+def test_draws_follow_the_softmax() -> None:
+    """Pearson's test over 40,000 draws and 8 tokens: 99.99% of fair samplers stay below 29.9 (7 degrees of freedom)."""
+    scores = torch.tensor([1.0, 0.0, -1.0, 0.5, 2.0, -2.0, 0.0, 1.5])
+    count = 40_000
+    ids = sample(scores.expand(count, -1), torch.full((count,), 7), torch.arange(count))
+    counts = torch.bincount(ids, minlength=8).double()
+    probabilities = scores.double().softmax(-1)
+    assert chi_square(counts, probabilities) < 29.9
+    assert chi_square(counts, (scores.double() / 1.1).softmax(-1)) > 100

@@ -1,0 +1,114 @@
+"""The KV cache under any sequence of operations: what a hit gives is what the request's own ids would have written.
+
+The model keeps, for every block, the salted prefix that its content was computed from. It is told of content only when a
+table computes it, as a device is; so a stale table, a false hit or a block owned twice shows as content of something else.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.prefix import blake2b_block
+from inferd.engine.cache.table import BlockTable, KVCache
+from inferd.engine.request import Request
+
+Content = tuple[str, tuple[int, ...]]
+"""Salt and ids, from the first position to the block's last."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.content: dict[int, Content] = {}
+        self.admitted: list[tuple[Request, BlockTable]] = []
+        self.waiting: list[tuple[Request, BlockTable]] = []
+
+    @initialize(
+        num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), hash_bits=st.sampled_from([0, 1, 3, None])
+    )
+    def start(self, num_blocks: int, block_size: int, hash_bits: int | None) -> None:
+        def weak(parent_key: bytes, payload: bytes) -> bytes:
+            digest = blake2b_block(parent_key, payload)
+            return digest if hash_bits is None else bytes([digest[0] & ((1 << hash_bits) - 1)])
+
+        self.cache = KVCache(num_blocks, block_size, weak)
+
+    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=14), salt=st.sampled_from(["", "a"]))
+    def open(self, ids: list[int], salt: str) -> None:
+        params = SamplingParams(max_tokens=50, seed=0)
+        request = Request.create("r", tuple(ids), params, max_model_len=999, arrival_s=0.0, cache_salt=salt)
+        self.waiting.append((request, self.cache.open(request)))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        request, table = data.draw(st.sampled_from(self.waiting))
+        match = table.match()
+        size = self.cache.block_size
+        assert match.num_tokens == len(match.nodes) * size < len(request.ids)
+        needed = table.num_free_needed(match, request.total)
+        num_free = self.cache.pool.num_free
+        if not table.admit(match, request.total):
+            assert needed > num_free
+            return
+        assert self.cache.pool.num_free == num_free - needed
+        for i, block_id in enumerate(table.block_ids[: len(match.nodes)]):
+            assert self.content[block_id] == (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+        for block_id in table.block_ids[len(match.nodes) :]:
+            self.content.pop(block_id, None)
+        request.admit(match.num_tokens, 0.0)
+        self.waiting.remove((request, table))
+        self.admitted.append((request, table))
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def compute(self, data: st.DataObject, token_id: int) -> None:
+        """Compute some of what is known, and sample at its end; every full block it reaches has the content of its ids."""
+        request, table = data.draw(st.sampled_from(self.admitted))
+        num_tokens = data.draw(st.integers(0, request.num_pending))
+        if num_tokens == 0 or not table.extend(request.scheduled + num_tokens):
+            return
+        start = request.scheduled
+        samples = request.launch(num_tokens)
+        request.in_flight -= 1
+        request.apply(start, num_tokens, (token_id,) * samples)
+        size = self.cache.block_size
+        for i in range(start // size, request.computed // size):
+            assert self.cache.pool.num_refs(table.block_ids[i]) == 1, "a block is written that others read"
+            self.content[table.block_ids[i]] = (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+        table.commit(request.computed)
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data(), ends=st.booleans(), forgets=st.booleans())
+    def release(self, data: st.DataObject, ends: bool, forgets: bool) -> None:
+        request, table = data.draw(st.sampled_from(self.admitted))
+        if forgets:
+            table.forget()
+        table.release()
+        self.admitted.remove((request, table))
+        if ends:
+            self.cache.close(table)
+        else:
+            request.rewind()
+            self.waiting.append((request, table))
+
+    @rule()
+    def reset(self) -> None:
+        self.cache.reset()
+        assert self.cache.pool.num_cached == 0
+
+    @invariant()
+    def agrees(self) -> None:
+        self.cache.check()
+        size = self.cache.block_size
+        for request, table in self.admitted:
+            for i in range(request.computed // size):
+                expected = (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+                assert self.content[table.block_ids[i]] == expected, "somebody else wrote into a held block"
+
+
+CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCache = CacheMachine.TestCase

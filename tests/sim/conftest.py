@@ -1,0 +1,33 @@
+"""How many seeds the simulation runs: 300, or 100,000 with `--long`, or what `--sim-seeds` and `--sim-seed` say."""
+
+from __future__ import annotations
+
+import pytest
+
+SHORT_SEEDS = 300
+LONG_SEEDS = 100_000
+_MOST_TESTS = 400
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("simulation")
+    group.addoption("--sim-seeds", type=int, metavar="N", help="run seeds 0 to N - 1")
+    group.addoption("--sim-seed", type=int, metavar="SEED", help="run this seed alone")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        chunks = _chunks(metafunc.config)
+        metafunc.parametrize("seeds", chunks, ids=[f"{chunk.start}-{chunk.stop - 1}" for chunk in chunks])
+
+
+def _chunks(config: pytest.Config) -> list[range]:
+    """The seeds in ranges, one test each, so that several processes share them."""
+    alone = config.getoption("--sim-seed", default=None)
+    if alone is not None:
+        return [range(alone, alone + 1)]
+    num_seeds = config.getoption("--sim-seeds", default=None)
+    if num_seeds is None:
+        num_seeds = LONG_SEEDS if config.getoption("--long", default=False) else SHORT_SEEDS
+    size = max(20, -(-num_seeds // _MOST_TESTS))
+    return [range(first, min(first + size, num_seeds)) for first in range(0, num_seeds, size)]

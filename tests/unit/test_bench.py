@@ -1,0 +1,354 @@
+"""The load generator against a scripted server: what it sends, how it paces, what it counts, what it calls failed.
+
+The server is a few lines of asyncio on a thread. Its answer depends on the model's name, and pacing is proven by
+holding answers back until the right number of requests is there: a generator that paces wrongly never gets one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.engine.api.errors import ConfigError
+from inferd.server.bench.answer import Outcome, StreamReader
+from inferd.server.bench.client import Client, ClientError
+from inferd.server.bench.load import Run, arrival_offsets, closed_loop, open_loop
+from inferd.server.bench.options import LoadOptions
+from inferd.server.bench.prompts import ChatPrompts, IdPrompts, request_bodies
+from inferd.server.bench.report import quantile, summarize, warnings
+from inferd.server.bench.session import run_bench
+
+MODELS = {
+    "good": None,
+    "no-ids": None,
+    "bytewise": None,
+    "closes": None,
+    "busy": "HTTP 429 slow_down",
+    "plain-text": "HTTP 500",
+    "lies": "usage and stream disagree",
+    "short": "not the output length asked for",
+    "cut": "connection closed by the server",
+    "silent-end": "stream ended without [DONE]",
+    "no-usage": "no usage in the stream",
+    "error-event": "in the stream: engine_error",
+    "garbage": "an event that is no JSON",
+}
+"""What each model of the scripted server must be reported as."""
+
+
+class FakeServer:
+    """Answers by script. `hold` requests must be in flight before any of them is answered."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.heads: list[str] = []
+        self.num_connections = self.in_flight = self.most_in_flight = 0
+        self.hold = 1
+        self._gate: asyncio.Event | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # The client is done with this connection.
+        writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.heads.append(head)
+        length = next((int(line[15:]) for line in head.splitlines() if line.startswith("Content-Length:")), 0)
+        body = orjson.loads(await reader.readexactly(length)) if length else {}
+        path = head.split()[1]
+        if path == "/v1/models":
+            return self._plain(writer, 200, b'{"data": [{"id": "good"}]}')
+        if path == "/version":
+            return self._plain(writer, 200, b'{"version": "7"}')
+        if path == "/tokenize":
+            return self._plain(writer, 200, orjson.dumps({"tokens": list(range(10, 300))}))
+        self.bodies.append(body)
+        await self._wait_for_others()
+        try:
+            return await self._generate(writer, body)
+        finally:
+            self.in_flight -= 1
+
+    async def _wait_for_others(self) -> None:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self._gate = self._gate or asyncio.Event()
+        if self.in_flight >= self.hold:
+            self._gate.set()
+            self._gate = None
+        else:
+            await self._gate.wait()
+
+    def _plain(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> bool:
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+        return True
+
+    async def _generate(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> bool:
+        model: str = body["model"]
+        if model == "busy":
+            return self._plain(writer, 429, b'{"error": {"code": "slow_down", "message": "later"}}')
+        if model == "plain-text":
+            return self._plain(writer, 500, b"oops")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        stream = b"".join(b"data: %b\n\n" % event for event in self._events(model, body))
+        for piece in [stream[i : i + 1] for i in range(len(stream))] if model == "bytewise" else [stream]:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        if model == "cut":
+            return False
+        writer.write(b"0\r\n\r\n")
+        return model != "closes"
+
+    def _events(self, model: str, body: dict[str, Any]) -> Iterator[bytes]:
+        num_tokens = body["max_tokens"] - (model == "short")
+        for index in range(num_tokens):
+            ids = {} if model == "no-ids" else {"token_ids": [index]}
+            yield orjson.dumps({"choices": [{"text": "x", "delta": {"content": "x"}, **ids}], "usage": None})
+        if model == "error-event":
+            yield b'{"error": {"code": "engine_error"}}'
+        if model == "garbage":
+            yield b"{"
+        usage = {"prompt_tokens": 5, "completion_tokens": num_tokens + (model == "lies")}
+        if model != "no-usage":
+            yield orjson.dumps({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 3}}})
+        if model not in ("silent-end", "error-event"):
+            yield b"[DONE]"
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[FakeServer, str]]:
+    """The scripted server on a thread of its own, and its address."""
+    fake, loop = FakeServer(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield fake, asyncio.run_coroutine_threadsafe(fake.start(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def options(base_url: str = "http://x", **changes: Any) -> LoadOptions:
+    return LoadOptions(
+        **{"base_url": base_url, "num_requests": 8, "concurrency": 4, "output_len": 3, "timeout_s": 20.0, **changes}
+    )
+
+
+def load(asked: LoadOptions, model: str) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        client = Client(asked.base_url, timeout_s=asked.timeout_s)
+        bodies = list(request_bodies(asked, model, IdPrompts(asked, [7, 8, 9]), 0, asked.num_requests))
+        try:
+            if asked.rate is not None:
+                return await open_loop(client, asked, bodies, lambda outcome: None)
+            return await closed_loop(client, asked, bodies)
+        finally:
+            client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_every_way_to_fail_is_called_by_its_name(server: tuple[FakeServer, str], model: str, api: Any) -> None:
+    outcomes = load(options(server[1], api=api), model)
+    assert [outcome.error for outcome in outcomes] == [MODELS[model]] * 8
+
+
+def test_tokens_are_counted_twice(server: tuple[FakeServer, str]) -> None:
+    outcomes = load(options(server[1]), "good")
+    assert {(o.num_input, o.num_output, o.num_streamed, o.num_cached, len(o.gaps_s)) for o in outcomes} == {
+        (5, 3, 3, 3, 2)
+    }
+    assert {outcome.num_streamed for outcome in load(options(server[1]), "no-ids")} == {None}
+
+
+def test_a_closed_loop_keeps_exactly_n_in_flight(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    fake.hold = 4
+    assert len(load(options(url, num_requests=12), "good")) == 12
+    assert (fake.most_in_flight, fake.num_connections) == (4, 4)
+
+
+def test_an_open_loop_waits_for_no_answer(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    fake.hold = 8
+    outcomes = load(options(url, rate=10_000.0, concurrency=1), "good")
+    assert [outcome.error for outcome in outcomes] == [None] * 8
+    assert fake.most_in_flight == 8
+
+
+def test_an_open_loop_counts_from_when_a_request_was_due(server: tuple[FakeServer, str]) -> None:
+    asked = options(server[1], rate=1000.0, arrivals="constant")
+    starts = sorted(outcome.start_s for outcome in load(asked, "good"))
+    assert [start - starts[0] for start in starts] == pytest.approx([i / 1000 for i in range(8)], abs=1e-6)
+
+
+def test_a_kept_connection_that_was_closed_is_replaced(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    assert [outcome.error for outcome in load(options(url, concurrency=1), "closes")] == [None] * 8
+    assert fake.num_connections == 8
+
+
+def test_a_server_that_speaks_no_http_is_an_error() -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-x\r\n")
+            await writer.drain()
+            writer.close()
+
+        fake = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{fake.sockets[0].getsockname()[1]}", timeout_s=10)
+        with pytest.raises(ClientError, match="not HTTP"):
+            await client.get("/")
+        fake.close()
+        with pytest.raises(ClientError, match="cannot connect"):
+            await client.get("/")
+
+    asyncio.run(run())
+
+
+def test_the_key_is_sent_and_the_base_url_may_end_in_v1(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+
+    async def run() -> None:
+        client = Client(f"{url}/v1/", api_key="k1")
+        await client.get("/v1/models")
+        client.close()
+
+    asyncio.run(run())
+    assert fake.heads[0].startswith("GET /v1/models HTTP/1.1\r\n")
+    assert "Authorization: Bearer k1\r\n" in fake.heads[0]
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_a_session_reports_what_the_server_gave(
+    server: tuple[FakeServer, str], api: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, url = server
+    asked = options(url, api=api, input_len=20, shared_prefix=5, warmup=3)
+    assert run_bench(asked, "secret-key", tmp_path / "out.json") == 0
+    written = json.loads((tmp_path / "out.json").read_text())
+    results = written["results"]
+    assert (results["num_ok"], results["num_failed"], results["num_output_tokens"]) == (8, 0, 24)
+    assert (results["num_input_tokens"], results["num_cached_tokens"], results["counts_checked"]) == (40, 24, True)
+    assert written["settings"]["shared_prefix"] == 5
+    assert (written["settings"]["model"], written["versions"]["server"]) == ("good", "7")
+    assert "secret-key" not in json.dumps(written)
+    assert len(fake.bodies) == 11
+    assert {body["max_tokens"] for body in fake.bodies} == {3}
+    assert all(body["ignore_eos"] and body["stream_options"]["include_usage"] for body in fake.bodies)
+    output = capsys.readouterr()
+    assert "8 requests in" in output.out
+    assert "TTFT" in output.out
+    assert output.err == "" or "generator itself was slow" in output.err
+
+
+def test_failed_requests_make_the_exit_code(server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_bench(options(server[1], model="short", warmup=0), None, None) == 1
+    assert "8 requests failed: 8 x not the output length asked for" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="answers none of these requests: 2 x HTTP 429 slow_down"):
+        run_bench(options(server[1], model="busy"), None, None)
+    with pytest.raises(ConfigError, match=r"no server at http://127.0.0.1:1 .*inferd serve"):
+        run_bench(options("http://127.0.0.1:1"), None, None)
+    with pytest.raises(ConfigError, match="there is no directory"):
+        run_bench(options(server[1]), None, tmp_path / "absent" / "out.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_requests": 0}, "num_requests must be at least 1, but got 0"),
+        ({"rate": 0.0}, "rate must be a number above 0"),
+        ({"rate": float("nan")}, "rate must be a number above 0"),
+        ({"shared_prefix": 129}, r"shared_prefix must be from 0 to input_len \(128\), but got 129"),
+        ({"base_url": "localhost:8000"}, "base_url must begin with http"),
+    ],
+)
+def test_options_out_of_bounds(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
+
+
+def test_times_of_a_stream() -> None:
+    reader = StreamReader(start_s=10.0, expected_output=6)
+    for now, ids in [(11.0, [1, 2]), (11.5, []), (13.0, [3]), (14.0, [4, 5]), (14.0, [6])]:
+        reader.on_event(orjson.dumps({"choices": [{"text": "", "token_ids": ids}]}), now)
+    reader.on_event(b'{"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 6}}', 15.0)
+    reader.on_event(b"[DONE]", 15.0)
+    outcome = reader.outcome()
+    assert (outcome.error, outcome.ttft_s, outcome.e2e_s, outcome.tpot_s) == (None, 1.0, 4.0, 0.6)
+    assert outcome.gaps_s == (0.0, 2.0, 0.5, 0.5, 0.0)
+    assert sum(outcome.gaps_s) == (outcome.tpot_s or 0.0) * 5
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=2, max_size=40))
+def test_quantiles_are_the_standard_librarys(values: list[float]) -> None:
+    ours = [quantile(sorted(values), percent / 100) for percent in range(1, 100)]
+    assert ours == pytest.approx(statistics.quantiles(values, n=100, method="inclusive"), abs=1e-9)
+
+
+def test_arrivals() -> None:
+    constant = list(arrival_offsets(options(rate=4.0, arrivals="constant", num_requests=9)))
+    assert constant == [i / 4 for i in range(9)]
+    poisson = list(arrival_offsets(options(rate=4.0, num_requests=4001)))
+    gaps = [after - before for before, after in itertools.pairwise(poisson)]
+    # 4,000 exponential gaps: mean and deviation are both 1/rate, within 5 standard errors (1.6% and 2.2%).
+    assert statistics.mean(gaps) == pytest.approx(0.25, rel=0.08)
+    assert statistics.stdev(gaps) == pytest.approx(0.25, rel=0.12)
+    assert poisson == list(arrival_offsets(options(rate=4.0, num_requests=4001)))
+    assert poisson != list(arrival_offsets(options(rate=4.0, num_requests=4001, seed=1)))
+
+
+def test_prompts_repeat_by_seed_and_share_only_the_prefix() -> None:
+    asked = options(input_len=50, shared_prefix=20)
+    ids = list(range(10_000))
+    prompts = [IdPrompts(asked, ids).fields(index)["prompt"] for index in range(20)]
+    assert prompts == [IdPrompts(asked, ids).fields(index)["prompt"] for index in range(20)]
+    assert {len(prompt) for prompt in prompts} == {50}
+    assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
+    assert len({prompt[20] for prompt in prompts}) > 10
+    assert IdPrompts(options(input_len=50, seed=1), ids).fields(0)["prompt"] != prompts[0]
+
+
+def test_chat_prompts_have_the_words_that_make_the_length() -> None:
+    chats = [
+        ChatPrompts(options(input_len=100, shared_prefix=40), 0.5).fields(i)["messages"][0]["content"] for i in (0, 1)
+    ]
+    words = [chat.split() for chat in chats]
+    assert [len(each) for each in words] == [50, 50]
+    assert words[0][:20] == words[1][:20]
+    assert words[0][20:] != words[1][20:]
+
+
+def test_a_slow_generator_is_warned_of() -> None:
+    outcome = Outcome(start_s=0.0, first_token_s=1.0, last_token_s=2.0, num_output=2, num_streamed=2)
+    fine = summarize(Run((outcome,), 1.0, (0.001,) * 100, 0.2))
+    late = summarize(Run((outcome,), 1.0, (0.001,) * 98 + (0.009, 0.009), 0.2))
+    busy = summarize(Run((outcome,), 1.0, (0.001,) * 100, 0.95))
+    assert [len(warnings(report)) for report in (fine, late, busy)] == [0, 1, 1]

@@ -1,0 +1,90 @@
+"""The command: every setting has its flag, help fits a screen, a user's error is one line, and torch stays away."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from inferd.server import cli
+from inferd.server.settings import SETTINGS, Settings
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-P", "-c", "from inferd.server.cli import main; main()", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env={"COLUMNS": "80"})
+
+
+@pytest.fixture(scope="module")
+def serve_help() -> str:
+    return command("serve", "--help").stdout
+
+
+def test_help_fits_a_screen() -> None:
+    lines = command("--help").stdout.rstrip("\n").splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_every_setting_is_a_flag_in_its_panel(serve_help: str) -> None:
+    panels = re.split(r"╭─ (.+?) ─+╮", serve_help)
+    shown = dict(zip(panels[1::2], panels[2::2], strict=True))
+    for about in SETTINGS.values():
+        if about.name != "model":
+            assert about.flag[:17] in shown[about.panel], about.name
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, object], object]:
+    """What `serve` hands to `Settings.load`; nothing is served."""
+    given: list[tuple[dict[str, object], object]] = []
+
+    def load(flags: dict[str, object], config: object) -> None:
+        given.append((flags, config))
+        raise typer.Exit(7)
+
+    monkeypatch.setattr(Settings, "load", load)
+    assert CliRunner().invoke(cli.app, ["serve", *arguments]).exit_code == 7
+    return given[0]
+
+
+def test_flags_reach_the_settings_they_are_named_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {name: about.choices[-1] if about.choices else "7" for name, about in SETTINGS.items() if name != "model"}
+    line = ["some/model"]
+    for name, value in values.items():
+        line += [SETTINGS[name].flag] if SETTINGS[name].is_switch else [SETTINGS[name].flag, value]
+    expected = {
+        name: True if SETTINGS[name].is_switch else [value] if SETTINGS[name].is_list else value
+        for name, value in values.items()
+    }
+    assert invoke(monkeypatch, *line) == ({"model": "some/model", **expected}, None)
+
+
+def test_flags_not_given_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invoke(monkeypatch, "--no-prefix-caching", "--config", "a.yaml") == (
+        {"prefix_caching": False},
+        Path("a.yaml"),
+    )
+
+
+def test_a_user_error_is_one_line_and_its_exit_code() -> None:
+    done = command("serve", "--port", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "inferd: port must be a whole number from 0 to 65535, but got 'x' (flag --port)\n"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['inferd', '--help']\n"
+        "from inferd.server.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'zmq', 'httpx', 'prometheus_client'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "[]\n"

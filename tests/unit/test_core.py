@@ -1,0 +1,277 @@
+"""The core: what it refuses, what it tells its caller, and when a generation ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from inferd.engine.api.messages import Delta, Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core import EngineCore
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
+from inferd.engine.sched.scheduler import Scheduler
+
+VOCAB = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+@dataclass(slots=True)
+class Script:
+    """An executor that draws the tokens it is told to, per request, and then 50."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    nan_steps: frozenset[int] = frozenset()
+    names: dict[int, str] = field(default_factory=dict)
+    num_launched: int = 0
+
+    def launch(self, plan: StepPlan) -> Ready:
+        self.num_launched += 1
+        self.names |= {admission.slot: admission.request_id for admission in plan.admissions}
+        rows = []
+        for row in plan.rows:
+            if plan.step_id in self.nan_steps:
+                rows.append(RowResult(status=RowStatus.NUMERICAL_ERROR))
+                continue
+            script = self.tokens.get(self.names[row.slot], [])
+            drawn = (script.pop(0) if script else 50,) if row.samples else ()
+            logprobs = tuple(TokenLogprobs(token_id, -1.5, 2, ((3, -0.5),)) for token_id in drawn)
+            prompt_logprobs = tuple(TokenLogprobs(p, -2.0, 1, ()) for p in range(row.start + 1, row.start + row.num_tokens))
+            rows.append(RowResult(drawn, RowStatus.OK, logprobs, prompt_logprobs))
+        return Ready(StepResult(plan.step_id, tuple(rows), 0.25))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def make(script: Script | None = None, depth: int = 1, **limits: int) -> EngineCore:
+    config = SchedulerConfig(
+        **{"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}  # type: ignore[arg-type]
+    )
+    scheduler = Scheduler(config, KVCache(32, 4))
+    return EngineCore(scheduler, script or Script(), vocab_size=VOCAB, depth=depth, clock=lambda: 0.0)
+
+
+def submit(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), emitted: tuple[int, ...] = (), **params: object) -> Submit:
+    sampling = SamplingParams(**{"max_tokens": 4, "seed": 0, **params})  # type: ignore[arg-type]
+    return Submit(request_id=name, prompt_ids=prompt, params=sampling, emitted_ids=emitted, arrival_s=3.0)
+
+
+def run(core: EngineCore, *submits: Submit, now: float = 5.0) -> list[Delta]:
+    """Submit all, run to the end, return all deltas."""
+    for message in submits:
+        core.submit(message, now)
+    deltas: list[Delta] = []
+    while core.has_work:
+        output = core.step(now)
+        core.check()
+        deltas += output.deltas if output is not None else ()
+    return deltas
+
+
+def end_of(deltas: list[Delta]) -> Delta:
+    (end,) = [delta for delta in deltas if delta.finish_reason is not None]
+    assert deltas[-1] is end
+    return end
+
+
+def ids_of(deltas: list[Delta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("params", "tokens", "ids", "reason", "stop_id"),
+    [
+        ({}, [], [50] * 4, "length", None),
+        ({"eos_token_ids": (9,)}, [8, 9], [8, 9], "stop", 9),
+        ({"stop_token_ids": (8,)}, [8, 9], [8], "stop", 8),
+        ({"eos_token_ids": (9,), "max_tokens": 2}, [8, 9], [8, 9], "stop", 9),
+        ({"eos_token_ids": (9,), "min_tokens": 2}, [9, 9, 9], [9, 9, 9], "stop", 9),
+        ({"max_tokens": 0}, [], [], "length", None),
+    ],
+)
+def test_how_a_generation_ends(
+    depth: int, params: dict[str, object], tokens: list[int], ids: list[int], reason: str, stop_id: int | None
+) -> None:
+    deltas = run(make(Script({"r": list(tokens)}), depth), submit(**params))
+    assert ids_of(deltas) == ids
+    assert (end_of(deltas).finish_reason, end_of(deltas).stop_token_id) == (reason, stop_id)
+
+
+def test_overlap_launches_one_step_beyond_a_stop_and_none_beyond_a_length() -> None:
+    script = Script({"r": [8, 9]})
+    run(make(script), submit(eos_token_ids=(9,)))
+    assert script.num_launched == 3
+    script = Script()
+    run(make(script), submit(max_tokens=3))
+    assert script.num_launched == 3
+
+
+def test_the_first_step_is_only_launched() -> None:
+    core = make(depth=1)
+    core.submit(submit(), 5.0)
+    assert core.step(5.0) is None
+    output = core.step(5.0)
+    assert output is not None
+    assert (output.step_num_tokens, output.step_num_rows, output.step_duration_s) == (3, 1, 0.25)
+    core = make(depth=0)
+    core.submit(submit(), 5.0)
+    assert core.step(5.0) is not None
+
+
+def test_a_replay_goes_on_where_it_stood() -> None:
+    deltas = run(make(), submit(emitted=(7, 8), max_tokens=3))
+    assert ids_of(deltas) == [50]
+    assert end_of(deltas).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("emitted", "params", "reason", "stop_id"),
+    [((7, 8), {"max_tokens": 2}, "length", None), ((7, 9), {"eos_token_ids": (9,)}, "stop", 9)],
+)
+def test_a_replay_that_had_ended_is_told_so(
+    emitted: tuple[int, ...], params: dict[str, object], reason: str, stop_id: int | None
+) -> None:
+    script = Script()
+    (delta,) = run(make(script), submit(emitted=emitted, **params))
+    assert (delta.finish_reason, delta.stop_token_id, delta.token_ids) == (reason, stop_id, ())
+    assert script.num_launched == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_abort_is_answered_at_once_and_once(depth: int, num_steps: int) -> None:
+    core = make(depth=depth)
+    core.submit(submit(), 5.0)
+    for _ in range(num_steps):
+        core.step(5.0)
+    core.abort(["r", "r", "unknown"])
+    output = core.flush()
+    assert output is not None
+    assert [(delta.request_id, delta.finish_reason) for delta in output.deltas] == [("r", "abort")]
+    assert core.flush() is None
+    assert run(core) == []
+
+
+def test_an_id_may_be_used_again_while_its_last_row_is_in_flight() -> None:
+    core = make()
+    core.submit(submit(), 5.0)
+    core.step(5.0)
+    core.abort(["r"])
+    core.flush()
+    deltas = run(core, submit(max_tokens=2))
+    assert ids_of(deltas) == [50, 50]
+
+
+def test_a_row_of_nan_fails_its_request_alone() -> None:
+    core = make(Script(nan_steps=frozenset({0})), depth=0, max_num_batched_tokens=3)
+    deltas = run(core, submit("bad"), submit("good", (4, 5, 6)))
+    by_name = {name: [d for d in deltas if d.request_id == name] for name in ("bad", "good")}
+    failure = end_of(by_name["bad"]).failure
+    assert failure is not None
+    assert (end_of(by_name["bad"]).finish_reason, failure.code) == ("error", "numerical_error")
+    assert ids_of(by_name["good"]) == [50] * 4
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        (submit(prompt=()), "invalid_value", "prompt"),
+        (submit(prompt=(1, VOCAB)), "invalid_value", "prompt"),
+        (submit(prompt=(-1,)), "invalid_value", "prompt"),
+        (submit(temperature=float("nan")), "invalid_value", "temperature"),
+        (submit(stop_token_ids=(VOCAB,)), "invalid_value", "stop_token_ids"),
+        (submit(emitted=(VOCAB,)), "invalid_value", "emitted_ids"),
+        (submit(emitted=(1, 2), max_tokens=1), "invalid_value", "emitted_ids"),
+        (submit(max_tokens=62), "context_length_exceeded", "max_tokens"),
+        (submit(prompt=(1,) * 70), "context_length_exceeded", "prompt"),
+    ],
+)
+def test_a_bad_request_gets_one_terminal_delta(message: Submit, code: str, param: str) -> None:
+    core = make()
+    deltas = run(core, message, submit("good"))
+    bad = [delta for delta in deltas if delta.request_id == "r"]
+    failure = end_of(bad).failure
+    assert failure is not None
+    assert (len(bad), bad[0].finish_reason, failure.code, failure.param) == (1, "error", code, param)
+    assert ids_of([delta for delta in deltas if delta.request_id == "good"]) == [50] * 4
+
+
+def test_a_duplicate_is_refused_and_the_live_one_goes_on() -> None:
+    core = make()
+    core.submit(submit(), 5.0)
+    core.step(5.0)
+    deltas = run(core, submit(prompt=(9, 9)))
+    refused = [delta for delta in deltas if delta.failure is not None]
+    assert [delta.failure.param for delta in refused if delta.failure is not None] == ["request_id"]
+    assert ids_of(deltas) == [50] * 4
+
+
+@pytest.mark.parametrize("depth", [-1, 2])
+def test_depth_is_0_or_1(depth: int) -> None:
+    with pytest.raises(ValueError, match=str(depth)):
+        make(depth=depth)
+
+
+# -- what a delta says -------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_travel_with_their_tokens() -> None:
+    deltas = run(make(), submit(max_tokens=2, logprobs=1))
+    assert [(lp.token_id, lp.logprob, lp.rank, lp.top) for d in deltas for lp in d.logprobs] == [
+        (50, -1.5, 2, ((3, -0.5),))
+    ] * 2
+
+
+def test_prompt_logprobs_come_with_the_chunks_once() -> None:
+    core = make(max_num_batched_tokens=2)
+    deltas = run(core, submit(prompt=(1, 2, 3, 4, 5), max_tokens=0, prompt_logprobs=0))
+    # The script gives position p for token p, and none at a chunk's end.
+    assert [lp.token_id for d in deltas for lp in d.prompt_logprobs] == [1, 3]
+    assert end_of(deltas).finish_reason == "length"
+
+
+def test_the_first_delta_says_when_it_ran_and_each_what_was_cached() -> None:
+    core = make()
+    run(core, submit("first", prompt=tuple(range(9)), max_tokens=1), now=5.0)
+    deltas = run(core, submit("second", prompt=(*range(8), 50), max_tokens=3), now=6.0)
+    assert [delta.scheduled_s for delta in deltas] == [6.0, None, None]
+    assert [delta.num_cached_tokens for delta in deltas] == [8, 8, 8]
+
+
+def test_arrival_is_the_servers_unless_it_is_absent_or_to_come() -> None:
+    core = make()
+    for name, arrival_s in (("stated", 3.0), ("absent", 0.0), ("to come", 9.0), ("nan", float("nan"))):
+        message = submit(name)
+        core.submit(Submit(request_id=name, prompt_ids=(1,), params=message.params, arrival_s=arrival_s), 5.0)
+    arrivals = {request.request_id: request.arrival_s for request in core._scheduler._entries}
+    assert arrivals == {"stated": 3.0, "absent": 5.0, "to come": 5.0, "nan": 5.0}
+
+
+def test_statistics() -> None:
+    core = make()
+    run(core, submit("a", prompt=tuple(range(9)), max_tokens=2))
+    run(core, submit("b", prompt=tuple(range(9)), max_tokens=2))
+    stats = core.stats()
+    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (9 + 1, 4)
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (18, 8)
+    assert (stats.num_blocks, stats.num_blocks_used, stats.num_blocks_cached) == (32, 0, 2)
+    assert (stats.num_running, stats.num_waiting, stats.num_preemptions) == (0, 0, 0)
+    core.reset_prefix_cache()
+    assert core.stats().num_blocks_cached == 0

@@ -1,0 +1,133 @@
+"""The doctor: what each look says of machines that are well and machines that are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement as Oracle
+from packaging.version import Version
+
+from inferd.server import doctor
+from inferd.server.doctor import Check
+from inferd.server.requirement import Requirement, is_older
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_versions_compare_as_packaging_does(ours: list[int], least: list[int]) -> None:
+    installed, minimum = (".".join(map(str, parts)) for parts in (ours, least))
+    assert is_older(installed, minimum) == (Version(installed) < Version(minimum))
+    assert is_older(installed + "+cpu", minimum) == is_older(installed, minimum)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fastapi>=0.136", "uvloop>=0.22; sys_platform != 'win32'", "triton>=3.6; sys_platform == \"linux\"",
+     "mypy>=1.18; extra == 'dev'", "pyzmq>=27", "six"],
+)  # fmt: skip
+def test_requirements_read_as_packaging_does(text: str) -> None:
+    ours, oracle = Requirement.parse(text), Oracle(text)
+    assert ours.name == oracle.name
+    assert f">={ours.minimum}" == (str(oracle.specifier) or ">=0")
+    assert ours.applies == (oracle.marker is None or oracle.marker.evaluate({"extra": ""}))
+
+
+def test_every_requirement_of_ours_can_be_read() -> None:
+    assert doctor.check_packages().status == "ok"
+
+
+def test_a_missing_and_an_old_package_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["no-such-package-here>=1", "orjson>=9999", "msgspec>=0.1"]
+    monkeypatch.setattr(doctor, "requires", lambda name: wanted)
+    check = doctor.check_packages()
+    assert check.status == "fail"
+    assert "no-such-package-here is missing; orjson 3." in check.found
+    assert "msgspec" not in check.found
+
+
+@pytest.mark.parametrize(
+    ("probe", "status"),
+    [
+        ("raise SystemExit('no torch')", "fail"),
+        ("import os; os.abort()", "fail"),
+        ('print(\'{"version": "1", "threads": 2, "gpus": [], "cpu": "X", "mkldnn": true, "bf16": true}\')', "ok"),
+        ('print(\'{"version": "1", "threads": 2, "gpus": [], "cpu": "X", "mkldnn": true, "bf16": false}\')', "warn"),
+        ('print(\'{"version": "1", "threads": 2, "gpus": [], "cpu": "X", "mkldnn": false, "bf16": true}\')', "warn"),
+    ],
+)
+def test_torch_is_asked_in_a_child(probe: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TORCH_PROBE", probe)
+    check = doctor.check_torch()
+    assert check.status == status
+    assert check.found
+    assert bool(check.way_out) == (status != "ok")
+
+
+def test_a_taken_port_is_a_warning() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        check = doctor.check_port("127.0.0.1", port)
+    assert doctor.check_port("127.0.0.1", port).status == "ok"
+    assert (check.status, f"127.0.0.1:{port}" in check.found, "--port" in check.way_out) == ("warn", True, True)
+
+
+def test_refused_settings_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERD_PORT", "http")
+    settings, check = doctor.load_settings()
+    assert (settings.port, check.status) == (8000, "fail")
+    assert "INFERD_PORT" in check.found
+    monkeypatch.setenv("INFERD_PORT", "8123")
+    settings, check = doctor.load_settings()
+    assert (settings.port, check) == (8123, Check("settings", "ok", "port from env INFERD_PORT"))
+    monkeypatch.setenv("INFERD_PROT", "8123")
+    assert doctor.load_settings()[1].status == "warn"
+
+
+def test_the_cache_is_looked_for_where_it_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HF_HUB_CACHE", str(tmp_path / "not" / "yet"))
+    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
+    assert doctor.check_cache().status == "ok"
+    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 2**62)
+    assert "HF_HOME" in doctor.check_cache().way_out
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "cannot be written" in doctor.check_cache().found
+
+
+def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_memory().status in ("ok", "warn")
+    monkeypatch.setattr(doctor, "MIN_MEMORY_BYTES", 2**62)
+    assert doctor.check_memory().status == "warn"
+
+
+def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert (doctor.check_compiler().status, doctor.check_gpu().status) == ("warn", "ok")
+
+
+@pytest.mark.parametrize(("statuses", "code"), [(["ok", "warn"], 0), (["ok", "fail"], 1)])
+def test_a_failure_is_the_exit_code(
+    statuses: list[doctor.Status], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [Check("thing", status, "[found] it", "do this" if status != "ok" else "") for status in statuses]
+    monkeypatch.setattr(doctor, "examine", lambda: iter(checks))
+    assert doctor.run(as_json=True) == code
+    assert [entry["status"] for entry in json.loads(capsys.readouterr().out)] == statuses
+    assert doctor.run(as_json=False) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ok    thing     [found] it"
+    assert lines[1:] == [f"{statuses[1]:<4}  thing     [found] it", "                -> do this"]
+
+
+def test_torch_stays_in_the_child() -> None:
+    code = "import sys; from inferd.server.doctor import check_torch as c; c(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,62 @@
+"""Log lines: one a record, for people and for machines, and libraries keep quiet."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from inferd.server.logs import configure
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    loggers = (logging.root, logging.getLogger("inferd"))
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "text")
+    logging.getLogger("inferd.x").info("hello %s", "you")
+    line = capsys.readouterr().err
+    assert line[2] == line[5] == ":"
+    assert line[8:] == " info    hello you\n"
+
+
+def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("inferd.x").exception("two\nlines", extra={"route": "/v1/models", "status": 200})
+    line = json.loads(capsys.readouterr().err)
+    assert {key: line[key] for key in ("level", "logger", "message", "route", "status")} == {
+        "level": "error", "logger": "inferd.x", "message": "two\nlines", "route": "/v1/models", "status": 200,
+    }  # fmt: skip
+    assert line["exception"].endswith("ValueError: why")
+    assert line["time"].endswith("+00:00")
+    assert set(line) == {"time", "level", "logger", "message", "route", "status", "exception"}
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("debug", ["inferd info", "inferd debug", "other warning", "other info"]),
+        ("info", ["inferd info", "other warning"]),
+        ("warning", ["other warning"]),
+        ("error", []),
+    ],
+)
+def test_levels(level: str, shown: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    configure(level, "json")  # type: ignore[arg-type]
+    logging.getLogger("inferd").info("inferd info")
+    logging.getLogger("inferd").debug("inferd debug")
+    logging.getLogger("other").warning("other warning")
+    logging.getLogger("other").info("other info")
+    assert [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()] == shown

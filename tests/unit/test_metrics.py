@@ -1,0 +1,238 @@
+"""Metrics against the Prometheus library: its parser reads the page, its own histogram is the oracle of ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import prometheus_client
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from inferd.engine.api.messages import EngineStats, Phase, Ready, StepOutput
+from inferd.server.instruments import Histogram
+from inferd.server.metrics import FINISH_REASONS, Metrics, RequestRecord
+from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def scrape(metrics: Metrics) -> dict[Sample, float]:
+    page, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    families = text_string_to_metric_families(page.decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return scrape(metrics)[name, tuple(sorted({"model_name": "m", **labels}.items()))]
+
+
+def record(**changes: object) -> RequestRecord:
+    fields: dict[str, object] = {
+        "arrival_s": 100.0, "scheduled_s": 101.0, "first_token_s": 103.0, "finished_s": 107.0, "num_prompt_tokens": 10,
+        "num_generation_tokens": 5, "num_cached_tokens": 0, "finish_reason": "stop",
+    }  # fmt: skip
+    return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def ready(num_blocks: int = 8) -> Ready:
+    return Ready(
+        num_blocks=num_blocks, block_size=16, max_model_len=64, vocab_size=10, weights_bytes=110, kv_bytes=55,
+        planned_weights_bytes=100, planned_kv_bytes=50, device="cpu", dtype="float32",
+    )  # fmt: skip
+
+
+def step(**stats: int) -> StepOutput:
+    return StepOutput(deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7)
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e4), max_size=50), st.integers(1, 4))
+def test_a_histogram_is_the_librarys(values: list[float], count: int) -> None:
+    registry = prometheus_client.CollectorRegistry()
+    oracle = prometheus_client.Histogram("x", "x", registry=registry, buckets=TTFT)
+    ours = Histogram(TTFT)
+    for seen in values:
+        ours.cell().observe(seen, count)
+        for _ in range(count):
+            oracle.observe(seen)
+    expected = {
+        sample.labels["le"]: sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "x_bucket"
+    }
+    assert dict(ours.cell().cumulative()) == expected
+    assert math.isclose(ours.cell().sum, sum(values) * count, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_the_phases_of_a_request_add_up() -> None:
+    seen = record()
+    assert (seen.queue_s, seen.prefill_s, seen.decode_s, seen.ttft_s, seen.tpot_s) == (1.0, 2.0, 4.0, 3.0, 1.0)
+    assert seen.queue_s is not None
+    assert seen.prefill_s is not None
+    assert seen.decode_s is not None
+    assert seen.queue_s + seen.prefill_s + seen.decode_s == seen.e2e_s == 7.0
+
+
+def test_a_request_that_never_ran_has_no_phases() -> None:
+    metrics = Metrics("m")
+    metrics.request_finished(
+        record(scheduled_s=None, first_token_s=None, num_generation_tokens=0, finish_reason="abort")
+    )
+    assert value(metrics, "inferd_requests_finished_total", finish_reason="abort") == 1
+    for name in ("request_queue_time", "request_prefill_time", "request_decode_time", "e2e_request_latency"):
+        assert value(metrics, f"inferd_{name}_seconds_count") == 0
+
+
+def test_one_token_has_no_time_per_output_token() -> None:
+    metrics = Metrics("m")
+    metrics.request_finished(record(num_generation_tokens=1))
+    assert value(metrics, "inferd_time_per_output_token_seconds_count") == 0
+
+
+def test_tokens_that_came_together_share_their_gap() -> None:
+    metrics = Metrics("m")
+    metrics.first_token(0.25)
+    metrics.tokens(4, 0.2)
+    metrics.tokens(1, 0.3)
+    assert value(metrics, "inferd_time_to_first_token_seconds_sum") == 0.25
+    assert value(metrics, "inferd_inter_token_latency_seconds_count") == 5
+    assert value(metrics, "inferd_inter_token_latency_seconds_sum") == pytest.approx(0.5)
+    assert value(metrics, "inferd_inter_token_latency_seconds_bucket", le="0.05") == 4
+
+
+COUNTERS = {
+    "num_steps": "inferd_engine_steps_total",
+    "num_preemptions": "inferd_preemptions_total",
+    "num_prompt_tokens": "inferd_prompt_tokens_computed_total",
+    "num_generation_tokens": "inferd_generation_tokens_total",
+    "prefix_query_tokens": "inferd_prefix_cache_query_tokens_total",
+    "prefix_hit_tokens": "inferd_prefix_cache_hit_tokens_total",
+}
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=3), st.booleans())
+def test_counters_go_on_when_an_engine_is_replaced(engines: list[list[int]], says_ready: bool) -> None:
+    """Each engine counts from zero; the page shows the sum of all, and never less than before."""
+    metrics, total = Metrics("m"), 0
+    before = scrape(metrics)
+    for growths in engines:
+        if says_ready:
+            metrics.engine_ready(ready())
+        count = 0
+        for growth in (0, *growths):
+            count += growth
+            metrics.step(step(**dict.fromkeys(COUNTERS, count)))
+            after = scrape(metrics)
+            assert all(after[key] >= before[key] for key in before if key[0].endswith("_total"))
+            before = after
+        total += count
+    assert {name: value(metrics, name) for name in COUNTERS.values()} == dict.fromkeys(COUNTERS.values(), total)
+    assert value(metrics, "inferd_prompt_tokens_total") == 2 * total
+    assert value(metrics, "inferd_engine_restarts_total") == (len(engines) - 1 if says_ready else 0)
+
+
+def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
+    metrics = Metrics("m")
+    metrics.engine_ready(ready())
+    metrics.step(step(num_running=3, num_waiting=2, num_blocks=8, num_blocks_used=2, num_blocks_cached=5))
+    names = ("inferd_engine_up", "inferd_requests_running", "inferd_requests_waiting", "inferd_kv_cache_usage_ratio")
+    assert [value(metrics, name) for name in names] == [1, 3, 2, 0.25]
+    assert [value(metrics, "inferd_kv_cache_blocks", state=state) for state in ("used", "cached", "free")] == [2, 5, 1]
+    assert value(metrics, "inferd_step_tokens_sum") == 7
+    metrics.engine_down()
+    assert [value(metrics, name) for name in names] == [0, 0, 0, 0]
+
+
+def test_planned_and_measured_memory_stand_beside_each_other() -> None:
+    metrics = Metrics("m")
+    metrics.engine_ready(ready())
+    metrics.phase(Phase("weights", 1.5, "detail"))
+    seen = {
+        (k, s): value(metrics, "inferd_memory_bytes", kind=k, source=s)
+        for k in ("weights", "kv")
+        for s in ("planned", "measured")
+    }
+    assert seen == {
+        ("weights", "planned"): 100,
+        ("weights", "measured"): 110,
+        ("kv", "planned"): 50,
+        ("kv", "measured"): 55,
+    }
+    assert value(metrics, "inferd_startup_phase_seconds", phase="weights") == 1.5
+
+
+def test_a_callers_method_makes_no_series_of_its_own() -> None:
+    metrics = Metrics("m")
+    for method in ("GET", "BREW", "X" * 1000):
+        metrics.http_request("/v1/models", method, 200, 0.1)
+    methods = {dict(labels)["method"] for name, labels in scrape(metrics) if name == "inferd_http_requests_total"}
+    assert methods == {"GET", "OTHER"}
+
+
+@pytest.mark.parametrize("compat", ["none", "vllm"])
+def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
+    metrics = Metrics("m", compat)
+    metrics.engine_ready(ready())
+    metrics.step(step())
+    metrics.request_arrived("chat")
+    metrics.request_finished(record())
+    metrics.http_request("/x", "GET", 200, 0.1)
+    metrics.phase(Phase("weights", 1.5, ""))
+    assert {name for name, _ in scrape(metrics)} == metrics.names()
+
+
+def test_vllm_names_have_vllms_labels_buckets_and_our_values() -> None:
+    metrics = Metrics("m", "vllm")
+    metrics.engine_ready(ready(num_blocks=9))
+    metrics.engine_ready(ready(num_blocks=8))
+    metrics.first_token(0.04)
+    metrics.request_finished(record())
+    metrics.step(
+        step(num_running=1, num_waiting=4, num_blocks=8, num_blocks_used=2, num_prompt_tokens=6, prefix_hit_tokens=3)
+    )
+    page = scrape(metrics)
+    labels = (("engine", "0"), ("model_name", "m"))
+    expected = {
+        ("vllm:num_requests_running", labels): 1,
+        ("vllm:num_requests_waiting", labels): 4,
+        ("vllm:kv_cache_usage_perc", labels): 0.25,
+        ("vllm:prompt_tokens_total", labels): 9,
+        ("vllm:prefix_cache_hits_total", labels): 3,
+        ("vllm:cache_config_info", (("block_size", "16"), *labels, ("num_gpu_blocks", "8"))): 1,
+        ("vllm:request_success_total", (labels[0], ("finished_reason", "stop"), labels[1])): 1,
+        ("vllm:time_to_first_token_seconds_count", labels): 1,
+        ("vllm:e2e_request_latency_seconds_sum", labels): 7,
+    }
+    assert {key: page.get(key) for key in expected} == expected
+    assert sum(name == "vllm:cache_config_info" for name, _ in page) == 1
+    for name, bounds in [
+        ("time_to_first_token_seconds", TTFT),
+        ("inter_token_latency_seconds", ITL),
+        ("time_per_output_token_seconds", ITL),
+        ("e2e_request_latency_seconds", REQUEST_LATENCY),
+        ("request_queue_time_seconds", REQUEST_LATENCY),
+        ("iteration_tokens_total", ITERATION_TOKENS),
+    ]:
+        shown = {dict(labels)["le"] for sample, labels in page if sample == f"vllm:{name}_bucket"}
+        assert {str(bound) for bound in bounds} < shown, name
+
+
+def test_without_compat_there_are_no_vllm_names() -> None:
+    assert not any(name.startswith("vllm:") for name in Metrics("m").names())
+
+
+def test_openmetrics_is_given_to_those_who_ask() -> None:
+    page, content_type = Metrics("m", "vllm").render("application/openmetrics-text;version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.endswith(b"# EOF\n")
+
+
+def test_finish_reasons_are_shown_before_they_happen() -> None:
+    page = scrape(Metrics("m"))
+    shown = {dict(labels)["finish_reason"] for name, labels in page if name == "inferd_requests_finished_total"}
+    assert shown == set(FINISH_REASONS) == {"stop", "length", "abort", "error"}

@@ -1,0 +1,78 @@
+"""The waiting queue: rank order, removal from anywhere, and no memory of what is gone."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.engine.sched.entry import Entry, rank_of
+from inferd.engine.sched.queue import WaitingQueue
+
+_CACHE = KVCache(1, 1)
+
+
+def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: float = 10.0) -> Entry:
+    params = SamplingParams(max_tokens=1, seed=0)
+    request = Request.create(
+        str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority
+    )
+    return Entry(request, _CACHE.open(request), rank_of(request, sequence, ageing_s))
+
+
+def drain(queue: WaitingQueue) -> list[str]:
+    names: list[str] = []
+    while (entry := queue.first()) is not None:
+        queue.remove(entry)
+        names.append(entry.request.request_id)
+    return names
+
+
+def test_priority_then_arrival_then_submission() -> None:
+    queue = WaitingQueue()
+    for entry in (make(0, 5.0), make(1, 3.0, priority=1), make(2, 4.0), make(3, 4.0), make(4, 9.0, priority=-1)):
+        queue.push(entry)
+    assert drain(queue) == ["4", "2", "3", "0", "1"]
+
+
+def test_a_level_of_priority_is_worth_ageing_s_of_waiting() -> None:
+    """Three levels worse and 30 s earlier is a tie, which the earlier arrival wins; a moment less and it loses."""
+    for head_start_s, first in ((30.0, "0"), (29.9, "1")):
+        queue = WaitingQueue()
+        queue.push(make(0, 100.0 - head_start_s, priority=3))
+        queue.push(make(1, 100.0, priority=0))
+        assert queue.first().request.request_id == first  # type: ignore[union-attr]
+
+
+def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
+    rng = Random(0)
+    queue, model = WaitingQueue(), set[Entry]()
+    for sequence in range(2000):
+        entry = make(sequence, rng.random(), rng.randint(0, 2), ageing_s=0.3)
+        queue.push(entry)
+        model.add(entry)
+        while len(model) > 40 or (model and rng.random() < 0.3):
+            gone = rng.choice(sorted(model, key=lambda entry: entry.rank))
+            queue.remove(gone)
+            model.remove(gone)
+        assert len(queue) == len(model)
+        assert queue.first() is min(model, key=lambda entry: entry.rank, default=None)
+        assert len(queue._heap) <= 2 * max(32, len(model)) + 1, "stale items pile up"
+    assert drain(queue) == [entry.request.request_id for entry in sorted(model, key=lambda entry: entry.rank)]
+
+
+def test_an_entry_may_leave_and_come_back() -> None:
+    queue = WaitingQueue()
+    first, second = make(0), make(1)
+    for entry in (first, second):
+        queue.push(entry)
+    queue.remove(second)
+    queue.push(second)
+    queue.remove(second)
+    assert drain(queue) == ["0"]
+    with pytest.raises(AssertionError, match="queued twice"):
+        queue.push(first)
+        queue.push(first)

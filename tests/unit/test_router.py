@@ -1,0 +1,206 @@
+"""The router: every accepted request ends once, backlogs merge without loss, and what cannot be taken is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.engine.api.messages import (
+    Abort,
+    Delta,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Phase,
+    Ready,
+    StepOutput,
+    Submit,
+    ToEngine,
+    WireLogprobs,
+)
+from inferd.engine.api.params import SamplingParams
+from inferd.server.metrics import Metrics
+from inferd.server.router import Router, RouterOptions, TokenStream, merge
+
+READY = Ready(
+    num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,
+    planned_kv_bytes=1, device="cpu", dtype="float32",
+)  # fmt: skip
+
+
+class FakeClient:
+    """Stands for the engine's end of the wire."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+        self.inbox: asyncio.Queue[FromEngine] = asyncio.Queue()
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> FromEngine:
+        return await self.inbox.get()
+
+
+def submit(name: str) -> Submit:
+    return Submit(request_id=name, prompt_ids=(1, 2), params=SamplingParams(max_tokens=4, seed=1))
+
+
+def step(*deltas: Delta) -> StepOutput:
+    return StepOutput(deltas=deltas, stats=EngineStats(num_blocks=8))
+
+
+Scenario = Callable[[Router, FakeClient], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, *, is_ready: bool = True, options: RouterOptions | None = None) -> None:
+    async def main() -> None:
+        client = FakeClient()
+        router = Router(client, Metrics("model"), options)  # type: ignore[arg-type]
+        running = asyncio.create_task(router.run())
+        if is_ready:
+            client.inbox.put_nowait(READY)
+            await router.became_ready.wait()
+        await scenario(router, client)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+async def collect(stream: TokenStream) -> list[Delta]:
+    return [delta async for delta in stream]
+
+
+def test_deltas_reach_the_stream_they_are_for() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        streams = {name: router.submit(submit(name)) for name in ("a", "b")}
+        for ids in ((1, 2), (3, 4)):
+            client.inbox.put_nowait(
+                step(*(Delta(request_id=n, token_ids=(i,)) for n, i in zip("ab", ids, strict=True)))
+            )
+        client.inbox.put_nowait(step(*(Delta(request_id=n, finish_reason="length") for n in "ab")))
+        for name, expected in (("a", (1, 3)), ("b", (2, 4))):
+            deltas = await collect(streams[name])
+            assert merge(deltas).token_ids == expected
+            assert [delta.finish_reason for delta in deltas][-1] == "length"
+        assert router.num_active == 0
+
+    play(scenario)
+
+
+def test_a_slow_reader_gets_one_merged_delta() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stream = router.submit(submit("a"))
+        for token_id in range(5):
+            client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(token_id,))))
+        client.inbox.put_nowait(step(Delta(request_id="a", finish_reason="stop", stop_token_id=9)))
+        await router.drained()
+        (delta,) = await collect(stream)
+        assert delta.token_ids == (0, 1, 2, 3, 4)
+        assert (delta.finish_reason, delta.stop_token_id) == ("stop", 9)
+
+    play(scenario)
+
+
+DELTAS = st.builds(
+    Delta,
+    request_id=st.just("a"),
+    token_ids=st.tuples(st.integers(0, 9)) | st.just(()),
+    logprobs=st.just(())
+    | st.tuples(st.builds(WireLogprobs, st.integers(0, 9), st.just(-1.0), st.just(1), st.just(()))),
+    num_cached_tokens=st.integers(0, 3),
+    scheduled_s=st.none() | st.just(1.0),
+)
+
+
+@given(st.lists(DELTAS, min_size=1), st.integers(1, 8))
+def test_merging_in_any_grouping_is_the_same(deltas: list[Delta], size: int) -> None:
+    grouped = [merge(deltas[i : i + size]) for i in range(0, len(deltas), size)]
+    assert merge(grouped) == merge(deltas)
+
+
+def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stream = router.submit(submit("a"))
+        stream.abort()
+        stream.abort()
+        client.inbox.put_nowait(step(Delta(request_id="a", finish_reason="abort")))
+        await collect(stream)
+        stream.abort()
+        assert [message for message in client.sent if isinstance(message, Abort)] == [Abort(("a",))]
+
+    play(scenario)
+
+
+def test_when_the_engine_dies_every_stream_ends_and_nothing_is_taken() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        streams = [router.submit(submit(str(i))) for i in range(3)]
+        router.fail_all("killed")
+        for stream in streams:
+            (delta,) = await collect(stream)
+            assert delta.finish_reason == "error"
+            assert delta.failure is not None and delta.failure.code == "engine_error"
+            stream.abort()
+        assert not router.is_ready
+        with pytest.raises(RequestError, match="not running"):
+            router.submit(submit("late"))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "drain", "words"), [(False, False, "still loading"), (True, True, "shutting down")]
+)
+def test_closed_times(is_ready: bool, drain: bool, words: str) -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        if drain:
+            router.drain()
+        assert not router.is_ready
+        with pytest.raises(RequestError, match=words) as refusal:
+            router.submit(submit("a"))
+        assert refusal.value.code == "server_is_overloaded"
+
+    play(scenario, is_ready=is_ready)
+
+
+def test_the_queue_is_bounded_until_requests_begin() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        first = router.submit(submit("a"))
+        router.submit(submit("b"))
+        with pytest.raises(RequestError, match="2 requests are waiting"):
+            router.submit(submit("c"))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,), scheduled_s=1.0)))
+        await anext(first)
+        router.submit(submit("c"))
+
+    play(scenario, options=RouterOptions(max_waiting=2))
+
+
+def test_an_id_in_use_is_refused() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        router.submit(submit("a"))
+        with pytest.raises(RequestError, match="already in use"):
+            router.submit(submit("a"))
+
+    play(scenario)
+
+
+def test_phases_are_passed_on_and_a_failed_start_is_raised() -> None:
+    async def main() -> None:
+        client = FakeClient()
+        router = Router(client, Metrics("model"))  # type: ignore[arg-type]
+        seen: list[Phase] = []
+        router.on_phase = seen.append
+        client.inbox.put_nowait(Phase("weights", 1.0, "all"))
+        client.inbox.put_nowait(Failed("ModelError", "truncated"))
+        with pytest.raises(ModelError, match="truncated"):
+            await router.run()
+        assert [phase.name for phase in seen] == ["weights"]
+
+    asyncio.run(main())

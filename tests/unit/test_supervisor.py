@@ -1,0 +1,120 @@
+"""The supervisor against real processes: nothing it started outlives it, and a pulse can be read without asking."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, HeartbeatReader
+from inferd.engine.api.supervisor import Supervisor, describe_exit
+
+CONFIG = EngineConfig(model_path="/nowhere")
+
+
+def wait_until(true: object, within_s: float = 20.0) -> None:
+    """Poll a condition; the bound only keeps a broken test from hanging."""
+    deadline = time.monotonic() + within_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it never became true"
+        os.sched_yield()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Let `spawn` start a small program instead of an engine."""
+    program = ["import sys; sys.stdin.read()"]
+    real = subprocess.Popen
+
+    def popen(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        return real([sys.executable, "-c", program[0]], **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr("inferd.engine.api.supervisor.subprocess.Popen", popen)
+    return program
+
+
+def test_closing_its_input_ends_the_child(stub: list[str]) -> None:
+    supervisor = Supervisor(CONFIG)
+    assert supervisor.run_dir.stat().st_mode & 0o777 == 0o700
+    supervisor.spawn()
+    assert asyncio.run(supervisor.stop()) == 0
+    assert not supervisor.run_dir.exists()
+
+
+def test_a_child_that_ignores_everything_is_killed(stub: list[str]) -> None:
+    stub[0] = STUBBORN
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    assert asyncio.run(supervisor.stop(grace_s=0.3)) in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_wait_sees_a_death(stub: list[str]) -> None:
+    stub[0] = "raise SystemExit(9)"
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    assert asyncio.run(supervisor.wait()) == 9
+    supervisor.discard()
+
+
+def test_exits_in_words() -> None:
+    assert describe_exit(3) == "exited with code 3"
+    assert describe_exit(-9) == "was killed by SIGKILL"
+
+
+def test_the_engine_dies_with_its_server() -> None:
+    """kill -9 of the parent: the real engine process reads the end of its input, wherever it is in its start."""
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            "from inferd.engine.api.supervisor import Supervisor\n"
+            "from inferd.engine.api.config import EngineConfig\n"
+            "import time\n"
+            "s = Supervisor(EngineConfig(model_path='/nowhere'))\n"
+            "s.spawn(); print(s.pid, s.run_dir, flush=True); time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    pid, run_dir = parent.stdout.readline().split()
+    assert is_alive(int(pid))
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not is_alive(int(pid)))
+    assert not Path(run_dir).exists()
+
+
+def test_a_pulse_is_read_without_asking(tmp_path: Path) -> None:
+    reader = HeartbeatReader(tmp_path / "heartbeat")
+    assert reader.read() is None
+    with Heartbeat(tmp_path / "heartbeat") as heartbeat:
+        first = reader.read()
+        assert first is not None and first.phase is EnginePhase.LOADING and not first.has_work
+        heartbeat.phase, heartbeat.has_work, heartbeat.num_steps = EnginePhase.SERVING, True, 7
+        wait_until(lambda: (pulse := reader.read()) is not None and pulse.num_steps == 7)
+        last = reader.read()
+        assert last is not None and last.phase is EnginePhase.SERVING and last.has_work
+        assert last.num_beats > first.num_beats and last.beat_s >= first.beat_s
+    reader.close()
