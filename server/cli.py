@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from inferd.engine.api.errors import StartError
-from inferd.server.bench.command import bench_app
+from inferd.server.bench.command import bench_app, first_key
 from inferd.server.settings import SETTINGS, Settings
 from inferd.server.settings_fields import Setting
 
@@ -91,6 +91,32 @@ def serve(
     for warning in settings.warnings:
         logging.getLogger("inferd").warning(warning)
     raise typer.Exit(run_server(settings))
+
+
+@app.command()
+def chat(
+    question: Annotated[str | None, typer.Argument(help="Ask this and end; without it, talk.")] = None,
+    base_url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Default: the first it lists.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="INFERD_API_KEY", help="If it asks for one.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+) -> None:
+    """Talk to a running server."""
+    from inferd.server.chat import ChatOptions, run_chat  # noqa: PLC0415
+
+    options = ChatOptions(
+        base_url=base_url,
+        model=model,
+        api_key=first_key(api_key),
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    raise typer.Exit(run_chat(options, question))
 
 
 @app.command()

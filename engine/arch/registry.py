@@ -41,7 +41,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
     another.
     """
     names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ArchError(f"config.json: architectures must be a list of one name, but it is {names!r}")
     architecture = names[0]
     if architecture not in _FAMILIES:

@@ -68,5 +68,9 @@ def bench_serve(
 
     from inferd.server.bench.session import run_bench  # noqa: PLC0415
 
-    # The variable may hold several keys, as the server reads it; any of them opens it.
-    raise typer.Exit(run_bench(options, api_key.partition(",")[0] if api_key else None, json_file))
+    raise typer.Exit(run_bench(options, first_key(api_key), json_file))
+
+
+def first_key(keys: str | None) -> str | None:
+    """INFERD_API_KEY may hold several keys, as the server reads it; any of them opens it."""
+    return keys.partition(",")[0].strip() if keys else None

@@ -111,7 +111,7 @@ def warnings(report: Report) -> list[str]:
 
 def table(report: Report) -> Table:
     """Latencies in milliseconds."""
-    shown = Table(title=_headline(report), title_justify="left")
+    shown = Table()
     shown.add_column("ms", style="bold")
     for column in ("mean", "p50", "p90", "p99"):
         shown.add_column(column, justify="right")
@@ -122,7 +122,8 @@ def table(report: Report) -> Table:
     return shown
 
 
-def _headline(report: Report) -> str:
+def headline(report: Report) -> str:
+    """Throughput, in one line."""
     cached = f" ({report.num_cached_tokens:,} cached)" if report.num_cached_tokens else ""
     return (
         f"{report.num_ok} requests in {report.duration_s:.2f} s: {report.requests_per_s:.2f} requests/s, "

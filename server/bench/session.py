@@ -16,7 +16,7 @@ from inferd.server.bench.client import Client, ClientError
 from inferd.server.bench.load import Run, closed_loop, run_load
 from inferd.server.bench.options import LoadOptions
 from inferd.server.bench.prompts import make_prompts, request_bodies
-from inferd.server.bench.report import as_json, failures, summarize, table, warnings
+from inferd.server.bench.report import as_json, failures, headline, summarize, table, warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
         raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
     session = uvloop.run(_session(options, api_key))
     report = summarize(session.run)
-    Console().print(table(report))
+    console = Console(highlight=False)
+    console.print(headline(report), soft_wrap=True)
+    console.print(table(report))
     problems = Console(stderr=True, highlight=False)
     if report.num_failed:
         problems.print(f"{report.num_failed} requests failed: {failures(session.run.outcomes)}", style="bold red")

@@ -66,7 +66,7 @@ class Intake:
         )
         encoded = await self._prompts.render(conversation, add_special=bool(wire.add_special_tokens))
         default = self._model.defaults.max_new_tokens
-        prompt = self._prompts.fit("messages", encoded, _max_tokens(wire), default, wire.truncate_prompt_tokens)
+        prompt = self._prompts.fit("messages", encoded, self._max_tokens(wire), default, wire.truncate_prompt_tokens)
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
         return await self._request("chatcmpl-", wire, caller, (prompt,), logprobs, echo=False)
 
@@ -74,7 +74,7 @@ class Intake:
         """Raises `RequestError`."""
         check_completion(wire)
         all_encoded = await self._prompts.encode_all(wire.prompt, add_special=wire.add_special_tokens is not False)
-        asked, default = _max_tokens(wire), COMPLETION_MAX_TOKENS
+        asked, default = self._max_tokens(wire), COMPLETION_MAX_TOKENS
         prompts = tuple(
             self._prompts.fit("prompt", encoded, asked, default, wire.truncate_prompt_tokens) for encoded in all_encoded
         )
@@ -114,6 +114,14 @@ class Intake:
             arrival_s=caller.arrival_s,
         )
 
+    def _max_tokens(self, wire: GenerationFields) -> int | None:
+        """As asked for; of the two names the newer wins, and many clients send both. Raises `RequestError`."""
+        name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
+        asked: int | None = getattr(wire, name)
+        if asked is not None and asked > self._model.max_model_len:
+            raise errors.above_max(name, self._model.max_model_len, asked)
+        return asked
+
     def _check_params(self, wire: GenerationFields, params: SamplingParams) -> None:
         """What depends on the model. Raises `RequestError`."""
         self._prompts.check_ids(params.allowed_token_ids, "allowed_token_ids")
@@ -127,8 +135,3 @@ class Intake:
             params.check(self._model.vocab_size)
         except ParamError as error:
             raise errors.invalid_value(error.param, error.value, f"It {error.rule}.") from error
-
-
-def _max_tokens(wire: GenerationFields) -> int | None:
-    """The newer name wins; many clients send both."""
-    return wire.max_tokens if wire.max_completion_tokens is None else wire.max_completion_tokens

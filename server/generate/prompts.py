@@ -90,8 +90,6 @@ class Prompts:
             token_ids, text = token_ids[-kept:], None
         if not token_ids:
             raise RequestError("invalid_value", f"Invalid '{param}': it has no tokens. Expected at least one.", param)
-        if asked is not None and asked > limit:
-            raise errors.above_max("max_tokens", limit, asked)
         room = limit - len(token_ids)
         if asked is None and room >= 1:
             return Prompt(token_ids, min(room, default or room), text)

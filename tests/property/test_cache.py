@@ -18,6 +18,9 @@ from inferd.engine.request import Request
 Content = tuple[str, tuple[int, ...]]
 """Salt and ids, from the first position to the block's last."""
 
+_STEMS = ((0,) * 12, (0, 1) * 6, (1, 0, 0, 0) * 3, (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0))
+_IDS = st.builds(lambda stem, length: stem[:length], st.sampled_from(_STEMS), st.integers(1, 12))
+
 
 class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
@@ -27,7 +30,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.waiting: list[tuple[Request, BlockTable]] = []
 
     @initialize(
-        num_blocks=st.integers(1, 12), block_size=st.integers(1, 4), hash_bits=st.sampled_from([0, 1, 3, None])
+        num_blocks=st.integers(1, 16), block_size=st.integers(1, 4), hash_bits=st.sampled_from([0, 1, 3, None])
     )
     def start(self, num_blocks: int, block_size: int, hash_bits: int | None) -> None:
         def weak(parent_key: bytes, payload: bytes) -> bytes:
@@ -36,16 +39,22 @@ class CacheMachine(RuleBasedStateMachine):
 
         self.cache = KVCache(num_blocks, block_size, weak)
 
-    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=14), salt=st.sampled_from(["", "a"]))
-    def open(self, ids: list[int], salt: str) -> None:
+    @rule(ids=_IDS, salt=st.sampled_from(["", "", "a"]), num_tokens=st.integers(0, 12))
+    def begin(self, ids: tuple[int, ...], salt: str, num_tokens: int) -> None:
         params = SamplingParams(max_tokens=50, seed=0)
-        request = Request.create("r", tuple(ids), params, max_model_len=999, arrival_s=0.0, cache_salt=salt)
-        self.waiting.append((request, self.cache.open(request)))
+        request = Request.create("r", ids, params, max_model_len=999, arrival_s=0.0, cache_salt=salt)
+        table = self.cache.open(request)
+        self.waiting.append((request, table))
+        self.admit(request, table)
+        if table.capacity:
+            self.compute(request, table, num_tokens, 0)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
-    def admit(self, data: st.DataObject) -> None:
-        request, table = data.draw(st.sampled_from(self.waiting))
+    def resume(self, data: st.DataObject) -> None:
+        self.admit(*data.draw(st.sampled_from(self.waiting)))
+
+    def admit(self, request: Request, table: BlockTable) -> None:
         match = table.match()
         size = self.cache.block_size
         assert match.num_tokens == len(match.nodes) * size < len(request.ids)
@@ -64,11 +73,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.admitted.append((request, table))
 
     @precondition(lambda self: self.admitted)
-    @rule(data=st.data(), token_id=st.integers(0, 1))
-    def compute(self, data: st.DataObject, token_id: int) -> None:
-        """Compute some of what is known, and sample at its end; every full block it reaches has the content of its ids."""
-        request, table = data.draw(st.sampled_from(self.admitted))
-        num_tokens = data.draw(st.integers(0, request.num_pending))
+    @rule(data=st.data(), num_tokens=st.integers(1, 12), token_id=st.integers(0, 1))
+    def go_on(self, data: st.DataObject, num_tokens: int, token_id: int) -> None:
+        self.compute(*data.draw(st.sampled_from(self.admitted)), num_tokens, token_id)
+
+    def compute(self, request: Request, table: BlockTable, num_tokens: int, token_id: int) -> None:
+        """Compute some of what is known, and sample at its end; a block that it fills has the content of its ids."""
+        num_tokens = min(num_tokens, request.num_pending)
         if num_tokens == 0 or not table.extend(request.scheduled + num_tokens):
             return
         start = request.scheduled
@@ -82,7 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
         table.commit(request.computed)
 
     @precondition(lambda self: self.admitted)
-    @rule(data=st.data(), ends=st.booleans(), forgets=st.booleans())
+    @rule(data=st.data(), ends=st.booleans(), forgets=st.sampled_from([False, False, False, True]))
     def release(self, data: st.DataObject, ends: bool, forgets: bool) -> None:
         request, table = data.draw(st.sampled_from(self.admitted))
         if forgets:
@@ -110,5 +121,5 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.content[table.block_ids[i]] == expected, "somebody else wrote into a held block"
 
 
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
 TestCache = CacheMachine.TestCase

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import statistics
 import threading
 from collections.abc import Iterator
@@ -19,10 +20,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.bench import session
 from inferd.server.bench.answer import Outcome, StreamReader
 from inferd.server.bench.client import Client, ClientError
+from inferd.server.bench.command import bench_app
 from inferd.server.bench.load import Run, arrival_offsets, closed_loop, open_loop
 from inferd.server.bench.options import LoadOptions
 from inferd.server.bench.prompts import ChatPrompts, IdPrompts, request_bodies
@@ -266,6 +270,19 @@ def test_a_session_reports_what_the_server_gave(
     assert output.err == "" or "generator itself was slow" in output.err
 
 
+def test_the_commands_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[object, ...]] = []
+
+    def run(*arguments: object) -> int:
+        given.append(arguments)
+        return 5
+
+    monkeypatch.setattr(session, "run_bench", run)
+    monkeypatch.setenv("INFERD_API_KEY", "a, b")
+    assert CliRunner().invoke(bench_app, ["serve"]).exit_code == 5
+    assert given == [(LoadOptions(base_url="http://127.0.0.1:8000"), "a", None)]
+
+
 def test_failed_requests_make_the_exit_code(server: tuple[FakeServer, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench(options(server[1], model="short", warmup=0), None, None) == 1
     assert "8 requests failed: 8 x not the output length asked for" in capsys.readouterr().err
@@ -321,6 +338,8 @@ def test_arrivals() -> None:
     # 4,000 exponential gaps: mean and deviation are both 1/rate, within 5 standard errors (1.6% and 2.2%).
     assert statistics.mean(gaps) == pytest.approx(0.25, rel=0.08)
     assert statistics.stdev(gaps) == pytest.approx(0.25, rel=0.12)
+    evenly_random = [rng.uniform(0, 0.5) for rng in map(random.Random, range(4000))]
+    assert statistics.stdev(evenly_random) != pytest.approx(0.25, rel=0.12)
     assert poisson == list(arrival_offsets(options(rate=4.0, num_requests=4001)))
     assert poisson != list(arrival_offsets(options(rate=4.0, num_requests=4001, seed=1)))
 

@@ -1,0 +1,152 @@
+"""`inferd chat`: talk to a running server from a terminal. The answer is printed as it comes; Ctrl-C stops it.
+
+Speaks only the OpenAI protocol, so it talks to any server that does. Keeps the conversation, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+
+import httpx
+
+from inferd.engine.api.errors import ConfigError
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """Where to talk, and how. None leaves a value to the server."""
+
+    base_url: str
+    model: str | None = None
+    api_key: str | None = None
+    system: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+
+class ChatError(ConfigError):
+    """The server refused, or is not there; one line for the terminal."""
+
+    exit_code = 1
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far and the server that answers them."""
+
+    options: ChatOptions
+    client: httpx.Client
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.messages[:] = [{"role": "system", "content": self.options.system}] if self.options.system else []
+
+    def ask(self, question: str) -> Generator[str, None, None]:
+        """The answer's pieces. What was said is kept however far the answer got; a refused question is not."""
+        self.messages.append({"role": "user", "content": question})
+        pieces: list[str] = []
+        try:
+            for piece in self._stream():
+                pieces.append(piece)
+                yield piece
+        finally:
+            if pieces:
+                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.messages.pop()
+
+    def _stream(self) -> Generator[str, None, None]:
+        options = self.options
+        sampling = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed}
+        body: dict[str, object] = {"model": options.model, "messages": self.messages, "stream": True}
+        body |= {name: value for name, value in sampling.items() if value is not None}
+        try:
+            with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise ChatError(_refusal(response))
+                for line in response.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield _text(json.loads(line[6:]))
+        except httpx.HTTPError as error:
+            raise ChatError(f"the connection to {options.base_url} failed: {error}") from error
+
+
+def _text(chunk: dict[str, object]) -> str:
+    error, choices = chunk.get("error"), chunk.get("choices")
+    if isinstance(error, dict):
+        raise ChatError(str(error.get("message")))
+    if not isinstance(choices, list) or not choices:
+        return ""
+    return str(choices[0]["delta"].get("content") or "")
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return f"HTTP {response.status_code}"
+
+
+def run_chat(options: ChatOptions, question: str | None) -> int:
+    """Answer `question` and end, or talk until the input ends. Raises `ChatError` where no server answers."""
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    base_url = options.base_url.rstrip("/").removesuffix("/v1")
+    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+    with httpx.Client(base_url=base_url, headers=headers, timeout=timeout) as client:
+        conversation = Conversation(_with_model(options, client), client)
+        conversation.reset()
+        if question is not None:
+            _print_answer(conversation, question)
+            return 0
+        return _talk(conversation)
+
+
+def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
+    """Fill in the first model that the server lists."""
+    if options.model is not None:
+        return options
+    try:
+        response = client.get("/v1/models")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ChatError(f"no server at {options.base_url} ({error}): start one with `inferd serve`") from error
+    if response.status_code != 200:
+        raise ChatError(_refusal(response))
+    return replace(options, model=str(response.json()["data"][0]["id"]))
+
+
+def _talk(conversation: Conversation) -> int:
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print(f"{conversation.options.model}: /reset forgets, Ctrl-C stops an answer, Ctrl-D ends", file=sys.stderr)
+    while True:
+        try:
+            question = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return 0
+        if question == "/reset":
+            conversation.reset()
+        elif question:
+            try:
+                _print_answer(conversation, question)
+            except ChatError as error:
+                print(f"inferd: {error}", file=sys.stderr)
+
+
+def _print_answer(conversation: Conversation, question: str) -> None:
+    answer, has_begun = conversation.ask(question), False
+    try:
+        for piece in answer:
+            print(piece, end="", flush=True)
+            has_begun = True
+    except KeyboardInterrupt:
+        answer.close()
+    finally:
+        if has_begun:
+            print()

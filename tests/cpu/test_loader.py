@@ -1,0 +1,156 @@
+"""Loading, and every way a checkpoint can be damaged or contradict its config: refused before weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inferd.engine.arch.registry import describe
+from inferd.engine.layers.parameter import Parameter
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import CheckpointError, load
+from tests.cpu.checkpoints import CASES, load_decoder, read_config
+from tests.cpu.paging import prompt_logits
+
+SHARDED, TIED = CASES[0], CASES[2]
+Change = Callable[[dict[str, Tensor]], Any]
+
+
+def rewrite(directory: Path, change: Change) -> None:
+    """Change the tensors of the only file."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+
+
+def refused(directory: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        load_decoder(directory, torch.float32)
+
+
+def test_one_file_and_shards_give_the_same_model(tmp_path: Path) -> None:
+    ids = list(range(40))
+    SHARDED.save(tmp_path / "shards")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 3
+    merged: dict[str, Tensor] = {}
+    for file in (tmp_path / "shards").glob("*.safetensors"):
+        merged.update(load_file(file))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "config.json").write_text((tmp_path / "shards" / "config.json").read_text())
+    save_file(merged, tmp_path / "one" / "model.safetensors")
+    shards, one = (
+        prompt_logits(load_decoder(tmp_path / name, torch.float32), ids, (40,)) for name in ("shards", "one")
+    )
+    assert torch.equal(shards, one)
+
+
+def test_progress_ends_at_the_total_and_total_is_the_files_tensors(tmp_path: Path) -> None:
+    TIED.save(tmp_path, torch.bfloat16)
+    seen: list[tuple[int, int]] = []
+    decoder = Decoder(describe(read_config(tmp_path)), torch.float32, "cpu")
+    read = load(decoder, tmp_path, lambda done, total: seen.append((done, total)))
+    stored = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert seen[-1] == (stored, stored) == (read, read)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_stored_head_may_repeat_the_tied_embedding_and_not_contradict_it(tmp_path: Path) -> None:
+    TIED.save(tmp_path)
+    ids = list(range(20))
+    expected = prompt_logits(load_decoder(tmp_path, torch.float32), ids, (20,))
+    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(prompt_logits(load_decoder(tmp_path, torch.float32), ids, (20,)), expected)
+    rewrite(tmp_path, lambda tensors: tensors["lm_head.weight"][3, 3].add_(1e-3))
+    refused(
+        tmp_path, r"ties lm_head.weight to model.embed_tokens.weight, but the checkpoint stores both and they differ"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "1 missing: model.norm.weight"),
+        (lambda tensors: tensors.update({"extra.weight": torch.zeros(2)}), "1 unexpected: extra.weight"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.self_attn.k_proj.weight": torch.zeros(16, 64)}),
+            r"model.layers.0.self_attn.k_proj.weight is \[16, 64\], by config.json \[64, 64\]",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int64)}),
+            "model.norm.weight in .* is stored as I64; known are: F64, F32, F16, BF16",
+        ),
+    ],
+)
+def test_tensors_that_contradict_the_config(tmp_path: Path, change: Change, match: str) -> None:
+    TIED.save(tmp_path)
+    rewrite(tmp_path, change)
+    refused(tmp_path, match)
+
+
+def test_a_config_that_contradicts_the_tensors(tmp_path: Path) -> None:
+    TIED.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"9 missing: model.layers.3.*\[104, 64\], by config.json \[96, 64\]"):
+        load_decoder(tmp_path, torch.float32, {"num_hidden_layers": 4, "intermediate_size": 96})
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1000, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, kept: int) -> None:
+    TIED.save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    refused(tmp_path, "model.safetensors is truncated or no safetensors file")
+
+
+def test_random_bytes_are_no_safetensors(tmp_path: Path) -> None:
+    TIED.save(tmp_path)
+    noise = bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
+    (tmp_path / "model.safetensors").write_bytes(noise)
+    refused(tmp_path, "truncated or no safetensors file")
+
+
+def test_a_directory_without_safetensors(tmp_path: Path) -> None:
+    TIED.save(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    refused(tmp_path, "holds neither model.safetensors nor .*; only safetensors can be loaded")
+
+
+def test_shards_that_are_absent_repeated_or_elsewhere(tmp_path: Path) -> None:
+    SHARDED.save(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
+    kept = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    refused(tmp_path, r"is stored twice, in .*00001.* and .*00002")
+    second.unlink()
+    refused(tmp_path, f"lacks 1 of .* weight files: {second.name}")
+    second.write_bytes(kept)
+    content["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
+    index.write_text(json.dumps(content))
+    refused(tmp_path, "names a file outside of its directory: '../elsewhere.safetensors'")
+    index.write_text("{")
+    refused(tmp_path, "is no index of safetensors files")
+
+
+def test_a_parameter_is_handed_over_when_each_row_was_written_once() -> None:
+    taken: list[Tensor] = []
+    parameter = Parameter((5, 2), torch.float32, torch.device("cpu"), taken.append)
+    rows = torch.arange(10, dtype=torch.float64).view(5, 2)
+    parameter.write(3, rows[3:])
+    assert parameter.missing_rows == ((0, 3),)
+    with pytest.raises(AssertionError, match="rows 2..4 written twice"):
+        parameter.write(2, rows[2:4])
+    parameter.write(0, rows[:1])
+    assert parameter.missing_rows == ((1, 3),)
+    assert not taken
+    parameter.write(1, rows[1:3])
+    assert torch.equal(taken[0], rows.float())
+    assert parameter.missing_rows == ()

@@ -1,0 +1,232 @@
+"""A request's hidden states, ids and logprobs are the same bits alone and in company, whole and in chunks, on a cached
+prefix, and after it lost its KV halfway. In fp32 and bf16, greedy and sampled with every option at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.sample.sampler import Sampler
+from tests.cpu.checkpoints import Case, random_decoder
+from tests.cpu.paging import Pool, Request
+
+VOCAB = 997
+WIDE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+CASES = (
+    Case("llama", "llama", WIDE | {"attention_bias": True}),
+    Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
+)
+PROMPT_LEN, OUTPUT_LEN = 270, 14
+BLOCK = 16
+CACHED_LEN = 5 * BLOCK
+NUM_NEIGHBOURS = 31
+
+GREEDY = SamplingParams(max_tokens=OUTPUT_LEN, seed=0, temperature=0.0, logprobs=2)
+SAMPLED = SamplingParams(
+    max_tokens=OUTPUT_LEN,
+    seed=2**40 + 17,
+    temperature=0.9,
+    top_k=200,
+    top_p=0.97,
+    min_p=0.001,
+    repetition_penalty=1.1,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias=((5, 2.0), (6, -100.0)),
+    bad_words=((7,), (11, 12), (13, 14, 15)),
+    min_tokens=4,
+    eos_token_ids=(3,),
+    logprobs=3,
+)
+
+
+@dataclass
+class Trace:
+    """What one run of the target gave: hidden states of the tokens it computed, by position, and what it drew."""
+
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[object] = field(default_factory=list)
+
+    def assert_equal(self, other: Trace) -> None:
+        assert self.ids == other.ids
+        assert self.logprobs == other.logprobs
+        shared = self.hidden.keys() & other.hidden.keys()
+        assert len(shared) >= OUTPUT_LEN
+        for position in shared:
+            assert torch.equal(self.hidden[position], other.hidden[position]), f"position {position}"
+
+
+class Company:
+    """Random requests with random parameters that go through the same steps, in slots 1 and up."""
+
+    def __init__(self, count: int, sampler: Sampler, random: Random) -> None:
+        self._random, self._sampler = random, sampler
+        self.requests = [self._new(slot) for slot in range(1, count + 1)]
+
+    def _new(self, slot: int) -> Request:
+        ids = [self._random.randrange(VOCAB) for _ in range(self._random.choice((40, 150, 400)))]
+        params = SamplingParams(
+            max_tokens=500,
+            seed=self._random.randrange(2**53),
+            temperature=self._random.choice((0.0, 0.7, 1.5)),
+            top_k=self._random.choice((0, 1, 40)),
+            top_p=self._random.choice((1.0, 0.5)),
+            frequency_penalty=self._random.choice((0.0, 1.0)),
+            logprobs=self._random.choice((None, 0, 5)),
+        )
+        self._sampler.admit(slot, params, ids, len(ids))
+        return Request(ids)
+
+    def rows(self) -> list[tuple[Request, int]]:
+        """A step for each: most decode one token, some a chunk; a request at its end is replaced."""
+        rows = []
+        for index, request in enumerate(self.requests):
+            left = len(request.token_ids) - request.computed
+            if not left:
+                request = self.requests[index] = self._new(index + 1)
+                left = len(request.token_ids)
+            rows.append((request, min(left, self._random.choice((1, 1, 1, 2, 33)))))
+        return rows
+
+
+class Run:
+    """The target in slot 0, through steps of its own choice of chunks, among `num_neighbours`."""
+
+    def __init__(self, decoder: Decoder, params: SamplingParams, num_neighbours: int, seed: int) -> None:
+        self.decoder, self.params, self.random = decoder, params, Random(seed)
+        self.sampler = Sampler(NUM_NEIGHBOURS + 1, VOCAB, "cpu")
+        self.pool = Pool(decoder, num_blocks=1200, block_size=BLOCK, seed=seed)
+        self.company = Company(num_neighbours, self.sampler, self.random)
+        self.target = Request([])
+        self.trace = Trace()
+
+    def start(self, ids: Sequence[int], num_prompt: int, prefix: Request | None = None) -> None:
+        """Admit the target with `ids` so far; with a `prefix`, onto the blocks that already hold its KV."""
+        self.target = Request(list(ids))
+        if prefix is not None:
+            self.target.blocks, self.target.computed = prefix.blocks[: CACHED_LEN // BLOCK], CACHED_LEN
+        self.sampler.admit(0, self.params, ids, num_prompt)
+
+    def advance(self, count: int) -> None:
+        """One step: `count` tokens of the target somewhere among the others; draws when it reaches its last token."""
+        rows = [*self.company.rows(), (self.target, count)]
+        self.random.shuffle(rows)
+        starts = [request.computed for request, _ in rows]
+        hidden = self.pool.step(rows)
+        place = next(index for index, (request, _) in enumerate(rows) if request is self.target)
+        for offset, state in enumerate(hidden[place]):
+            self.trace.hidden[starts[place] + offset] = state
+        sampling = [index for index, (request, _) in enumerate(rows) if self._draws(request)]
+        if place not in sampling:
+            return
+        logits = self.decoder.logits(torch.stack([hidden[index][-1] for index in sampling]))
+        slots = [0 if index == place else self.company.requests.index(rows[index][0]) + 1 for index in sampling]
+        drawn = self.sampler.sample(logits, slots, [rows[index][0].computed for index in sampling])
+        assert drawn.logprobs is not None
+        assert not drawn.is_failed.any()
+        row = sampling.index(place)
+        self.target.token_ids.append(int(drawn.token_ids[row]))
+        self.trace.ids.append(self.target.token_ids[-1])
+        self.trace.logprobs.append(drawn.logprobs.to_host()[drawn.logprob_rows.index(row)])
+
+    def _draws(self, request: Request) -> bool:
+        return request is not self.target or request.computed == len(request.token_ids)
+
+    def finish(self, chunks: Sequence[int]) -> Trace:
+        """Compute what is left in `chunks`, then decode until `OUTPUT_LEN` ids were drawn."""
+        for count in chunks:
+            self.advance(count)
+        while len(self.trace.ids) < OUTPUT_LEN:
+            self.advance(1)
+        return self.trace
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def decoder(request: pytest.FixtureRequest, dtype: torch.dtype) -> Decoder:
+    with torch.inference_mode():
+        return random_decoder(request.param, dtype)
+
+
+@pytest.fixture(params=[GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def params(request: pytest.FixtureRequest) -> SamplingParams:
+    found: SamplingParams = request.param
+    return found
+
+
+@pytest.fixture
+def prompt() -> list[int]:
+    return [Random(9).randrange(VOCAB) for _ in range(PROMPT_LEN)]
+
+
+@pytest.fixture
+def alone(decoder: Decoder, params: SamplingParams, prompt: list[int]) -> Trace:
+    run = Run(decoder, params, num_neighbours=0, seed=1)
+    run.start(prompt, PROMPT_LEN)
+    return run.finish([PROMPT_LEN])
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
+def test_in_a_batch_of_32(
+    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace, num_threads: int
+) -> None:
+    run = Run(decoder, params, NUM_NEIGHBOURS, seed=num_threads)
+    run.start(prompt, PROMPT_LEN)
+    run.finish([PROMPT_LEN]).assert_equal(alone)
+
+
+def test_in_odd_chunks(decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace) -> None:
+    run = Run(decoder, params, num_neighbours=0, seed=3)
+    run.start(prompt, PROMPT_LEN)
+    run.finish([1, 2, 3, 131, 120, 1, 12]).assert_equal(alone)
+
+
+def test_on_a_cached_prefix_among_others(
+    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace
+) -> None:
+    run = Run(decoder, params, num_neighbours=3, seed=4)
+    run.start([*prompt[:CACHED_LEN], *prompt[:50]], PROMPT_LEN)
+    for count in (CACHED_LEN - 7, 27):
+        run.advance(count)
+    donor, run.trace = run.target, Trace()
+    run.start(prompt, PROMPT_LEN, donor)
+    run.finish([100, PROMPT_LEN - CACHED_LEN - 100]).assert_equal(alone)
+
+
+def test_after_losing_its_kv_halfway(decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace) -> None:
+    run = Run(decoder, params, NUM_NEIGHBOURS, seed=5)
+    run.start(prompt, PROMPT_LEN)
+    run.advance(PROMPT_LEN)
+    for _ in range(OUTPUT_LEN // 2):
+        run.advance(1)
+    run.start(run.target.token_ids, PROMPT_LEN)
+    run.finish([200, len(run.target.token_ids) - 200]).assert_equal(alone)
+
+
+def test_the_comparison_sees_one_other_token(
+    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace
+) -> None:
+    run = Run(decoder, params, num_neighbours=0, seed=1)
+    run.start([(prompt[0] + 1) % VOCAB, *prompt[1:]], PROMPT_LEN)
+    with pytest.raises(AssertionError):
+        run.finish([PROMPT_LEN]).assert_equal(alone)

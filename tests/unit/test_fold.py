@@ -1,0 +1,179 @@
+"""A choice's events, folded, against the same text worked out from all of its ids at once."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import itertools
+from collections.abc import AsyncIterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.messages import Delta, Failure, FinishReason, WireLogprobs
+from inferd.engine.api.params import SamplingParams
+from inferd.server.generate.choice import Choice
+from inferd.server.generate.events import Event, Finished, TextDelta
+from inferd.server.generate.fold import ChoiceResult, fold
+from inferd.server.generate.request import GenerateRequest, Prompt
+from inferd.server.generate.seeds import choice_seed
+from inferd.server.text.token_bytes import TokenBytes
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+PROMPT_IDS = (5, 6, 7)
+STOP_ID = 9
+CUTS = st.lists(st.integers(0, 40), max_size=8)
+IDS = st.lists(st.integers(0, 400), max_size=24)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+
+
+@cache
+def table() -> TokenBytes:
+    return TokenBytes(tokenizer())
+
+
+def request(
+    stop: tuple[str, ...] = (), *, logprobs: int | None = None, min_tokens: int = 0, include_stop: bool = False
+) -> GenerateRequest:
+    params = SamplingParams(
+        max_tokens=64, seed=1, logprobs=logprobs, min_tokens=min_tokens, stop_token_ids=(STOP_ID,), eos_token_ids=(2,)
+    )
+    return GenerateRequest(
+        response_id="cmpl-1",
+        engine_id="cmpl-1",
+        prompts=(Prompt(PROMPT_IDS, 64),),
+        n=1,
+        params=params,
+        stop=stop,
+        include_stop=include_stop,
+        skip_special_tokens=True,
+        echo=False,
+        priority=0,
+        cache_salt="",
+        arrival_s=0.0,
+    )
+
+
+def scored(token_id: int) -> WireLogprobs:
+    return WireLogprobs(token_id, -0.25, 1, ())
+
+
+def deltas(ids: list[int], cuts: list[int], reason: FinishReason, *, logprobs: bool = False) -> list[Delta]:
+    bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    spans = list(itertools.pairwise(bounds))
+    return [
+        Delta(
+            request_id="cmpl-1-0",
+            token_ids=tuple(ids[a:b]),
+            logprobs=tuple(map(scored, ids[a:b])) if logprobs else (),
+            finish_reason=reason if i == len(spans) - 1 else None,
+            stop_token_id=ids[-1] if reason == "stop" and i == len(spans) - 1 else None,
+        )
+        for i, (a, b) in enumerate(spans)
+    ]
+
+
+def events_of(asked: GenerateRequest, given_deltas: list[Delta]) -> list[Event]:
+    choice = Choice(0, asked, table())
+    events: list[Event] = []
+    for delta in given_deltas:
+        events.extend(choice.feed(delta))
+        if choice.is_finished:
+            break
+    return events
+
+
+def folded(asked: GenerateRequest, events: list[Event]) -> ChoiceResult:
+    async def replay() -> AsyncIterator[Event]:
+        for event in events:
+            yield event
+
+    return asyncio.run(fold(asked, replay()))[0]
+
+
+@given(ids=IDS, cuts=CUTS)
+def test_text_is_the_librarys_however_the_ids_arrive(ids: list[int], cuts: list[int]) -> None:
+    asked = request()
+    result = folded(asked, events_of(asked, deltas(ids, cuts, "length")))
+    assert result.text == tokenizer().decode(ids, skip_special_tokens=True)
+    assert (result.token_ids, result.reason, result.stop_reason) == (tuple(ids), "length", None)
+
+
+@given(ids=IDS, cuts=CUTS, stop=st.lists(st.text("ae to", min_size=1, max_size=3), min_size=1, max_size=3))
+def test_a_stop_string_ends_every_cut_at_the_same_token(ids: list[int], cuts: list[int], stop: list[str]) -> None:
+    asked = request(tuple(stop), logprobs=0)
+    whole = folded(asked, events_of(asked, deltas(ids, list(range(len(ids))), "length", logprobs=True)))
+    result = folded(asked, events_of(asked, deltas(ids, cuts, "length", logprobs=True)))
+    assert result == whole
+    assert [token.logprobs.token_id for token in result.scored] == list(result.token_ids)
+    text = tokenizer().decode(list(result.token_ids), skip_special_tokens=True)
+    assert result.text == (text if result.stop_reason is None else text.partition(str(result.stop_reason))[0])
+    if result.reason == "stop":
+        before = tokenizer().decode(list(result.token_ids[:-1]), skip_special_tokens=True).removesuffix("\ufffd")
+        assert result.stop_reason not in before, "a token after the one that completed the stop string was counted"
+
+
+@given(ids=IDS, cuts=CUTS)
+def test_offsets_point_at_each_tokens_text(ids: list[int], cuts: list[int]) -> None:
+    asked = request(logprobs=0)
+    result = folded(asked, events_of(asked, deltas(ids, cuts, "length", logprobs=True)))
+    for i, token in enumerate(result.scored):
+        whole = codecs.getincrementaldecoder("utf-8")("replace").decode(table().join(ids[:i], skip_special=True))
+        assert token.offset == len(whole)
+
+
+def test_the_token_that_ends_an_answer_is_counted_and_not_shown() -> None:
+    asked = request()
+    hello = tokenizer().encode("Hello").ids
+    end = tokenizer().token_to_id("<|im_end|>")
+    result = folded(asked, events_of(asked, deltas([*hello, end], [], "stop")))
+    assert (result.text, result.token_ids, result.stop_reason) == ("Hello", (*hello, end), None)
+
+
+def test_a_callers_stop_token_is_named_and_shown_only_if_asked_for() -> None:
+    shown = table().of(STOP_ID).decode()
+    for include in (False, True):
+        asked = request(include_stop=include)
+        result = folded(asked, events_of(asked, deltas([STOP_ID], [], "stop")))
+        assert (result.text, result.stop_reason) == (shown if include else "", STOP_ID)
+
+
+def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
+    ids = [tokenizer().token_to_id(char) for char in "ababab"]
+    asked = request(("b",), min_tokens=3)
+    result = folded(asked, events_of(asked, deltas(ids, [1, 2, 3, 4, 5], "length")))
+    assert (result.text, result.token_ids) == ("aba", tuple(ids[:4]))
+
+
+def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
+    ids = [i for byte in "a\u20ac".encode()[:-1] for i in range(400) if table().of(i) == bytes((byte,))]
+    asked = request()
+    events = events_of(asked, deltas(ids, list(range(len(ids))), "length"))
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    assert "".join(texts) == "a\ufffd"
+    assert isinstance(events[-1], Finished)
+    assert texts[-1] == "\ufffd"
+
+
+def test_a_failure_of_the_engine_is_raised_with_its_code() -> None:
+    failure = Failure("numerical_error", "the logits hold a NaN")
+    with pytest.raises(RequestError) as caught:
+        events_of(request(), [Delta(request_id="x", finish_reason="error", failure=failure)])
+    assert caught.value.code == "numerical_error"
+
+
+def test_seeds_of_choices_are_the_documented_hash() -> None:
+    assert choice_seed(7, 0) == 7
+    assert choice_seed(7, 1) == 2136759435719648, "answers given before could not be made again"
+    seeds = {choice_seed(seed, choice) for seed in range(50) for choice in range(1, 50)}
+    assert len(seeds) == 50 * 49
+    assert max(seeds) < 2**53

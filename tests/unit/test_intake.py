@@ -1,0 +1,258 @@
+"""What a valid request becomes, and which are refused before anything is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.params import MAX_SEED
+from inferd.server.generate.intake import Caller, Intake
+from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.seeds import choice_seed
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.fields import read
+from inferd.server.text.lanes import Lanes
+from inferd.server.text.model import GenerationDefaults, ServedModel
+from inferd.server.text.template import conversation_of
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+LIMIT, VOCAB_SIZE = 64, 3_072
+CALLER = Caller("tenant", 1.5)
+DEFAULTS = GenerationDefaults(
+    temperature=0.5, top_k=40, top_p=0.9, min_p=0.1, repetition_penalty=1.1, max_new_tokens=20
+)
+TOOL: dict[str, object] = {"type": "function", "function": {"name": "f"}}
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def model() -> ServedModel:
+    loaded = ServedModel.load(MODEL_PATH, ("a", "b"), max_model_len=LIMIT, vocab_size=VOCAB_SIZE)
+    return replace(loaded, defaults=DEFAULTS)
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[Lanes]:
+    lanes = Lanes()
+    yield lanes
+    lanes.close()
+
+
+class Asker:
+    """Takes JSON bodies as the routes do."""
+
+    def __init__(self, model: ServedModel, lanes: Lanes) -> None:
+        self.model = model
+        self.intake = Intake(model, Prompts(model, lanes))
+
+    def chat(self, **body: object) -> GenerateRequest:
+        return asyncio.run(self.intake.chat(read(ChatRequest, {**HI, **body}), CALLER))
+
+    def completion(self, **body: object) -> GenerateRequest:
+        return asyncio.run(self.intake.completion(read(CompletionRequest, {"prompt": [1, 2, 3], **body}), CALLER))
+
+
+@pytest.fixture(scope="module")
+def ask(model: ServedModel, lanes: Lanes) -> Asker:
+    return Asker(model, lanes)
+
+
+def refusal(work: object, /, **body: object) -> RequestError:
+    assert callable(work)
+    with pytest.raises(RequestError) as caught:
+        work(**body)
+    return caught.value
+
+
+def test_defaults_are_the_checkpoints_then_openais(ask: Asker) -> None:
+    taken = ask.chat()
+    params = taken.params
+    found = (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty)
+    assert found == (0.5, 40, 0.9, 0.1, 1.1)
+    assert (params.presence_penalty, params.frequency_penalty, params.min_tokens, params.logprobs) == (
+        0.0,
+        0.0,
+        0,
+        None,
+    )
+    assert params.eos_token_ids == ask.model.eos_token_ids
+    assert (taken.n, taken.priority, taken.cache_salt, taken.arrival_s) == (1, 0, "tenant", 1.5)
+    assert taken.prompts[0].max_tokens == 20
+
+
+def test_what_is_given_wins(ask: Asker) -> None:
+    taken = ask.chat(
+        temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1, presence_penalty=1.5, frequency_penalty=-2,
+        seed=MAX_SEED, min_tokens=2, max_tokens=9, logit_bias={"7": 3, "2": -100}, stop="x", stop_token_ids=[5, 5],
+        ignore_eos=True, allowed_token_ids=[1, 2], logprobs=True, top_logprobs=3, prompt_logprobs=1, priority=-4,
+        cache_salt="s", include_stop_str_in_output=True, skip_special_tokens=False,
+    )  # fmt: skip
+    params = taken.params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty) == (0, 0, 1, 0, 1)
+    assert (params.presence_penalty, params.frequency_penalty, params.seed, params.min_tokens) == (1.5, -2, MAX_SEED, 2)
+    assert (params.logit_bias, params.stop_token_ids, params.eos_token_ids) == (((2, -100.0), (7, 3.0)), (5,), ())
+    assert (params.allowed_token_ids, params.logprobs, params.prompt_logprobs) == ((1, 2), 3, 1)
+    assert (taken.stop, taken.include_stop, taken.skip_special_tokens) == (("x",), True, False)
+    assert (taken.priority, taken.cache_salt) == (-4, "tenant/s")
+
+
+def test_null_is_not_given(ask: Asker) -> None:
+    nothing = dict.fromkeys(("stop", "temperature", "max_tokens", "tools", "user", "logit_bias", "n", "guided_json"))
+    assert replace(ask.chat(**nothing, seed=3), response_id="", engine_id="") == replace(
+        ask.chat(seed=3), response_id="", engine_id=""
+    )
+
+
+def test_every_choice_is_a_submit_with_its_own_id_seed_and_room(ask: Asker) -> None:
+    taken = ask.completion(prompt=[[1, 2], [3] * 50], n=2, seed=11, request_id="mine")
+    submits = list(taken.submits())
+    assert [submit.prompt_ids for submit in submits] == [(1, 2)] * 2 + [(3,) * 50] * 2
+    assert [submit.params.seed for submit in submits] == [11, choice_seed(11, 1)] * 2
+    assert [submit.params.max_tokens for submit in submits] == [16, 16, 14, 14]
+    assert [submit.request_id for submit in submits] == [f"{taken.engine_id}-{i}" for i in range(4)]
+    assert taken.response_id == "cmpl-mine"
+    assert len({ask.completion(request_id="mine").engine_id for _ in range(4)}) == 4
+
+
+def test_a_seed_is_chosen_where_none_is_given(ask: Asker) -> None:
+    seeds = {ask.completion().params.seed for _ in range(8)}
+    assert len(seeds) == 8
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "room"), [(10, None, 16), (60, None, 4), (63, None, 1), (60, 4, 4), (64, 0, 0), (1, 63, 63)]
+)
+def test_an_answer_has_the_room_that_the_prompt_leaves(
+    ask: Asker, num_prompt: int, asked: int | None, room: int
+) -> None:
+    taken = ask.completion(prompt=[1] * num_prompt, max_tokens=asked)
+    assert taken.prompts[0].max_tokens == room
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "words"),
+    [
+        (64, None, "64 tokens. However, your prompt resulted in 64 tokens"),
+        (65, 0, "you requested 65 tokens (65 in the prompt, 0 in the completion)"),
+        (60, 5, "you requested 65 tokens (60 in the prompt, 5 in the completion)"),
+    ],
+)
+def test_what_does_not_fit_says_the_limit_and_the_count(
+    ask: Asker, num_prompt: int, asked: int | None, words: str
+) -> None:
+    error = refusal(ask.completion, prompt=[1] * num_prompt, max_tokens=asked)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    assert words in error.message
+
+
+def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
+    ids = [*range(5, 75)]
+    assert ask.completion(prompt=ids, truncate_prompt_tokens=10).prompts[0].token_ids == tuple(ids[-10:])
+    assert ask.completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=0).prompts[0].token_ids == tuple(ids[-64:])
+    assert refusal(ask.completion, prompt=ids).code == "context_length_exceeded"
+
+
+def test_a_chat_is_rendered_and_tokenized_once(ask: Asker) -> None:
+    template, tokenizer = ask.model.template, ask.model.tokenizer
+    assert template is not None
+    messages = ({"role": "user", "content": "hi"},)
+    for added in ({}, {"add_generation_prompt": False}, {"tool_choice": "none", "tools": [TOOL]}):
+        text = template.render(conversation_of(messages, None, added.get("add_generation_prompt"), None, None))  # type: ignore[arg-type]
+        assert ask.chat(**added).prompts[0].token_ids == tokenizer.encode(text, False)
+    with_tools = ask.chat(tools=[TOOL]).prompts[0].token_ids
+    assert with_tools == tokenizer.encode(template.render(conversation_of(messages, [TOOL], None, None, None)), False)
+    assert with_tools != ask.chat().prompts[0].token_ids
+
+
+def test_bad_words_are_both_spellings(ask: Asker) -> None:
+    encode = ask.model.tokenizer.encode
+    assert ask.chat(bad_words=["answer"]).params.bad_words == (encode("answer", False), encode(" answer", False))
+
+
+def test_echo_with_logprobs_scores_the_prompt(ask: Asker) -> None:
+    assert ask.completion(echo=True, logprobs=2).params.prompt_logprobs == 2
+    assert ask.completion(echo=True).params.prompt_logprobs is None
+    assert ask.completion(logprobs=2).params.prompt_logprobs is None
+    assert ask.completion(echo=True, logprobs=0, prompt_logprobs=5).params.prompt_logprobs == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"allowed_token_ids": [VOCAB_SIZE]}, "integer_above_max_value", "allowed_token_ids[0]"),
+        ({"stop_token_ids": [1, -1]}, "integer_below_min_value", "stop_token_ids[1]"),
+        ({"logit_bias": {str(VOCAB_SIZE): 1}}, "integer_above_max_value", f"logit_bias.{VOCAB_SIZE}"),
+        ({"min_tokens": 10, "max_tokens": 5}, "integer_above_max_value", "min_tokens"),
+        ({"max_tokens": LIMIT + 1}, "integer_above_max_value", "max_tokens"),
+        ({"max_completion_tokens": 10**30}, "integer_above_max_value", "max_completion_tokens"),
+        ({"truncate_prompt_tokens": 0}, "integer_below_min_value", "truncate_prompt_tokens"),
+        ({"request_id": "a b"}, "invalid_value", "request_id"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ({"stream": True, "prompt_logprobs": 1}, "invalid_value", "prompt_logprobs"),
+    ],
+)
+def test_what_fields_and_model_forbid(ask: Asker, body: dict[str, object], code: str, param: str) -> None:
+    for work in (ask.chat, ask.completion):
+        error = refusal(work, **body)
+        assert (error.code, error.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ],
+)
+def test_what_chat_fields_forbid_together(ask: Asker, body: dict[str, object], param: str) -> None:
+    error = refusal(ask.chat, **body)
+    assert (error.code, error.param) == ("invalid_value", param)
+
+
+def test_prompts_that_cannot_be(ask: Asker) -> None:
+    assert refusal(ask.completion, prompt="").message == "Invalid 'prompt': it has no tokens. Expected at least one."
+    error = refusal(ask.completion, prompt=[[1], [2, VOCAB_SIZE]])
+    assert (error.code, error.param) == ("integer_above_max_value", "prompt[1][1]")
+    assert refusal(ask.completion, prompt=[1, -1]).param == "prompt[1]"
+    assert refusal(ask.completion, prompt=[[1]] * 100, n=100).code == "array_above_max_length"
+
+
+def test_a_model_without_a_template_refuses_chats(model: ServedModel, lanes: Lanes) -> None:
+    error = refusal(Asker(replace(model, template=None), lanes).chat)
+    assert (error.code, error.param) == ("unsupported_value", "messages")
+
+
+def test_models_are_known_by_all_their_names(ask: Asker) -> None:
+    assert [ask.intake.check_model(name) for name in ("a", "b", None)] == ["a", "b", "a"]
+    error = refusal(lambda: ask.intake.check_model("gpt-4"))
+    assert error.message == "The model `gpt-4` does not exist or you do not have access to it."
+
+
+def test_only_so_many_prompts_may_wait() -> None:
+    async def fill() -> None:
+        lanes = Lanes(max_pending=1)
+        try:
+            first = asyncio.create_task(lanes.run(release.wait, 1))
+            await asyncio.sleep(0)
+            with pytest.raises(RequestError) as caught:
+                await lanes.run(lambda: True, 1)
+            assert caught.value.code == "server_is_overloaded"
+            release.set()
+            assert await first
+            assert await lanes.run(lambda: 7, 1) == 7
+        finally:
+            release.set()
+            lanes.close()
+
+    release = threading.Event()
+    asyncio.run(fill())

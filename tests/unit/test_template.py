@@ -1,0 +1,89 @@
+"""Chat templates: rendered as transformers renders them, refusals in the template's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.server.text.template import ChatTemplate, Conversation, conversation_of
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+TALK = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"properties": {}}}}
+ECHO = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+@pytest.mark.parametrize("tools", [None, (TOOL,)])
+@pytest.mark.parametrize("asks", [True, False])
+def test_text_is_that_of_transformers(tools: tuple[dict[str, object], ...] | None, asks: bool) -> None:
+    theirs = TokenizersBackend.from_pretrained(MODEL_PATH)
+    ours = ChatTemplate(theirs.chat_template, theirs.special_tokens_map)
+    expected = theirs.apply_chat_template(
+        list(TALK), tools=list(tools) if tools else None, add_generation_prompt=asks, tokenize=False
+    )
+    assert ours.render(conversation_of(TALK, tools, asks, None, None)) == expected
+
+
+def test_a_message_can_be_continued() -> None:
+    talk = (*TALK, {"role": "assistant", "content": "Well, "})
+    assert ChatTemplate(ECHO, {}).render(conversation_of(talk, None, None, True, None)).endswith("[assistant]Well, ")
+
+
+def test_a_developer_speaks_as_the_system_where_the_template_knows_none() -> None:
+    talk = ({"role": "developer", "content": "x"},)
+    assert ChatTemplate(ECHO, {}).render(Conversation(talk)) == "[system]x>"
+    knows = ECHO + "{# developer #}"
+    assert ChatTemplate(knows, {}).render(Conversation(talk)) == "[developer]x>"
+
+
+def test_several_templates() -> None:
+    both = ChatTemplate({"default": "plain", "tool_use": "tools"}, {})
+    assert both.render(Conversation(TALK)) == "plain"
+    assert both.render(Conversation(TALK, tools=(TOOL,))) == "tools"
+    with pytest.raises(ModelError, match="no default"):
+        ChatTemplate({"rag": "x"}, {})
+
+
+def test_a_template_that_does_not_parse_stops_the_start() -> None:
+    with pytest.raises(ModelError, match="line 1"):
+        ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[7].content }}", "accept these messages"),
+        ("{{ 1 // 0 }}", "zero"),
+        ("{{ messages[0].content + 1 }}", "accept these messages"),
+    ],
+)
+def test_what_a_template_refuses_is_a_400_in_its_own_words(template: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        ChatTemplate(template, {}).render(Conversation(TALK))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
+
+
+def test_a_long_complaint_is_cut() -> None:
+    with pytest.raises(RequestError) as caught:
+        ChatTemplate("{{ raise_exception('x' * 100000) }}", {}).render(Conversation(TALK))
+    assert len(caught.value.message) < 300
+
+
+def test_switches_reach_the_template_and_nothing_else_does() -> None:
+    template = ChatTemplate("{{ enable_thinking }}{{ bos_token }}", {"bos_token": "<s>"})
+    assert template.render(Conversation(TALK, kwargs={"enable_thinking": False})) == "False<s>"
+    for name in ("chat_template", "messages", "tools", "tokenize", "continue_final_message"):
+        with pytest.raises(RequestError, match=f"chat_template_kwargs.{name}"):
+            template.render(Conversation(TALK, kwargs={name: "{{ 1 }}"}))
+
+
+def test_the_sandbox_holds() -> None:
+    """A checkpoint comes from elsewhere: its template must not reach Python."""
+    for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}"):
+        template = ChatTemplate(attack, {})
+        with pytest.raises(RequestError):
+            template.render(Conversation(TALK))

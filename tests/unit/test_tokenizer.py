@@ -1,0 +1,122 @@
+"""The checkpoint's tokenizer and what is refused of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+from inferd.engine.api.errors import ModelError
+from inferd.server.text.model import GenerationDefaults, ServedModel
+from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the embedded model's small files, to be damaged."""
+    for name in FILES:
+        shutil.copy(MODEL_PATH / name, tmp_path / name)
+    return tmp_path
+
+
+def load(path: Path) -> ServedModel:
+    return ServedModel.load(path, ("m",), max_model_len=128, vocab_size=3_072)
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_ids_are_those_of_transformers() -> None:
+    theirs = TokenizersBackend.from_pretrained(MODEL_PATH)
+    ours = load(MODEL_PATH).tokenizer
+    for text in ("Hello, world", " 12 + 30 = ", "<|im_start|>user\nhi<|im_end|>", "\u65e5\u672c \U0001f600", ""):
+        assert list(ours.encode(text, True)) == theirs.encode(text)
+        assert ours.decode(ours.encode(text, False), skip_special=True) == theirs.decode(
+            theirs.encode(text), skip_special_tokens=True
+        )
+
+
+def test_a_tokenizer_that_truncates_does_not(checkpoint: Path) -> None:
+    path = checkpoint / "tokenizer.json"
+    truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    change(path, truncation=truncation)
+    text = "one two three four five six seven eight"
+    assert len(Backend.from_file(str(path)).encode(text).ids) == 4, "the file does truncate"
+    assert load(checkpoint).tokenizer.encode(text, False) == load(MODEL_PATH).tokenizer.encode(text, False)
+
+
+def test_defaults_and_ends_come_from_the_checkpoint(checkpoint: Path) -> None:
+    recommended = {"temperature": 0.25, "top_k": 7, "max_new_tokens": 9, "min_p": None, "eos_token_id": [1, 5]}
+    (checkpoint / "generation_config.json").write_text(json.dumps(recommended))
+    model = load(checkpoint)
+    assert model.defaults == GenerationDefaults(temperature=0.25, top_k=7, max_new_tokens=9)
+    end = model.tokenizer.eos_token_id
+    assert end is not None
+    assert model.eos_token_ids == tuple(dict.fromkeys((1, 5, end)))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "words"),
+    [
+        ("generation_config.json", {"temperature": -1}, "temperature must be from 0 to 2"),
+        ("generation_config.json", {"top_k": 2.5}, "top_k"),
+        ("generation_config.json", {"eos_token_id": 3_072}, "eos_token_id must be from 0 to 3071"),
+        ("tokenizer_config.json", {"chat_template": "{% if %}"}, "chat template does not parse: line 1"),
+    ],
+)
+def test_a_checkpoint_that_contradicts_itself_is_refused(
+    checkpoint: Path, file: str, values: dict[str, object], words: str
+) -> None:
+    change(checkpoint / file, **values)
+    with pytest.raises(ModelError, match=words):
+        load(checkpoint)
+
+
+def test_a_broken_or_missing_tokenizer_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text('{"model": 3')
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_pretrained(checkpoint)
+    (checkpoint / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        load_pretrained(checkpoint)
+
+
+def test_a_broken_generation_config_is_refused(checkpoint: Path) -> None:
+    for content, words in (("[1]", "must hold an object"), ("{", "is not JSON")):
+        (checkpoint / "generation_config.json").write_text(content)
+        with pytest.raises(ModelError, match=words):
+            load(checkpoint)
+
+
+def test_the_http_side_never_loads_torch() -> None:
+    """Imports the application, loads a tokenizer, renders a template and encodes it, in a process of its own."""
+    program = f"""
+import sys
+from pathlib import Path
+import inferd.server.app
+from inferd.server.text.model import ServedModel
+from inferd.server.text.template import Conversation
+model = ServedModel.load(Path({str(MODEL_PATH)!r}), ("m",), max_model_len=128, vocab_size=3072)
+text = model.template.render(Conversation(({{"role": "user", "content": "hi"}},)))
+assert model.tokenizer.encode(text, False)
+print(sorted({{"torch", "numpy.testing", "triton"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_table_holds_the_bytes_of_every_token() -> None:
+    tokenizer: Tokenizer = load(MODEL_PATH).tokenizer
+    assert tokenizer.bytes.join(tokenizer.encode("h\u00e9llo", False), skip_special=False) == "h\u00e9llo".encode()
+    assert tokenizer.token(10**6) is None
+    assert tokenizer.bytes.of(10**6) == b""
