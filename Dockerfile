@@ -4,14 +4,14 @@
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# torch's default wheel carries 3 GB of CUDA that a CPU never loads.
-ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# torch's default wheel for Linux carries 3 GB of CUDA that a CPU never loads. Where the index of PyTorch's CPU wheels is
+# known, give it: docker build --build-arg TORCH_INDEX_URL=...
+ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN ["python", "-m", "venv", "/opt/inferd"]
 WORKDIR /src
 COPY constraints.txt ./
-RUN /opt/inferd/bin/pip install --constraint constraints.txt --index-url "${TORCH_INDEX_URL}" \
-    --extra-index-url https://pypi.org/simple torch
+RUN /opt/inferd/bin/pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY server server
 COPY engine engine

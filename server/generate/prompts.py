@@ -81,11 +81,13 @@ class Prompts:
         """A prompt with its `max_tokens`, within the context. Raises `RequestError`.
 
         `asked` tokens must fit whole; of `default` (None: all there is room for) as many as fit are allowed. `truncate`
-        keeps the last so many tokens (-1: as many as the context holds), because the caller said so.
+        keeps the last so many tokens (-1: as many as leave room for the answer), because the caller said so.
         """
         limit = self._model.max_model_len
         token_ids, text = encoded
-        kept = limit if truncate == -1 else truncate
+        kept = truncate
+        if truncate == -1:
+            kept = max(1, limit - (asked if asked is not None else default or 1))
         if kept is not None and len(token_ids) > kept:
             token_ids, text = token_ids[-kept:], None
         if not token_ids:

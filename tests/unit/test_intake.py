@@ -157,11 +157,14 @@ def test_what_does_not_fit_says_the_limit_and_the_count(
 def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
     ids = [*range(5, 75)]
     assert ask.completion(prompt=ids, truncate_prompt_tokens=10).prompts[0].token_ids == tuple(ids[-10:])
-    assert ask.completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=0).prompts[0].token_ids == tuple(ids[-64:])
+    for asked, kept in ((0, 64), (4, 60), (None, 64 - 16)):
+        prompt = ask.completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=asked).prompts[0]
+        assert prompt.token_ids == tuple(ids[-kept:])
     assert refusal(ask.completion, prompt=ids).code == "context_length_exceeded"
 
 
-def test_a_chat_is_rendered_and_tokenized_once(ask: Asker) -> None:
+def test_a_chat_is_rendered_and_tokenized_once(model: ServedModel, lanes: Lanes) -> None:
+    ask = Asker(replace(model, max_model_len=256), lanes)
     template, tokenizer = ask.model.template, ask.model.tokenizer
     assert template is not None
     messages = ({"role": "user", "content": "hi"},)

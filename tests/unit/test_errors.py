@@ -1,0 +1,131 @@
+"""The table of errors: shape, bounds and sentences."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors
+
+HUGE = "\U0001f600" * 100_000
+
+
+@pytest.mark.parametrize("code", sorted(errors.ROWS))
+def test_every_code_has_openais_shape(code: str) -> None:
+    response = errors.response_of(RequestError(code, "why", "field"))
+    row = errors.ROWS[code]
+    assert response.status_code == row.status
+    body = json.loads(bytes(response.body))
+    assert body == {"error": {"message": "why", "type": row.type, "param": "field", "code": row.wire_code}}
+    assert row.wire_code is None or row.wire_code == code
+    assert 400 <= row.status < 600
+
+
+def test_who_may_come_back_is_told_when() -> None:
+    for code, row in errors.ROWS.items():
+        headers = errors.headers_of(RequestError(code, "why"))
+        assert ("Retry-After" in headers) == (row.status in (429, 503))
+        assert (headers.get("WWW-Authenticate") == "Bearer") == (row.status == 401)
+    seen = {errors.headers_of(RequestError("slow_down", ""))["Retry-After-Ms"] for _ in range(50)}
+    assert len(seen) > 10, "callers refused together must not come back together"
+    for _ in range(50):
+        headers = errors.headers_of(RequestError("server_is_overloaded", ""))
+        assert int(headers["Retry-After"]) * 1_000 >= int(headers["Retry-After-Ms"]) >= 1_000
+
+
+def test_nothing_of_an_engines_death_is_told() -> None:
+    body = errors.body_of(EngineDeadError("killed by signal 9: /home/someone/core"))
+    assert body["error"] == {
+        "message": "The engine stopped while it was working on this request. Please try again.",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_error",
+    }
+
+
+def test_a_code_that_is_not_in_the_table_is_logged_and_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    assert errors.row_of(RequestError("made_up", "x")).status == 500
+    assert "made_up" in caplog.text
+
+
+def test_no_message_is_empty_or_long() -> None:
+    assert errors.body_of(RequestError("engine_error", ""))["error"] == {
+        "message": "The request could not be served.",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_error",
+    }
+    refusals = [
+        RequestError("invalid_value", HUGE, HUGE),
+        errors.invalid_type(HUGE, "an integer", HUGE),
+        errors.invalid_value(HUGE, HUGE, "Rule."),
+        errors.not_among("role", HUGE, ("a", "b")),
+        errors.unknown_parameter(HUGE, None),
+        errors.unsupported_value("x", [HUGE], "Rule."),
+        errors.above_max("n", 1, 10**4_000),
+        errors.model_not_found(HUGE),
+    ]
+    for refusal in refusals:
+        assert len(json.dumps(errors.body_of(refusal), ensure_ascii=False)) < 2_000
+
+
+def test_text_that_is_not_unicode_can_still_be_answered() -> None:
+    assert errors.response_of(errors.model_not_found("\ud800")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (
+            errors.above_max("max_tokens", 64, 99),
+            "integer_above_max_value",
+            "Invalid 'max_tokens': integer above maximum value. Expected a value <= 64, but got 99 instead.",
+        ),
+        (
+            errors.below_min("n", 1, 0),
+            "integer_below_min_value",
+            "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+        ),
+        (
+            errors.above_max("temperature", 2.0, 2.5),
+            "decimal_above_max_value",
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.5 instead.",
+        ),
+        (
+            errors.below_min("top_p", 0.0, -1),
+            "decimal_below_min_value",
+            "Invalid 'top_p': decimal below minimum value. Expected a value >= 0, but got -1 instead.",
+        ),
+        (
+            errors.invalid_type("n", "an integer", "2"),
+            "invalid_type",
+            "Invalid type for 'n': expected an integer, but got a string instead.",
+        ),
+        (errors.missing("messages"), "missing_required_parameter", "Missing required parameter: 'messages'."),
+        (
+            errors.unknown_parameter("temprature", "temperature"),
+            "unknown_parameter",
+            "Unknown parameter: 'temprature'. Did you mean 'temperature'?",
+        ),
+        (
+            errors.not_among("messages[0].role", "bot", ("user", "tool")),
+            "invalid_value",
+            "Invalid value: 'bot'. Supported values are: 'user' and 'tool'.",
+        ),
+        (
+            errors.array_too_long("stop", 16, 17),
+            "array_above_max_length",
+            "Invalid 'stop': array too long. "
+            "Expected an array with maximum length 16, but got an array with length 17 instead.",
+        ),
+    ],
+)
+def test_sentences_are_openais(error: RequestError, code: str, message: str) -> None:
+    assert (error.code, error.message) == (code, message)
+
+
+def test_json_types_are_named_as_openai_names_them() -> None:
+    names = [errors.json_type(value) for value in (None, True, 1, 1.5, "", [], {})]
+    assert names == ["null", "a boolean", "an integer", "a decimal number", "a string", "an array", "an object"]
