@@ -1,6 +1,8 @@
-"""What the scheduler costs a step, by itself: `python -m benchmarks.scheduler` prints medians, for a device that takes no time.
+"""What the scheduler costs a step, before a device that takes no time: `python -m benchmarks.scheduler`.
 
-Measured on 2 shared cores of an AMD Zen 4 class machine, Python 3.11: see the figures in the table it prints, by case.
+2026-11-21, 2 busy cores of an AMD Zen 4 class machine, Python 3.11.7; 256 decodes behind prompts of 256 or 4,096, or
+with 10,000 waiting, alike: plan 0.38 ms, apply 0.30 ms at the median. All of them start at once here, so in two of 16
+steps all 256 need a block (plan 1.0 ms) or fill one (apply 1.4 ms). The core's step, with its 256 deltas: 1.2 ms.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     num_steps = parser.parse_args().steps
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {num_steps} steps; ms a step")
+    print(f"{platform.machine()}, Python {platform.python_version()}, {num_steps} steps; ms a step")
     print(f"{'case':32}{'plan p50':>10}{'apply p50':>11}{'both p99':>10}{'core p50':>10}")
     for case in CASES:
         plan_ms, apply_ms, core_ms = measure(case, num_steps)

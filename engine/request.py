@@ -43,7 +43,7 @@ class Request:
     """Positions whose KV is ever needed: the last token that may be sampled is never computed."""
 
     num_cached_tokens: int | None = None
-    """What the first admission took from the prefix cache; None before."""
+    """Prompt tokens that the first admission took from the prefix cache; None before."""
     scheduled_s: float | None = None
     """When it was first admitted; None before."""
 
@@ -102,7 +102,7 @@ class Request:
         assert self.scheduled == self.in_flight == 0, "admitted twice"
         self.cached = self.computed = self.scheduled = num_cached
         if self.num_cached_tokens is None:
-            self.num_cached_tokens, self.scheduled_s = num_cached, now
+            self.num_cached_tokens, self.scheduled_s = min(num_cached, self.num_prompt), now
         self.check()
 
     def launch(self, num_tokens: int) -> bool:

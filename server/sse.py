@@ -74,7 +74,7 @@ class EventStream(Response):
         self._events, self._on_close, self._keep_alive_s = events, on_close, keep_alive_s
         self.init_headers({**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._has_begun = False
+        self._has_begun = self._is_over = False
         self._sending = asyncio.Lock()
         self._sent_s = 0.0
 
@@ -109,29 +109,31 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await self._send(send, data)
-            await self._send(send, DONE)
+            await self._send(send, DONE, is_last=True)
         except (RequestError, EngineDeadError) as error:
             await self._report(error, scope, receive, send)
-        except ConnectionError:
-            return
         except Exception:
             logger.exception("a stream failed")
             await self._report(errors.internal_error(), scope, receive, send)
-        if self._has_begun:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _report(self, error: RequestError | EngineDeadError, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._has_begun:
-            await self._send(send, event(orjson.dumps(errors.body_of(error))))
-        else:
-            await errors.response_of(error)(scope, receive, send)
-
-    async def _send(self, send: Send, data: bytes) -> None:
         async with self._sending:
+            if not self._has_begun:
+                self._is_over = True
+                await errors.response_of(error)(scope, receive, send)
+                return
+        await self._send(send, event(orjson.dumps(errors.body_of(error))), is_last=True)
+
+    async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        """Whole pieces only, one after another, and nothing after the last."""
+        async with self._sending:
+            if self._is_over:
+                return
+            self._is_over = is_last
             if not self._has_begun:
                 self._has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             self._sent_s = _now_s()
 
 

@@ -41,10 +41,14 @@ class PrefixMatch:
 class KVCache:
     """The pool, the index, and the tables open on them."""
 
-    def __init__(self, num_blocks: int, block_size: int, hash_block: HashBlock = blake2b_block) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, shares_prefixes: bool = True, hash_block: HashBlock = blake2b_block
+    ) -> None:
+        """Without `shares_prefixes` nothing enters the index, and so nothing is found in it."""
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
         self.block_size = block_size
+        self.shares_prefixes = shares_prefixes
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(hash_block)
         self._open: set[BlockTable] = set()
@@ -125,7 +129,7 @@ class BlockTable:
         self._num_sent = 0
         self._tail: Node | str = self._request.cache_salt
         self._num_indexed = 0
-        self._is_sealed = False
+        self._is_sealed = not self._cache.shares_prefixes
         self.capacity = 0
         """Positions that the blocks can hold."""
 
@@ -137,7 +141,12 @@ class BlockTable:
     @property
     def num_hittable(self) -> int:
         """Leading full blocks that a prefix hit may cover: at least one known token is left to compute."""
-        return (len(self._request.ids) - 1) // self._cache.block_size if self._request.takes_prefix_hits else 0
+        return (len(self._request.ids) - 1) // self._cache.block_size if self.takes_hits else 0
+
+    @property
+    def takes_hits(self) -> bool:
+        """Whether this request may use blocks that others computed."""
+        return self._cache.shares_prefixes and self._request.takes_prefix_hits
 
     @property
     def num_full(self) -> int:

@@ -199,32 +199,40 @@ class Scheduler:
             self._start(entry, match.num_tokens, draft, now)
 
     def _is_still_blocked(self, entry: Entry) -> bool:
-        """Spares the head of the queue a look through the index each step while memory is short."""
+        """Spares the head of the queue a walk through the index each step while memory is short.
+
+        A hit that grew meanwhile is seen late: once so many blocks are free as it would have needed without.
+        """
         if self._blocked is None or self._blocked[0] is not entry:
             return False
-        return self._cache.pool.num_free < self._blocked[1]
+        return self._cache.pool.num_free < self._blocked[1] + self._reserve
 
     def _has_room(self, entry: Entry, num_blocks: int) -> bool:
-        """Whether so many free blocks may go to a request that starts; those that run keep a reserve to grow."""
-        reserve = self._watermark_blocks if len(self._running) or self._draining else 0
-        if num_blocks + reserve <= self._cache.pool.num_free:
+        """Whether so many free blocks may go to a request that starts."""
+        if num_blocks + self._reserve <= self._cache.pool.num_free:
             self._blocked = None
             return True
         self._blocked = (entry, num_blocks)
         return False
 
+    @property
+    def _reserve(self) -> int:
+        """Free blocks that are left to those that run, to grow into."""
+        return self._watermark_blocks if len(self._running) or self._draining else 0
+
     def _start(self, entry: Entry, num_cached: int, draft: PlanDraft, now: float) -> None:
         request = entry.request
-        if request.num_cached_tokens is None and request.takes_prefix_hits:
+        if request.num_cached_tokens is None and entry.table.takes_hits:
             self.stats.prefix_query_tokens += request.num_prompt
-            self.stats.prefix_hit_tokens += num_cached
+            self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
         request.admit(num_cached, now)
         self._waiting.remove(entry)
         entry.state, entry.slot = State.RUNNING, self._free_slots.pop()
         self._running.add(entry)
-        first_own = num_cached // self._cache.block_size
-        own_keys = entry.table.keys(first_own, entry.table.num_full)
-        self._sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
+        if self._cache.shares_prefixes:
+            first_own = num_cached // self._cache.block_size
+            own_keys = entry.table.keys(first_own, entry.table.num_full)
+            self._sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
         ids = tuple(request.ids)
         draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
         draft.add(entry, min(request.num_pending, draft.budget.num_tokens))

@@ -16,19 +16,24 @@ from inferd.engine.tiny.tokenizer import id_of
 DOCUMENT_SHARE = 0.03
 # Sequence lengths and their shares: short ones hold one or two conversations from their first token on, as they are
 # served; long ones teach the model to pass over what lies far back.
-LENGTHS, LENGTH_SHARES = (128, 512, 1024, 2048), (65, 25, 6, 4)
+LENGTHS, LENGTH_SHARES = (128, 512, 1024, 2048), (75, 18, 5, 2)
 
 
 class Batches:
-    """Endless batches of `num_tokens` tokens: (input ids [B, T], target ids [B, T] with -100 where none is learned)."""
+    """Endless batches of `num_tokens` tokens: (input ids [B, T], target ids [B, T] with -100 where none is learned).
 
-    def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
+    The first `num_early` batches are mostly tasks.
+    """
+
+    def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int, num_early: int = 0) -> None:
         self._mixture, self._tokenizer, self._num_tokens = mixture, tokenizer, num_tokens
+        self._num_early_left = num_early
         self._rng = random.Random(seed)
         self._text_end = id_of(tokenizer, TEXT_END)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
+            self._num_early_left -= 1
             length = self._rng.choices(LENGTHS, LENGTH_SHARES)[0]
             rows = [self._sequence(length + 1) for _ in range(self._num_tokens // length)]
             ids = torch.tensor([row_ids for row_ids, _ in rows])
@@ -49,7 +54,9 @@ class Batches:
         return ids, [-100, *ids[1:]]
 
     def _conversation(self) -> tuple[list[int], list[int]]:
-        return encode_conversation(self._mixture.draw(), self._tokenizer)
+        is_early = self._num_early_left >= 0
+        conversation = self._mixture.draw_early() if is_early else self._mixture.draw()
+        return encode_conversation(conversation, self._tokenizer)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -608,7 +608,7 @@ def _told_number(rng: random.Random) -> Told:
 
 
 def small_fact(rng: random.Random) -> tuple[str, str]:
-    return rng.choice((_product, _difference, _difference, _comparison, _reverse, _neighbour, _named))(rng)
+    return rng.choice((_product, _difference, _difference, _too_large, _comparison, _reverse, _neighbour, _named))(rng)
 
 
 def _product(rng: random.Random) -> tuple[str, str]:
@@ -642,6 +642,17 @@ def _difference(rng: random.Random) -> tuple[str, str]:
         "What is {a}-{b}?",
     )
     return question.format(a=a, b=b), f"{a} - {b} = {a - b}."
+
+
+def _too_large(rng: random.Random) -> tuple[str, str]:
+    a, b = rng.randrange(10 ** rng.randint(1, 5)), rng.randrange(100, 10 ** rng.randint(3, 5))
+    if rng.random() < 0.5:
+        a, b = b, a
+    if rng.random() < 0.3:
+        question = _one(rng, "What is {a} times {b}?", "What is {a} * {b}?", "{a} * {b}", "Multiply {a} by {b}.")
+        return question.format(a=a, b=b), "That is too large for me: I can multiply numbers up to 12."
+    question = _one(rng, "What is {a} + {b}?", "{a} + {b}", "What is {a} plus {b}?", "Add {a} and {b}.", "{a}+{b}")
+    return question.format(a=a, b=b), "That is too large for me: I can add numbers below 100."
 
 
 def _comparison(rng: random.Random) -> tuple[str, str]:

@@ -15,7 +15,8 @@ from inferd.engine.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw
 Turn = tuple[str, str]  # what the user says, what the model says
 
 # Shares of single turns by kind; the written topics are drawn by their file's name.
-TASK_SHARES = {"copy": 12, "count": 10, "sort": 15, "sum": 20}
+TASK_SHARES = {"copy": 12, "count": 10, "sort": 16, "sum": 24}
+EARLY_SHARES = {"copy": 30, "count": 15, "sort": 30, "sum": 25}
 TOPIC_SHARES = {"inference": 13, "inferd": 8, "chat": 8, "world": 7, "unknown": 6, "stories": 5, "poems": 2}
 OTHER_SHARES = {"snippet": 4, "fact": 7, "off_topic": 4, "no_story": 1}
 # The heading in unknown.md whose answers fit any question off the topic.
@@ -44,6 +45,10 @@ class Mixture:
         self._unknown_answers = next(e.answers for e in self._topics["unknown"] if e.heading == UNKNOWN)
         self._sentences = _sentences(self._topics.values())
 
+    def draw_early(self) -> Conversation:
+        """Mostly tasks: looking back at the prompt is learned first, and soonest from what is nothing else."""
+        return self._drill(EARLY_SHARES) if self._rng.random() < 0.8 else self.draw()
+
     def draw(self) -> Conversation:
         rng = self._rng
         chance = rng.random()
@@ -54,8 +59,8 @@ class Mixture:
         if chance < 0.575:
             return self._chat(rng.randint(5, 14))
         if chance < 0.78:
-            return self._drill()
-        if chance < 0.88:
+            return self._drill(TASK_SHARES)
+        if chance < 0.875:
             return dialogues.tool_use(rng)
         if chance < 0.91:
             return self._tools_not_needed()
@@ -130,9 +135,9 @@ class Mixture:
             messages += _messages(self._turn())
         return Conversation(tuple(messages))
 
-    def _drill(self) -> Conversation:
+    def _drill(self, shares: dict[str, int]) -> Conversation:
         """Two to five tasks of one kind, one after the other."""
-        name = self._rng.choices(list(TASK_SHARES), list(TASK_SHARES.values()))[0]
+        name = self._rng.choices(list(shares), list(shares.values()))[0]
         examples = [draw(TASKS[name], self._rng, held_out=False) for _ in range(self._rng.randint(2, 5))]
         messages = [message for example in examples for message in _messages((example.prompt, example.answer))]
         return Conversation(tuple(messages))

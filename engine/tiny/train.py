@@ -28,11 +28,12 @@ from inferd.engine.tiny.mixture import Mixture
 from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, id_of, save_tokenizer, train_tokenizer
 
 SEED = 1
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 MATRIX_LR, EMBEDDING_LR = 4e-3, 3e-3
-WARMUP_STEPS, DECAY_FROM = 100, 0.5  # a rise, a plateau up to this share of the steps, a straight fall to a hundredth
+WARMUP_STEPS, DECAY_FROM = 60, 0.5  # a rise, a plateau up to this share of the steps, a straight fall to a hundredth
 NUM_HELD_OUT_BATCHES = 6
-EVERY = 250  # steps between two lines of the log
+EARLY = 0.2  # share of the steps in which the batches are mostly tasks
+EVERY = 100  # steps between two lines of the log
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -42,8 +43,8 @@ def make_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=5,
+        intermediate_size=640,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
@@ -144,7 +145,8 @@ def train(folder: Path, num_steps: int, *, is_compiled: bool) -> None:
     body = torch.compile(model.model, dynamic=False) if is_compiled else model.model
     optimizers = make_optimizers(model)
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    batches = iter(Batches(Mixture(SEED, held_out=False), tokenizer, BATCH_TOKENS, SEED))
+    num_early = int(EARLY * num_steps)
+    batches = iter(Batches(Mixture(SEED, held_out=False), tokenizer, BATCH_TOKENS, SEED, num_early))
     num_targets, started = 0, time.monotonic()
     with _progress() as progress:
         bar = progress.add_task("training", total=num_steps, loss=math.nan)
@@ -186,7 +188,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=MODEL_DIR, help="where the checkpoint goes (default: the embedded one)"
     )
-    parser.add_argument("--steps", type=int, default=3000, help=f"steps of {BATCH_TOKENS} tokens each")
+    parser.add_argument("--steps", type=int, default=4000, help=f"steps of {BATCH_TOKENS} tokens each")
     parser.add_argument(
         "--no-compile", action="store_true", help="without torch.compile, where no C++ compiler is at hand"
     )

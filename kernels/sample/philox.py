@@ -22,19 +22,22 @@ NOISE_MAX = 17.328680038452148
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Four random 32-bit words for each counter and key, all int64 tensors of values below 2^32 that broadcast."""
-    c0, c1, c2, c3 = counter
+    c0, c1, c2, c3, _, _ = torch.broadcast_tensors(*counter, *key)  # type: ignore[no-untyped-call]
     k0, k1 = key
     for _ in range(_ROUNDS):
         # A product of two 32-bit words may pass 2^63; int64 wraps, and shift and mask still read the right bits.
-        low_product, high_product = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            (high_product >> 32 & MASK32) ^ c1 ^ k0,
-            high_product & MASK32,
-            (low_product >> 32 & MASK32) ^ c3 ^ k1,
-            low_product & MASK32,
+        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c2 = (
+            _high_word(second).bitwise_xor_(c1).bitwise_xor_(k0),
+            _high_word(first).bitwise_xor_(c3).bitwise_xor_(k1),
         )
+        c1, c3 = second.bitwise_and_(MASK32), first.bitwise_and_(MASK32)
         k0, k1 = k0 + _KEY_STEPS[0] & MASK32, k1 + _KEY_STEPS[1] & MASK32
     return c0, c1, c2, c3
+
+
+def _high_word(product: Tensor) -> Tensor:
+    return (product >> 32).bitwise_and_(MASK32)
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:

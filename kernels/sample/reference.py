@@ -7,8 +7,9 @@ from torch import Tensor
 
 from inferd.kernels.sample.philox import NOISE_MAX, gumbel_noise
 
-_CHUNK = 1 << 16
-"""Candidates whose noise is made at once: ten rounds over 512 KiB arrays stay in a core's cache."""
+_FLAT_MAX = 1 << 14
+"""Up to so many candidates are one call over (row, token) pairs; more are a call per row, whose key is a scalar and not
+an array to step: 12 ms against 5 ms for a row of 152 k (Zen 4)."""
 
 
 def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -18,11 +19,12 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     bar = leader_scores + gumbel_noise(seeds, positions, leader_ids)
     can_win = (scores + NOISE_MAX >= bar[:, None]) & (scores > float("-inf"))
     rows, token_ids = can_win.nonzero(as_tuple=True)
-    noise = [
-        gumbel_noise(seeds[part_rows], positions[part_rows], part_ids)
-        for part_rows, part_ids in zip(torch.split(rows, _CHUNK), torch.split(token_ids, _CHUNK), strict=True)
-    ]
-    totals = scores[rows, token_ids] + torch.cat(noise)
+    if len(rows) <= _FLAT_MAX:
+        noise = gumbel_noise(seeds[rows], positions[rows], token_ids)
+    else:
+        by_row = torch.split(token_ids, can_win.sum(dim=-1).tolist())
+        noise = torch.cat([gumbel_noise(seeds[row], positions[row], row_ids) for row, row_ids in enumerate(by_row)])
+    totals = scores[rows, token_ids] + noise
     best = scores.new_full((num_rows,), float("-inf")).scatter_reduce_(0, rows, totals, "amax")
     is_best = totals == best[rows]
     winners = token_ids.new_full((num_rows,), vocab_size)

@@ -79,10 +79,7 @@ async def respond(
     if shape.is_stream:
         data = _streamed(generation.events(), rendering)
         return sse.EventStream(data, generation.abort, headers, service.keep_alive_s)
-    try:
-        choices = await sse.unless_disconnected(request.receive, fold(taken, generation.events()))
-    finally:
-        generation.abort()
+    choices = await sse.unless_disconnected(request.receive, fold(taken, generation.events()))
 
     def work() -> bytes:
         return orjson.dumps(rendering.plain(choices))

@@ -27,16 +27,21 @@ class TokensApi:
         wire = body.wire
         service.intake.check_model(wire.model)
         token_ids = await self._ids(wire)
-        strings = None
-        if wire.return_token_strs:
-            strings = [service.model.tokenizer.token(token_id) for token_id in token_ids]
-        answer = {
-            "count": len(token_ids),
-            "max_model_len": service.model.max_model_len,
-            "tokens": token_ids,
-            "token_strs": strings,
-        }
-        return Response(orjson.dumps(answer), headers=dict(body.headers), media_type="application/json")
+
+        def work() -> bytes:
+            token = service.model.tokenizer.token
+            strings = [token(token_id) for token_id in token_ids] if wire.return_token_strs else None
+            return orjson.dumps(
+                {
+                    "count": len(token_ids),
+                    "max_model_len": service.model.max_model_len,
+                    "tokens": token_ids,
+                    "token_strs": strings,
+                }
+            )
+
+        data = await service.lanes.run(work, len(token_ids))
+        return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """Raises `RequestError`."""

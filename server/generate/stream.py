@@ -41,22 +41,21 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of every choice. Raises `RequestError` or `EngineDeadError` where one choice fails."""
-        choices = [Choice(i, self.request, self._table) for i in range(len(self._streams))]
-        num_open = len(choices)
         deltas = _merged(self._streams)
         try:
+            choices = [Choice(i, self.request, self._table) for i in range(len(self._streams))]
+            num_open = len(choices)
             async for index, delta in deltas:
                 choice = choices[index]
                 if choice.is_finished:
                     continue  # ids drawn after a stop string, or the end of an abort
                 async for event in _sliced(choice, delta):
                     yield event
-                if choice.is_finished:
-                    if choice.was_stopped_by_text:
-                        self._streams[index].abort("stop")
-                    num_open -= 1
-                    if num_open == 0:
-                        return
+                if choice.was_stopped_by_text:
+                    self._streams[index].abort("stop")
+                num_open -= choice.is_finished
+                if num_open == 0:
+                    return
         finally:
             self.abort()
             await deltas.aclose()

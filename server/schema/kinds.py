@@ -66,7 +66,7 @@ class Decimal:
     def read(self, value: object, where: str) -> float:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise errors.invalid_type(where, self.name, value)
-        if math.isnan(value):
+        if isinstance(value, float) and math.isnan(value):
             raise errors.invalid_value(where, value, "Expected a finite number.")
         # Compared before it is converted: a whole number of 400 digits is no float.
         if value < self.low:

@@ -56,7 +56,9 @@ class Script:
 class ScriptedStream:
     """One choice's tokens, as the router gives them."""
 
-    def __init__(self, submit: Submit, script: Script, token_ids: tuple[int, ...], aborted: Callable[..., None]) -> None:
+    def __init__(
+        self, submit: Submit, script: Script, token_ids: tuple[int, ...], aborted: Callable[..., None]
+    ) -> None:
         self._submit, self._script, self._ids, self._aborted = submit, script, token_ids, aborted
         self._at = self._num_deltas = 0
         self._is_done = False
@@ -141,11 +143,18 @@ class ScriptedRouter:
 
     @property
     def ready(self) -> Ready:
-        sizes = dict.fromkeys(("weights_bytes", "kv_bytes", "planned_weights_bytes", "planned_kv_bytes"), 1)
         return Ready(
-            num_blocks=64, block_size=16, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, device="cpu",
-            dtype="float32", **sizes,
-        )  # fmt: skip
+            num_blocks=64,
+            block_size=16,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            weights_bytes=1,
+            kv_bytes=1,
+            planned_weights_bytes=1,
+            planned_kv_bytes=1,
+            device="cpu",
+            dtype="float32",
+        )
 
     def will(self, *scripts: Script) -> None:
         """The next choices, in order; the last script serves all that follow."""

@@ -75,7 +75,7 @@ def test_fused_parameters_are_filled_by_rows() -> None:
 
 def test_agreement_is_false() -> None:
     arch = arch_of()
-    inverse = {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}
+    inverse: dict[str, tuple[int, ...]] = {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}
     assert not weights(arch).compare(shapes_of(arch) | inverse)
 
 

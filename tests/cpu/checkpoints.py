@@ -51,7 +51,7 @@ class Case:
         """Write a checkpoint with random weights, norms and biases included, for which every option matters."""
         config = AutoConfig.for_model(self.model_type, **{**SMALL, **self.config})
         torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
@@ -116,7 +116,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
     """The checkpoint in transformers' own model. Loaded, not cast: a cast would round its rotary frequencies too."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+    return model.eval()
 
 
 def load_decoder(directory: Path, dtype: torch.dtype, changes: dict[str, Any] | None = None) -> Decoder:

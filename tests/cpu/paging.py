@@ -12,7 +12,7 @@ from inferd.engine.models.decoder import Decoder
 from inferd.kernels.paged_attention import AttentionBatch
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One request's ids and the blocks that hold their KV; `computed` of them are in the pool."""
 

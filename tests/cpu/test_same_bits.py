@@ -4,7 +4,8 @@ prefix, and after it lost its KV halfway. In fp32 and bf16, greedy and sampled w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -150,83 +151,82 @@ class Run:
         return self.trace
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    found: torch.dtype = request.param
-    return found
+@dataclass(frozen=True)
+class Setup:
+    """One model, one dtype, one way to draw, and what the target gives alone, its prompt in one step."""
+
+    decoder: Decoder
+    params: SamplingParams
+    prompt: list[int]
+    alone: Trace
+
+    def run(self, num_neighbours: int, seed: int) -> Run:
+        return Run(self.decoder, self.params, num_neighbours, seed)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def decoder(request: pytest.FixtureRequest, dtype: torch.dtype) -> Decoder:
-    with torch.inference_mode():
-        return random_decoder(request.param, dtype)
+SETUPS = [
+    *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED)),
+    (CASES[1], torch.bfloat16, SAMPLED),
+]
 
 
-@pytest.fixture(params=[GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def params(request: pytest.FixtureRequest) -> SamplingParams:
-    found: SamplingParams = request.param
-    return found
+def setup_id(setup: tuple[Case, torch.dtype, SamplingParams]) -> str:
+    return f"{setup[0].name} {setup[1]} {'greedy' if setup[2] is GREEDY else 'sampled'}"
 
 
-@pytest.fixture
-def prompt() -> list[int]:
-    return [Random(9).randrange(VOCAB) for _ in range(PROMPT_LEN)]
-
-
-@pytest.fixture
-def alone(decoder: Decoder, params: SamplingParams, prompt: list[int]) -> Trace:
-    run = Run(decoder, params, num_neighbours=0, seed=1)
-    run.start(prompt, PROMPT_LEN)
-    return run.finish([PROMPT_LEN])
-
-
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    torch.set_num_threads(request.param)
-    yield request.param
+@pytest.fixture(scope="module", params=SETUPS, ids=setup_id)
+def setup(request: pytest.FixtureRequest) -> Setup:
+    case, dtype, params = request.param
     torch.set_num_threads(1)
+    prompt = [Random(9).randrange(VOCAB) for _ in range(PROMPT_LEN)]
+    with torch.inference_mode():
+        run = Run(random_decoder(case, dtype), params, num_neighbours=0, seed=1)
+        run.start(prompt, PROMPT_LEN)
+        return Setup(run.decoder, params, prompt, run.finish([PROMPT_LEN]))
 
 
-def test_in_a_batch_of_32(
-    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace, num_threads: int
-) -> None:
-    run = Run(decoder, params, NUM_NEIGHBOURS, seed=num_threads)
-    run.start(prompt, PROMPT_LEN)
-    run.finish([PROMPT_LEN]).assert_equal(alone)
+def test_in_a_batch_of_32(setup: Setup) -> None:
+    run = setup.run(NUM_NEIGHBOURS, seed=2)
+    run.start(setup.prompt, PROMPT_LEN)
+    run.finish([PROMPT_LEN]).assert_equal(setup.alone)
 
 
-def test_in_odd_chunks(decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace) -> None:
-    run = Run(decoder, params, num_neighbours=0, seed=3)
-    run.start(prompt, PROMPT_LEN)
-    run.finish([1, 2, 3, 131, 120, 1, 12]).assert_equal(alone)
+def test_in_odd_chunks(setup: Setup) -> None:
+    run = setup.run(num_neighbours=0, seed=3)
+    run.start(setup.prompt, PROMPT_LEN)
+    run.finish([1, 2, 3, 131, 120, 1, 12]).assert_equal(setup.alone)
 
 
-def test_on_a_cached_prefix_among_others(
-    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace
-) -> None:
-    run = Run(decoder, params, num_neighbours=3, seed=4)
-    run.start([*prompt[:CACHED_LEN], *prompt[:50]], PROMPT_LEN)
+@pytest.mark.parametrize("num_threads", [pytest.param(2, marks=pytest.mark.long), 3])
+def test_on_other_numbers_of_threads(setup: Setup, num_threads: int) -> None:
+    run = setup.run(num_neighbours=5, seed=num_threads)
+    run.start(setup.prompt, PROMPT_LEN)
+    torch.set_num_threads(num_threads)
+    run.finish([PROMPT_LEN]).assert_equal(setup.alone)
+
+
+def test_on_a_cached_prefix_among_others(setup: Setup) -> None:
+    run = setup.run(num_neighbours=3, seed=4)
+    run.start([*setup.prompt[:CACHED_LEN], *setup.prompt[:50]], PROMPT_LEN)
     for count in (CACHED_LEN - 7, 27):
         run.advance(count)
     donor, run.trace = run.target, Trace()
-    run.start(prompt, PROMPT_LEN, donor)
-    run.finish([100, PROMPT_LEN - CACHED_LEN - 100]).assert_equal(alone)
+    run.start(setup.prompt, PROMPT_LEN, donor)
+    run.finish([100, PROMPT_LEN - CACHED_LEN - 100]).assert_equal(setup.alone)
 
 
-def test_after_losing_its_kv_halfway(decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace) -> None:
-    run = Run(decoder, params, NUM_NEIGHBOURS, seed=5)
-    run.start(prompt, PROMPT_LEN)
+def test_after_losing_its_kv_halfway(setup: Setup) -> None:
+    run = setup.run(num_neighbours=7, seed=5)
+    run.start(setup.prompt, PROMPT_LEN)
     run.advance(PROMPT_LEN)
     for _ in range(OUTPUT_LEN // 2):
         run.advance(1)
     run.start(run.target.token_ids, PROMPT_LEN)
-    run.finish([200, len(run.target.token_ids) - 200]).assert_equal(alone)
+    run.finish([200, len(run.target.token_ids) - 200]).assert_equal(setup.alone)
 
 
-def test_the_comparison_sees_one_other_token(
-    decoder: Decoder, params: SamplingParams, prompt: list[int], alone: Trace
-) -> None:
-    run = Run(decoder, params, num_neighbours=0, seed=1)
-    run.start([(prompt[0] + 1) % VOCAB, *prompt[1:]], PROMPT_LEN)
+def test_the_comparison_sees_one_other_token(setup: Setup) -> None:
+    run = setup.run(num_neighbours=0, seed=1)
+    run.start([(setup.prompt[0] + 1) % VOCAB, *setup.prompt[1:]], PROMPT_LEN)
     with pytest.raises(AssertionError):
-        run.finish([PROMPT_LEN]).assert_equal(alone)
+        run.finish([PROMPT_LEN]).assert_equal(setup.alone)

@@ -38,7 +38,10 @@ class Case:
         self.k, self.v = torch.randn(2, self.num_tokens, self.num_kv_heads, self.head_dim).to(self.dtype)
         self.positions = torch.randint(0, 500, (self.num_tokens,))
         self.slots = torch.randperm(self.num_blocks * self.block_size)[: self.num_tokens]
-        self.norms = torch.rand(2, self.head_dim).to(self.dtype) + 1 if self.has_norm else (None, None)
+        self.norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.has_norm:
+            q_norm, k_norm = torch.rand(2, self.head_dim).to(self.dtype) + 1
+            self.norms = (q_norm, k_norm)
         half = self.rotary_dim // 2
         self.angles = torch.arange(500)[:, None].double() * 10000.0 ** -(torch.arange(half) / half).double()
         self.cos_sin = torch.cat([self.angles.cos(), self.angles.sin()], dim=1).float()

@@ -68,9 +68,13 @@ class PoolMachine(RuleBasedStateMachine):
         pool = self.pool
         pool.check()
         assert pool.cached_blocks() == tuple(self.cached)
-        assert {block_id: pool.num_refs(block_id) for block_id in range(pool.num_blocks) if pool.is_held(block_id)} == self.refs
+        assert {
+            block_id: pool.num_refs(block_id) for block_id in range(pool.num_blocks) if pool.is_held(block_id)
+        } == self.refs
         assert pool.num_empty == pool.num_blocks - len(self.refs) - len(self.cached)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
 TestPool = PoolMachine.TestCase

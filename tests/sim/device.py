@@ -1,8 +1,8 @@
 """A device that does what a worker does with a plan, on token ids instead of tensors, and forgives nothing.
 
 A block slot holds the (token id, position) that a forward wrote. Each row writes its own positions and reads the whole
-context back through the slot's block table, as attention would. What was never written, was freed, or is to be overwritten
-is poison, and reading it is a failure. Knows no scheduler and no cache.
+context back through the slot's block table, as attention would. What was never written, was freed, or is about to be
+overwritten is poison, and reading it is a failure. Knows no scheduler and no cache.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class SimulatedDevice:
     # -- block slots -------------------------------------------------------------------------------------------------
 
     def _wipe(self, slot: _Slot, start: int) -> None:
-        """An admission's blocks hold nothing of its own behind `start`: its first row says that all before is cached."""
+        """Of an admission's blocks only what lies before its first row's start is cached: the rest holds nothing."""
         slot.num_written = start
         for position in range(start, slot.num_entries * self._block_size):
             self._cells[slot.table[position // self._block_size]][position % self._block_size] = _POISON

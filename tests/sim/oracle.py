@@ -1,7 +1,7 @@
 """What each simulated request must answer, computed from its prompt, seed and parameters alone.
 
-The simulated model draws the token of a position from all tokens before it. The device derives it from what it reads back
-through block tables; this file derives it from the sequence itself. Where the two differ, the engine mixed something up.
+The simulated model draws the token of a position from all tokens before it. The device derives it from what it reads
+back through block tables; this file from the sequence itself. Where the two differ, the engine mixed something up.
 """
 
 from __future__ import annotations

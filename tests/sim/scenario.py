@@ -1,7 +1,7 @@
 """Scenarios by seed: what is asked, how tight the engine is, and what goes wrong.
 
-A seed means the same scenario on every machine. Limits are drawn small on purpose: a pool of two blocks of one token, one
-request at a time, one token a step.
+A seed means the same scenario on every machine. Limits are drawn small on purpose: a pool of two blocks of one token,
+one request at a time, one token a step.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Simulation:
             ageing_s=limits.ageing_s,
             watermark=limits.watermark,
         )
-        self.cache = KVCache(limits.num_blocks, limits.block_size, _hash_of(limits))
+        self.cache = KVCache(limits.num_blocks, limits.block_size, hash_block=_hash_of(limits))
         self.scheduler = Scheduler(config, self.cache)
         self.device = SimulatedDevice(
             num_blocks=limits.num_blocks,
@@ -227,38 +227,42 @@ class Simulation:
                 self._take_delta(stream, delta)
 
     def _take_delta(self, stream: _Stream, delta: Delta) -> None:
-        request_id, answer, job = delta.request_id, stream.answer, stream.job
+        request_id, answer = delta.request_id, stream.answer
         assert stream.is_live, f"{request_id} ended and was given {delta}"
         stream.token_ids += delta.token_ids
         stream.logprobs += delta.logprobs
         stream.prompt_logprobs += delta.prompt_logprobs
-        num_tokens = len(stream.token_ids)
-        given, due = tuple(stream.token_ids), answer.token_ids[:num_tokens]
+        given, due = tuple(stream.token_ids), answer.token_ids[: len(stream.token_ids)]
         assert given == due, f"{request_id} was given {given}, and its answer is {answer.token_ids}"
-        assert tuple(stream.logprobs) == answer.logprobs[:num_tokens], f"{request_id}: logprobs"
-        num_prompt_logprobs = len(stream.prompt_logprobs)
-        due_prompt_logprobs = answer.prompt_logprobs[:num_prompt_logprobs]
-        assert tuple(stream.prompt_logprobs) == due_prompt_logprobs, f"{request_id}: prompt logprobs"
+        assert tuple(stream.logprobs) == answer.logprobs[: len(given)], f"{request_id}: logprobs"
+        due_logprobs = answer.prompt_logprobs[: len(stream.prompt_logprobs)]
+        assert tuple(stream.prompt_logprobs) == due_logprobs, f"{request_id}: prompt logprobs"
         if delta.num_cached_tokens:
             self._check_cached(stream, delta.num_cached_tokens)
         assert not (stream.was_scheduled and delta.scheduled_s is not None), f"{request_id} was first scheduled twice"
         stream.was_scheduled |= delta.scheduled_s is not None
+        if delta.finish_reason is not None:
+            self._check_ending(stream, delta)
         stream.finish_reason = delta.finish_reason
+
+    def _check_ending(self, stream: _Stream, delta: Delta) -> None:
+        request_id, answer = delta.request_id, stream.answer
         if delta.finish_reason == "abort":
             assert stream.is_aborted, f"{request_id} was aborted by nobody"
-        elif delta.finish_reason is not None:
-            code = delta.failure.code if delta.failure is not None else None
-            end = (delta.finish_reason, delta.stop_token_id, code)
-            assert end == (answer.finish_reason, answer.stop_token_id, answer.failure_code), f"{request_id}: {delta}"
-            assert given == answer.token_ids, f"{request_id} ended early, after {given} of {answer.token_ids}"
-            if answer.failure_code is None:
-                assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request_id}: prompt logprobs missing"
+            return
+        code = delta.failure.code if delta.failure is not None else None
+        end = (delta.finish_reason, delta.stop_token_id, code)
+        assert end == (answer.finish_reason, answer.stop_token_id, answer.failure_code), f"{request_id}: {delta}"
+        assert tuple(stream.token_ids) == answer.token_ids, f"{request_id} ended before {answer.token_ids}"
+        if answer.failure_code is None:
+            assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request_id}: prompt logprobs missing"
 
     def _check_cached(self, stream: _Stream, num_cached: int) -> None:
-        """A hit is whole blocks, that another request with the same salt has had in front of it."""
+        """A hit is whole blocks, or all of a replay's prompt, that another request of the same salt has begun with."""
         job, size = stream.job, self.scenario.limits.block_size
         assert job.params.prompt_logprobs is None, f"{job.request_id}: a prefix hit under prompt logprobs"
-        assert num_cached % size == 0, f"{job.request_id}: {num_cached} cached tokens, block size {size}"
+        whole = num_cached % size == 0 or num_cached == len(job.prompt_ids)
+        assert whole, f"{job.request_id}: {num_cached} cached tokens, block size {size}"
         hit = (*job.prompt_ids, *stream.token_ids)[:num_cached]
         assert len(hit) == num_cached, f"{job.request_id}: {num_cached} cached tokens of {len(hit)}"
         others = (other for other in self.streams.values() if other is not stream)

@@ -21,5 +21,9 @@ def test_caught(plant: Mutation) -> None:
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         with pytest.raises(CAUGHT):
-            for seed in range(NUM_SEEDS):
-                run_seed(seed)
+            _run_all()
+
+
+def _run_all() -> None:
+    for seed in range(NUM_SEEDS):
+        run_seed(seed)

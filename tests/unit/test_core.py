@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,9 @@ class Script:
             script = self.tokens.get(self.names[row.slot], [])
             drawn = (script.pop(0) if script else 50,) if row.samples else ()
             logprobs = tuple(TokenLogprobs(token_id, -1.5, 2, ((3, -0.5),)) for token_id in drawn)
-            prompt_logprobs = tuple(TokenLogprobs(p, -2.0, 1, ()) for p in range(row.start + 1, row.start + row.num_tokens))
+            prompt_logprobs = tuple(
+                TokenLogprobs(p, -2.0, 1, ()) for p in range(row.start + 1, row.start + row.num_tokens)
+            )
             rows.append(RowResult(drawn, RowStatus.OK, logprobs, prompt_logprobs))
         return Ready(StepResult(plan.step_id, tuple(rows), 0.25))
 
@@ -54,15 +57,15 @@ class Script:
 
 
 def make(script: Script | None = None, depth: int = 1, **limits: int) -> EngineCore:
-    config = SchedulerConfig(
-        **{"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, **limits}  # type: ignore[arg-type]
-    )
+    config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, **limits})
     scheduler = Scheduler(config, KVCache(32, 4))
     return EngineCore(scheduler, script or Script(), vocab_size=VOCAB, depth=depth, clock=lambda: 0.0)
 
 
-def submit(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), emitted: tuple[int, ...] = (), **params: object) -> Submit:
-    sampling = SamplingParams(**{"max_tokens": 4, "seed": 0, **params})  # type: ignore[arg-type]
+def submit(
+    name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), emitted: tuple[int, ...] = (), **params: Any
+) -> Submit:
+    sampling = SamplingParams(**{"max_tokens": 4, "seed": 0, **params})
     return Submit(request_id=name, prompt_ids=prompt, params=sampling, emitted_ids=emitted, arrival_s=3.0)
 
 
@@ -104,7 +107,7 @@ def ids_of(deltas: list[Delta]) -> list[int]:
     ],
 )
 def test_how_a_generation_ends(
-    depth: int, params: dict[str, object], tokens: list[int], ids: list[int], reason: str, stop_id: int | None
+    depth: int, params: dict[str, Any], tokens: list[int], ids: list[int], reason: str, stop_id: int | None
 ) -> None:
     deltas = run(make(Script({"r": list(tokens)}), depth), submit(**params))
     assert ids_of(deltas) == ids
@@ -143,7 +146,7 @@ def test_a_replay_goes_on_where_it_stood() -> None:
     [((7, 8), {"max_tokens": 2}, "length", None), ((7, 9), {"eos_token_ids": (9,)}, "stop", 9)],
 )
 def test_a_replay_that_had_ended_is_told_so(
-    emitted: tuple[int, ...], params: dict[str, object], reason: str, stop_id: int | None
+    emitted: tuple[int, ...], params: dict[str, Any], reason: str, stop_id: int | None
 ) -> None:
     script = Script()
     (delta,) = run(make(script), submit(emitted=emitted, **params))
@@ -184,6 +187,17 @@ def test_a_row_of_nan_fails_its_request_alone() -> None:
     assert failure is not None
     assert (end_of(by_name["bad"]).finish_reason, failure.code) == ("error", "numerical_error")
     assert ids_of(by_name["good"]) == [50] * 4
+
+
+def test_what_the_worker_raises_is_raised() -> None:
+    class Broken(Script):
+        def launch(self, plan: StepPlan) -> Ready:
+            raise RuntimeError("out of memory")
+
+    core = make(Broken())
+    core.submit(submit(), 5.0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        core.step(5.0)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -127,5 +127,6 @@ def test_sentences_are_openais(error: RequestError, code: str, message: str) -> 
 
 
 def test_json_types_are_named_as_openai_names_them() -> None:
-    names = [errors.json_type(value) for value in (None, True, 1, 1.5, "", [], {})]
+    values: tuple[object, ...] = (None, True, 1, 1.5, "", [], {})
+    names = [errors.json_type(value) for value in values]
     assert names == ["null", "a boolean", "an integer", "a decimal number", "a string", "an array", "an object"]

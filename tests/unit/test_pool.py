@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from inferd.engine.cache.pool import BlockPool
@@ -84,16 +86,30 @@ def test_a_pool_has_a_block(num_blocks: int) -> None:
         BlockPool(num_blocks)
 
 
-def test_check_finds_a_block_on_two_lists_on_none_and_on_the_wrong_one() -> None:
-    for spoil in (
-        lambda pool: pool._empty.append(pool._empty[0]),
-        lambda pool: pool._cached.__setitem__(pool._empty[0], None),
-        lambda pool: pool._empty.pop(),
-        lambda pool: pool._num_refs.__setitem__(pool._empty[0], 1),
-        lambda pool: pool._has_content.__setitem__(pool._empty[0], 1),
-    ):
-        pool = BlockPool(3)
+def _free_twice(pool: BlockPool) -> None:
+    pool._empty.append(pool._empty[0])
+
+
+def _on_both_lists(pool: BlockPool) -> None:
+    pool._cached[pool._empty[0]] = None
+
+
+def _on_no_list(pool: BlockPool) -> None:
+    pool._empty.pop()
+
+
+def _free_and_held(pool: BlockPool) -> None:
+    pool._num_refs[pool._empty[0]] = 1
+
+
+def _on_the_wrong_list(pool: BlockPool) -> None:
+    pool._has_content[pool._empty[0]] = 1
+
+
+@pytest.mark.parametrize("spoil", [_free_twice, _on_both_lists, _on_no_list, _free_and_held, _on_the_wrong_list])
+def test_check_finds_each_disagreement(spoil: Callable[[BlockPool], None]) -> None:
+    pool = BlockPool(3)
+    pool.check()
+    spoil(pool)
+    with pytest.raises(AssertionError):
         pool.check()
-        spoil(pool)
-        with pytest.raises(AssertionError):
-            pool.check()

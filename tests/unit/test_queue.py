@@ -17,9 +17,7 @@ _CACHE = KVCache(1, 1)
 
 def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: float = 10.0) -> Entry:
     params = SamplingParams(max_tokens=1, seed=0)
-    request = Request.create(
-        str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority
-    )
+    request = Request.create(str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority)
     return Entry(request, _CACHE.open(request), rank_of(request, sequence, ageing_s))
 
 
@@ -73,6 +71,6 @@ def test_an_entry_may_leave_and_come_back() -> None:
     queue.push(second)
     queue.remove(second)
     assert drain(queue) == ["0"]
+    queue.push(first)
     with pytest.raises(AssertionError, match="queued twice"):
-        queue.push(first)
         queue.push(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -25,17 +26,17 @@ class Engine:
     plans: list[StepPlan]
 
     def add(
-        self, name: str, prompt: tuple[int, ...], max_tokens: int = 4, arrival_s: float = 0.0, **kwargs: object
+        self, name: str, prompt: tuple[int, ...], max_tokens: int = 4, arrival_s: float = 0.0, **kwargs: Any
     ) -> Request:
         logprobs = kwargs.pop("prompt_logprobs", None)
-        params = SamplingParams(max_tokens=max_tokens, seed=0, prompt_logprobs=logprobs)  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=max_tokens, seed=0, prompt_logprobs=logprobs)
         request = Request.create(
             name,
             prompt,
             params,
             max_model_len=self.scheduler.config.max_model_len,
             arrival_s=arrival_s,
-            **kwargs,  # type: ignore[arg-type]
+            **kwargs,
         )
         self.scheduler.add(request)
         self.requests[name] = request
@@ -51,8 +52,10 @@ class Engine:
         return [(self.name_of(row), row.start, row.num_tokens, row.samples) for row in plan.rows]
 
     def name_of(self, row: Row) -> str:
+        """Whose row it is."""
         entries = [*self.scheduler._running, *self.scheduler._draining]
-        return next(entry.request.request_id for entry in entries if entry.slot == row.slot)
+        names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
+        return names[0]
 
     def apply(self, status: RowStatus = RowStatus.OK) -> list[AppliedRow]:
         """Apply the oldest plan, and finish whom its length ends."""
@@ -82,6 +85,7 @@ def make(
     model_len: int = 256,
     watermark: float = 0.0,
     max_waiting: int | None = None,
+    shares_prefixes: bool = True,
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=seqs,
@@ -90,7 +94,7 @@ def make(
         watermark=watermark,
         max_waiting=max_waiting,
     )
-    return Engine(Scheduler(config, KVCache(num_blocks, block_size)), {}, [])
+    return Engine(Scheduler(config, KVCache(num_blocks, block_size, shares_prefixes=shares_prefixes)), {}, [])
 
 
 def unlike(number: int, length: int) -> tuple[int, ...]:
@@ -247,6 +251,20 @@ def test_a_prompt_waits_for_the_blocks_that_another_is_computing() -> None:
     assert engine.scheduler.stats.prefix_query_tokens == 18 + 18 + 2
 
 
+def test_without_sharing_nothing_is_found_kept_or_awaited() -> None:
+    engine = make(shares_prefixes=False)
+    prompt = unlike(1, 12)
+    engine.add("a", prompt)
+    engine.add("b", prompt)
+    assert engine.step() == [("a", 0, 12, True), ("b", 0, 12, True)]
+    while engine.step():
+        pass
+    assert engine.scheduler.cache.pool.num_cached == 0
+    engine.add("c", prompt)
+    assert engine.step() == [("c", 0, 12, True)]
+    assert engine.scheduler.stats.prefix_query_tokens == 0
+
+
 def test_only_as_long_as_the_prefix_is_shared() -> None:
     """The follower needs one block of the leader's four: it does not wait for the rest."""
     engine = make(tokens=4, block_size=4)
@@ -278,7 +296,7 @@ def test_nobody_follows_across_salts_behind_its_rank_or_under_prompt_logprobs() 
         engine = make()
         engine.add("leader", shared)
         engine.plan()
-        engine.add("other", shared, **kwargs)  # type: ignore[arg-type]
+        engine.add("other", shared, **kwargs)
         assert engine.plan()[-1] == ("other", 0, 8, True), kwargs
 
 
@@ -379,9 +397,9 @@ def test_too_many_waiting_are_refused() -> None:
         {"max_waiting": 0},
     ],
 )
-def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, float]) -> None:
+def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, Any]) -> None:
     good = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1}
     SchedulerConfig(**good)
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
-        SchedulerConfig(**{**good, **wrong})  # type: ignore[arg-type]
+        SchedulerConfig(**{**good, **wrong})

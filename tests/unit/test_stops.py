@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.server.text.stops import StopStrings
@@ -39,6 +39,7 @@ def read(pieces: list[str], stops: list[str], include: bool) -> tuple[list[str],
     return [*given, reader.finish()], None
 
 
+@settings(deadline=None)
 @given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=8), include=st.booleans())
 def test_every_way_of_cutting_a_text_gives_the_same(
     text: str, stops: list[str], cuts: list[int], include: bool
@@ -47,6 +48,7 @@ def test_every_way_of_cutting_a_text_gives_the_same(
     assert ("".join(given_out), stop) == oracle(text, stops, include)
 
 
+@settings(deadline=None)
 @given(text=TEXTS, stops=STOPS)
 def test_what_is_held_back_is_only_what_may_become_a_stop_string(text: str, stops: list[str]) -> None:
     reader = StopStrings(stops, include=False)
@@ -82,6 +84,25 @@ def test_the_oracle_tells_a_reader_that_forgets_between_pieces() -> None:
 def test_cases(pieces: list[str], stops: list[str], text: str, stop: str | None) -> None:
     given_out, found = read(pieces, stops, include=False)
     assert ("".join(given_out), found) == (text, stop)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, stops=STOPS, early=st.integers(0, 12))
+def test_what_is_complete_too_early_is_text_and_may_still_begin_another(text: str, stops: list[str], early: int) -> None:
+    reader = StopStrings(stops, include=False)
+    released = reader.feed(text[:early], is_armed=False) + reader.feed(text[early:])
+    expected, found = text, None
+    for end in range(min(early, len(text)) + 1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            found = max(complete, key=len)
+            expected = text[: end - len(found)]
+            break
+    if reader.match is None:
+        released += reader.finish()
+    assert (reader.match.stop if reader.match else None) == found
+    # What was let go before the stop string could count is not taken back.
+    assert released == expected or (found and released.startswith(expected))
 
 
 def test_a_stop_string_that_is_complete_too_early_is_text() -> None:

@@ -37,7 +37,14 @@ def leave(cache: KVCache, ids: tuple[int, ...], salt: str = "") -> tuple[int, ..
 def test_a_hit_shares_full_blocks_and_leaves_a_token_to_compute() -> None:
     cache = KVCache(8, 2)
     first = leave(cache, (1, 2, 3, 4, 5))
-    for ids, hit in (((1, 2, 3, 4, 5), 4), ((1, 2, 3, 4), 2), ((1, 2, 3), 2), ((1, 2), 0), ((1, 9, 3, 4), 0), ((1,), 0)):
+    for ids, hit in (
+        ((1, 2, 3, 4, 5), 4),
+        ((1, 2, 3, 4), 2),
+        ((1, 2, 3), 2),
+        ((1, 2), 0),
+        ((1, 9, 3, 4), 0),
+        ((1,), 0),
+    ):
         table = open_table(cache, ids)
         assert admit(table, len(ids)) == hit, ids
         assert table.block_ids[: hit // 2] == first[: hit // 2]

@@ -1,0 +1,137 @@
+"""Keys, tenants, request ids and the access line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from inferd.server.api.service import Service
+from inferd.server.app import Access, AppOptions, create_app, routes_of
+
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+KEYS = ("first-key", "second-key")
+PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics"}
+
+
+@pytest.fixture
+def locked(serve: Callable[[AppOptions], str]) -> str:
+    """The URL of a server with keys."""
+    return serve(AppOptions(api_keys=KEYS, has_access_log=False))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_every_route_is_labelled_and_the_label_holds(locked: str, model: Any, router: Any) -> None:
+    table = routes_of(_service(model, router))
+    app = create_app(model, router, _service(model, router).metrics, AppOptions())
+    served = {
+        (method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
+    }
+    assert served - {("HEAD", route.path) for route in table} == {(route.method, route.path) for route in table}
+    assert {route.path for route in table if route.access is Access.PUBLIC} == PUBLIC
+    for route in table:
+        path = route.path.replace("{model_id:path}", "tiny")
+        status = httpx.request(route.method, locked + path).status_code
+        assert (status == 401) == (route.access is Access.KEY), path
+
+
+def _service(model: Any, router: Any) -> Service:
+    class NoMetrics:
+        def render(self) -> tuple[bytes, str]:
+            return b"", "text/plain"
+
+    nothing: Any = None
+    return Service(
+        model=model, router=router, metrics=NoMetrics(), intake=nothing, prompts=nothing, lanes=nothing, fingerprint="",
+        unknown_fields="refuse", body_timeout_s=1, keep_alive_s=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        {"Authorization": "Bearer"},
+        bearer("first-key2"),
+        bearer("\xff"),
+        {"Authorization": "first-key"},
+        {"Authorization": "Basic first-key"},
+    ],
+)
+def test_no_or_a_wrong_key_is_a_401(locked: str, router: Any, headers: dict[str, str]) -> None:
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    response = httpx.post(f"{locked}/v1/completions", json=TEXT, headers=encoded)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "first-key2" not in response.text
+    assert router.submits == []
+    assert httpx.post(f"{locked}/v1/nothing", json=TEXT).status_code == 401, "which routes exist is not told either"
+
+
+def test_prefixes_are_shared_only_within_a_key_and_a_salt(locked: str, router: Any) -> None:
+    for key in KEYS:
+        for salt in (None, "s"):
+            body = {**TEXT, "cache_salt": salt}
+            assert httpx.post(f"{locked}/v1/completions", json=body, headers=bearer(key)).status_code == 200
+    salts = [submit.cache_salt for submit in router.submits]
+    assert len(set(salts)) == 4
+    assert all(key not in salt for key in KEYS for salt in salts)
+
+
+def test_without_keys_everyone_shares(http: httpx.Client, router: Any) -> None:
+    for headers in ({}, bearer("anything")):
+        assert http.post("/v1/completions", json=TEXT, headers=headers).status_code == 200
+    assert [submit.cache_salt for submit in router.submits] == ["", ""]
+
+
+def test_a_sane_request_id_is_repeated_and_another_replaced(http: httpx.Client) -> None:
+    assert http.get("/live", headers={"X-Request-Id": "abc-1.2:3_4"}).headers["x-request-id"] == "abc-1.2:3_4"
+    for bad in ("a b", "x" * 129, "caf\u00e9", ""):
+        given = http.get("/live", headers=[(b"X-Request-Id", bad.encode())]).headers["x-request-id"]
+        assert given.startswith("req_")
+    assert http.get("/live").headers["x-request-id"] != http.get("/live").headers["x-request-id"]
+
+
+def test_one_request_id_may_be_used_twice_at_a_time(http: httpx.Client, router: Any) -> None:
+    """A client that retries with its id must not collide with itself."""
+    for _ in range(2):
+        answer = http.post("/v1/completions", json={**TEXT, "request_id": "mine"})
+        assert answer.json()["id"] == "cmpl-mine"
+    first, second = router.submits
+    assert first.request_id != second.request_id
+
+
+def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
+    serve: Callable[[AppOptions], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(AppOptions(api_keys=KEYS))
+    with caplog.at_level(logging.INFO, "inferd.access"):
+        for path in ("/v1/completions", "/a%0d%0ab"):
+            httpx.post(url + path, json={"prompt": "a secret"}, headers={**bearer(KEYS[0]), "X-Request-Id": "r1"})
+    lines = [record for record in caplog.records if record.name == "inferd.access"]
+    facts = [(r.__dict__["method"], r.__dict__["path"], r.__dict__["status"], r.__dict__["request_id"]) for r in lines]
+    assert facts == [("POST", "/v1/completions", 200, "r1"), ("POST", r"/a\r\nb", 404, "r1")]
+    assert lines[0].__dict__["response_bytes"] > 0
+    text = "\n".join(record.getMessage() for record in lines)
+    assert "secret" not in text
+    assert KEYS[0] not in text
+    assert text.count("\n") == 1
+
+
+def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOptions], str], http: httpx.Client) -> None:
+    url = serve(AppOptions(api_keys=KEYS, cors_origins=("https://a.example",), has_access_log=False))
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    allowed = httpx.options(f"{url}/v1/completions", headers=asked)
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://a.example")
+    refused = httpx.options(f"{url}/v1/completions", headers={**asked, "Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in refused.headers
+    assert "access-control-allow-origin" not in http.get("/live", headers=asked).headers

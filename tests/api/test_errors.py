@@ -1,0 +1,255 @@
+"""Every row of the error table, over the socket."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.app import AppOptions
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+LIMIT = 256
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error, proven to have the shape that every error has."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    assert len(response.content) < 2_000
+    return dict(body["error"])
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {**CHAT, **fields}
+
+
+CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
+    ("model", chat(model="gpt-4"), 404, "model_not_found", "model", "The model `gpt-4` does not exist"),
+    ("context", {**TEXT, "prompt": [1] * 300}, 400, "context_length_exceeded", "prompt", "is 256 tokens"),
+    ("context of a chat", chat(max_tokens=256), 400, "context_length_exceeded", "messages", "256 in the completion"),
+    ("too large", chat(n=129), 400, "integer_above_max_value", "n", "Expected a value <= 128, but got 129 instead."),
+    ("larger than the model", chat(max_tokens=257), 400, "integer_above_max_value", "max_tokens", "<= 256"),
+    ("too small", chat(max_tokens=0), 400, "integer_below_min_value", "max_tokens", "Expected a value >= 1"),
+    ("decimal too large", chat(temperature=2.1), 400, "decimal_above_max_value", "temperature", "<= 2, but got 2.1"),
+    ("decimal too small", chat(top_p=-0.1), 400, "decimal_below_min_value", "top_p", ">= 0, but got -0.1"),
+    ("type", chat(max_tokens="5"), 400, "invalid_type", "max_tokens", "expected an integer, but got a string"),
+    ("whole numbers only", chat(n=1.0), 400, "invalid_type", "n", "but got a decimal number"),
+    ("no number", chat(n=True), 400, "invalid_type", "n", "but got a boolean"),
+    ("missing", {"model": "tiny"}, 400, "missing_required_parameter", "messages", "Missing required parameter"),
+    ("missing within", chat(messages=[{"content": "x"}]), 400, "missing_required_parameter", "messages[0].role", ""),
+    ("missing content", chat(messages=[{"role": "user"}]), 400, "missing_required_parameter",
+     "messages[0].content", "Missing required parameter: 'messages[0].content'."),
+    ("unknown", chat(foo=1), 400, "unknown_parameter", "foo", "Unknown parameter: 'foo'."),
+    ("misspelt", chat(temprature=1), 400, "unknown_parameter", "temprature", "Did you mean 'temperature'?"),
+    ("unknown within", chat(messages=[{"role": "user", "content": "", "x": 1}]), 400, "unknown_parameter",
+     "messages[0].x", "Unknown parameter: 'messages[0].x'."),
+    ("not served", chat(reasoning_effort="low"), 400, "unsupported_parameter", "reasoning_effort", "not supported"),
+    ("renamed", chat(guided_json={}), 400, "unsupported_parameter", "guided_json", "'structured_outputs'"),
+    ("suffix", {**TEXT, "suffix": "x"}, 400, "unsupported_value", "suffix", "suffix"),
+    ("best_of", {**TEXT, "best_of": 2}, 400, "unsupported_value", "best_of", "'n'"),
+    ("json mode", chat(response_format={"type": "json_object"}), 400, "unsupported_value",
+     "response_format.type", "Only 'text' is served."),
+    ("forced tool", chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"), 400,
+     "unsupported_value", "tool_choice", "'auto'"),
+    ("image", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
+     "unsupported_value", "messages[0].content[0].type", "image_url"),
+    ("role", chat(messages=[{"role": "bot", "content": "x"}]), 400, "invalid_value", "messages[0].role", "'bot'"),
+    ("no messages", chat(messages=[]), 400, "empty_array", "messages", "minimum length 1"),
+    ("no prompt", {"prompt": []}, 400, "empty_array", "prompt", "minimum length 1"),
+    ("empty prompt", {"prompt": ""}, 400, "invalid_value", "prompt", "no tokens"),
+    ("empty stop", chat(stop=""), 400, "empty_string", "stop", "minimum length 1"),
+    ("many stops", chat(stop=["x"] * 17), 400, "array_above_max_length", "stop", "maximum length 16"),
+    ("long salt", chat(cache_salt="x" * 1_025), 400, "string_above_max_length", "cache_salt", "1024"),
+    ("id beyond the vocabulary", {"prompt": [1, 99_999]}, 400, "integer_above_max_value", "prompt[1]", "<= 3071"),
+    ("negative id", {"prompt": [[5], [1, -1]]}, 400, "integer_below_min_value", "prompt[1][1]", ">= 0"),
+    ("mixed prompt", {"prompt": [1, "a"]}, 400, "invalid_type", "prompt[1]", "an integer"),
+    ("prompt of objects", {"prompt": [{}]}, 400, "invalid_type", "prompt", "one of a string"),
+    ("bias", chat(logit_bias={"1": 101}), 400, "decimal_above_max_value", "logit_bias.1", "<= 100"),
+    ("bias of no token", chat(logit_bias={"x": 1}), 400, "invalid_value", "logit_bias", "token ids"),
+    ("a template of one's own", chat(chat_template="{{ 1 }}"), 400, "unsupported_parameter", "chat_template", "own"),
+    ("seed", chat(seed=2**53), 400, "integer_above_max_value", "seed", str(2**53 - 1)),
+    ("huge number", chat(seed=10**400), 400, "integer_above_max_value", "seed", "77 digits"),
+    ("arguments", chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]),
+     400, "invalid_value", "messages[0].tool_calls[0].function.arguments", "JSON object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_refusal_names_the_field_the_value_and_the_rule(
+    http: httpx.Client, router: Any, body: dict[str, Any], status: int, code: str, param: str | None, words: str
+) -> None:
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    for stream in (False, True):
+        response = http.post(path, json={**body, "stream": stream})
+        error = error_of(response)
+        assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+        assert words in error["message"]
+        assert error["type"] == "invalid_request_error"
+    assert router.submits == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "line 1 column 2"),
+        (b'{"a": 1,}', "line 1"),
+        (b"[]", "expected an object, but got an array"),
+        (b"null", "but got null"),
+        (b'{"model": "tiny", "model": "tiny"}', "'model' stands twice"),
+        (b'{"logit_bias": {"1": 1, "1": 2}}', "'1' stands twice"),
+        (b'{"temperature": NaN}', "NaN is no JSON number"),
+        (b'{"temperature": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'\xef\xbb\xbf{"prompt": "x"}', "BOM"),
+        (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"n": ' + b"1" * 5_000 + b"}", "digits"),
+    ],
+)
+def test_what_is_no_json(http: httpx.Client, raw: bytes, words: str) -> None:
+    response = http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, None, None)
+    assert error["message"].startswith("We could not parse the JSON body of your request.")
+    assert words in error["message"]
+
+
+def test_infinity_by_another_way(http: httpx.Client) -> None:
+    """1e400 is JSON, and no float."""
+    raw = b'{"prompt": "x", "temperature": 1e400}'
+    response = http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
+    assert error_of(response)["code"] == "decimal_above_max_value"
+
+
+def test_routes_methods_and_content_types(http: httpx.Client) -> None:
+    response = http.post("/v1/nothing", json={})
+    assert (response.status_code, error_of(response)["message"]) == (404, "Invalid URL (POST /v1/nothing)")
+    response = http.get("/v1/chat/completions")
+    assert (response.status_code, error_of(response)["code"]) == (405, "method_not_supported")
+    assert response.headers["allow"] == "POST"
+    assert http.post("/v1/models").status_code == 405
+    assert http.get("/docs").status_code == http.get("/openapi.json").status_code == 404
+    response = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_content_type")
+    for media_type in ("application/json; charset=utf-8", "application/vnd.api+json"):
+        accepted = http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": media_type})
+        assert accepted.status_code == 200
+    assert http.get(f"/{'x' * 5_000}").status_code == 404
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_length_or_as_it_grows(
+    serve: Callable[[AppOptions], str], router: Any
+) -> None:
+    url = serve(AppOptions(max_body_bytes=1_000, has_access_log=False))
+    large = b'{"prompt": "' + b"x" * 2_000 + b'"}'
+    headers = {"Content-Type": "application/json"}
+    stated = httpx.post(f"{url}/v1/completions", content=large, headers=headers)
+    chunked = httpx.post(f"{url}/v1/completions", content=iter([large[:900], large[900:]]), headers=headers)
+    for response in (stated, chunked):
+        assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+        assert "1000 bytes" in error_of(response)["message"]
+    assert router.submits == []
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(serve: Callable[[AppOptions], str]) -> None:
+    url = urlsplit(serve(AppOptions(body_timeout_s=0.05, has_access_log=False)))
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=20) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert b" 408 " in client.recv(65536)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_cannot_take_more_says_when_to_come_back(
+    http: httpx.Client, router: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    router.refusal = RequestError("server_is_overloaded", "2048 requests are waiting.")
+    refused = http.post(path, json={**body, "stream": stream, "n": 2})
+    router.refusal, router.is_ready = None, False
+    unready = http.post(path, json={**body, "stream": stream})
+    for response in (refused, unready):
+        error = error_of(response)
+        found = (response.status_code, error["type"], error["code"])
+        assert found == (503, "service_unavailable_error", "server_is_overloaded")
+        assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, router: Any, script: Any) -> None:
+    accept = router.submit
+
+    def submit(given: Any) -> Any:
+        if len(router.submits) == 2:
+            raise RequestError("rate_limit_exceeded", "Too many.")
+        return accept(given)
+
+    router.will(script(ends=False))
+    router.submit = submit
+    try:
+        response = http.post("/v1/completions", json={**TEXT, "n": 3})
+    finally:
+        del router.submit
+    assert (response.status_code, error_of(response)["code"]) == (429, "rate_limit_exceeded")
+    assert set(router.aborted) == {submit.request_id for submit in router.submits}
+
+
+def test_an_unexpected_mistake_is_a_500_without_details(
+    http: httpx.Client, router: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def submit(given: Any) -> Any:
+        raise ZeroDivisionError("at /secret/path")
+
+    router.submit = submit
+    try:
+        response = http.post("/v1/completions", json=TEXT)
+    finally:
+        del router.submit
+    error = error_of(response)
+    assert (response.status_code, error["type"], error["code"]) == (500, "server_error", None)
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"] in caplog.text
+
+
+def test_unknown_fields_can_be_ignored_with_a_warning(serve: Callable[[AppOptions], str]) -> None:
+    url = serve(AppOptions(unknown_fields="warn", has_access_log=False))
+    for stream in (False, True):
+        response = httpx.post(f"{url}/v1/completions", json={**TEXT, "foo": 1, "b\r\nar\u20ac": 2, "stream": stream})
+        assert response.status_code == 200
+        warning = response.headers["x-inferd-warning"]
+        assert warning == r"Unknown parameters were ignored: 'foo', 'b\r\nar\u20ac'"
+    refused = httpx.post(f"{url}/v1/completions", json={**TEXT, "suffix": "x"})
+    assert refused.status_code == 400, "what is known and not served is refused all the same"
+
+
+def test_the_official_client_sees_its_own_exceptions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="nope", messages=CHAT["messages"])
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="tiny", messages=CHAT["messages"], temperature=9)
+    assert bad.value.code == "decimal_above_max_value"
+    assert bad.value.request_id
+
+
+def test_every_row_that_a_request_can_reach_is_tested() -> None:
+    """Rows that need a limiter, a deadline or a key are tested where those are; the table holds no others."""
+    here = {case[3] for case in CASES} | {"malformed_json", "invalid_url", "method_not_supported"}
+    here |= {"unsupported_content_type", "request_too_large", "server_is_overloaded", "rate_limit_exceeded"}
+    here |= {"internal_error", "deadline_exceeded"}
+    elsewhere = {"invalid_api_key", "engine_error", "numerical_error", "slow_down", "object_above_max_properties"}
+    assert here | elsewhere == set(errors.ROWS)

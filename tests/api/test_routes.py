@@ -1,0 +1,94 @@
+"""Models, tokens and probes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+WAIT_S = 60.0
+
+
+def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == ["tiny", "alias"]
+    card = http.get("/v1/models/alias").json()
+    expected = {"id": "alias", "object": "model", "owned_by": "inferd", "root": "tiny", "parent": None}
+    assert expected.items() <= card.items()
+    assert card["max_model_len"] == card["context_length"] == 256
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/none")
+
+
+def test_tokenize_and_detokenize(http: httpx.Client, router: Any) -> None:
+    tokenizer = router.model.tokenizer
+    text = "caf\u00e9 \U0001f600 12"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    ids = list(tokenizer.encode(text, True))
+    strings = [tokenizer.token(token_id) for token_id in ids]
+    assert answer == {"count": len(ids), "max_model_len": 256, "tokens": ids, "token_strs": strings}
+    assert http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": text}
+    assert http.post("/tokenize", json={"prompt": "x"}).json()["token_strs"] is None
+
+
+def test_a_conversation_is_tokenized_as_it_would_be_answered(http: httpx.Client, router: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    ids = http.post("/tokenize", json={"model": "tiny", "messages": messages}).json()["tokens"]
+    http.post("/v1/chat/completions", json={"messages": messages})
+    assert ids == list(router.submits[0].prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [1, 3_072]}, "tokens[1]"),
+        ("/detokenize", {"tokens": ["1"]}, "tokens[0]"),
+    ],
+)
+def test_what_cannot_be_tokenized(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param
+
+
+def test_probes(http: httpx.Client, router: Any) -> None:
+    assert [http.get(path).status_code for path in ("/live", "/ready", "/health", "/version")] == [200] * 4
+    assert http.get("/version").json()["version"]
+    router.is_ready = False
+    assert [http.get(path).status_code for path in ("/live", "/ready", "/health")] == [200, 503, 503]
+    assert http.head("/health").status_code == 503
+    assert http.get("/ready").json()["error"]["code"] == "server_is_overloaded"
+
+
+def test_metrics_are_the_registrys(http: httpx.Client) -> None:
+    response = http.get("/metrics")
+    assert (response.text, response.headers["content-type"]) == (
+        "inferd_up 1\n",
+        "text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+def test_a_long_prompt_holds_up_nobody(url: str) -> None:
+    """While a megabyte is tokenized the server goes on answering: no answer waits for most of the work.
+
+    With the interpreter lock held by the tokenizer, one of them waits for four fifths of it.
+    """
+    text = "The quick brown fox jumps over the lazy dog. " * 22_000
+    answered_s = [time.monotonic()]
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url) as client:
+        long = pool.submit(httpx.post, f"{url}/tokenize", json={"prompt": text}, timeout=WAIT_S)
+        while not long.done():
+            assert client.get("/live").status_code == 200
+            answered_s.append(time.monotonic())
+        assert long.result().json()["count"] > 100_000
+    longest_s = max(later - earlier for earlier, later in itertools.pairwise(answered_s))
+    assert longest_s < 0.5 * (answered_s[-1] - answered_s[0])

@@ -1,0 +1,138 @@
+"""The bytes of a stream on the socket, and clients that go away at any moment, streamed to or waiting."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from inferd.engine.api.messages import Failure
+from inferd.server.app import AppOptions
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": [1, 2, 3]}
+ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)]
+EVENTS = re.compile(rb"(data: \{[^\n]+\}\n\n)+data: \[DONE\]\n\n")
+
+
+@contextmanager
+def connected(url: str, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A request on a socket of our own, which can be closed at any moment."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection((urlsplit(url).hostname or "", urlsplit(url).port or 0), timeout=20) as client:
+        client.sendall(head.encode() + data)
+        yield client
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+def test_the_bytes_are_exact(http: httpx.Client, path: str, body: dict[str, Any], options: dict[str, Any]) -> None:
+    response = http.post(path, json={**body, **options, "stream": True})
+    assert EVENTS.fullmatch(response.content)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["x-request-id"]
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    assert all(isinstance(chunk["choices"], list) for chunk in chunks)
+    assert all(("usage" in chunk) == bool(options) for chunk in chunks)
+    assert [chunk["choices"] == [] for chunk in chunks] == [False] * (len(chunks) - 1) + [bool(options)]
+    if not options:
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_tokens_are_sent_as_they_come(url: str, router: Any, script: Any) -> None:
+    """The first tokens are on the wire while the engine is still silent about the rest."""
+    router.will(script(text="one two", ends=False))
+    with connected(url, "/v1/completions", {**TEXT, "stream": True}) as client:
+        received = b""
+        while b" two" not in received:
+            received += client.recv(65536)
+        assert b"[DONE]" not in received
+
+
+def test_silence_is_filled_with_comments(serve: Callable[[AppOptions], str], router: Any, script: Any) -> None:
+    url = serve(AppOptions(keep_alive_s=0.01, has_access_log=False))
+    router.will(script(text="one", ends=False))
+    with connected(url, "/v1/completions", {**TEXT, "stream": True}) as client:
+        received = b""
+        while received.count(b": keep-alive\n\n") < 3:
+            received += client.recv(65536)
+        assert b'"text":"one"' in received
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ["", "some words of an answer"], ids=["before any token", "in decode"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_goes_away_aborts_every_choice(
+    url: str, router: Any, script: Any, path: str, body: dict[str, Any], stream: bool, text: str, n: int
+) -> None:
+    router.will(script(text=text, ends=False))
+    with connected(url, path, {**body, "stream": stream, "n": n}) as client:
+        router.wait_for(lambda: len(router.submits) == n)
+        if stream and text:
+            assert client.recv(1)
+    router.wait_for(lambda: len(router.aborted) == n)
+    assert set(router.aborted) == {submit.request_id for submit in router.submits}
+
+
+def test_a_client_that_closes_one_stream_leaves_the_others(url: str, router: Any, script: Any) -> None:
+    router.will(script(text="x", ends=False), script(text="one two three"))
+    with connected(url, "/v1/completions", {**TEXT, "stream": True}) as client:
+        router.wait_for(lambda: len(router.submits) == 1)
+        client.close()
+        assert EVENTS.fullmatch(httpx.post(f"{url}/v1/completions", json={**TEXT, "stream": True}).content)
+    router.wait_for(lambda: set(router.aborted) == {router.submits[0].request_id})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"failure": Failure("numerical_error", "The logits hold a NaN.")}, "numerical_error"),
+        ({"dies": True}, "engine_error"),
+        ({"breaks": True}, None),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_failure_ends_a_stream_with_an_error_and_an_answer_with_a_status(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any], fields: Any, code: str | None, n: int
+) -> None:
+    router.will(script(text="one two", **fields), script(text="other", ends=False))
+    events = http.post(path, json={**body, "n": n, "stream": True}).content.decode().split("\n\n")
+    assert events[-1] == ""
+    error = json.loads(events[-2].removeprefix("data: "))["error"]
+    assert (error["code"], error["type"], error["param"]) == (code, "server_error", None)
+    assert "choices" in json.loads(events[0].removeprefix("data: "))
+    router.reset()
+    router.will(script(text="one two", **fields), script(text="other", ends=False))
+    response = http.post(path, json={**body, "n": n})
+    assert (response.status_code, response.json()["error"]) == (500, error)
+    assert "secret" not in response.text
+    assert error["message"]
+    if n == 2:
+        router.wait_for(lambda: any(key.endswith("-1") for key in router.aborted))
+
+
+def test_a_failure_before_the_first_token_has_its_own_status(http: httpx.Client, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(), failure=Failure("context_length_exceeded", "It can never fit.", "prompt")))
+    response = http.post("/v1/completions", json={**TEXT, "stream": True})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_an_engine_that_aborts_says_so(http: httpx.Client, router: Any, script: Any) -> None:
+    """As when an operator ends a request: the text so far stands."""
+    router.will(script(token_ids=()))
+    answer = http.post("/v1/completions", json=TEXT).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "length")
