@@ -218,7 +218,7 @@ class EngineCore:
         request = generation.request
         del self._live[request.request_id]
         self._scheduler.finish(request, forget_blocks=True)
-        message = f"the model's logits were not numbers after {len(request.ids)} tokens"
+        message = f"nothing could be drawn after {len(request.ids)} tokens: the logits held no finite number"
         return self._delta(generation, finish_reason="error", failure=Failure("numerical_error", message))
 
     def _delta(

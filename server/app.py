@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -89,7 +88,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         intake=Intake(model, prompts),
         prompts=prompts,
         lanes=lanes,
-        fingerprint=_fingerprint(model),
+        version=version("inferd"),
         unknown_fields=options.unknown_fields,
         body_timeout_s=options.body_timeout_s,
         keep_alive_s=options.keep_alive_s,
@@ -143,7 +142,7 @@ def _middleware(options: AppOptions, routes: tuple[Route, ...]) -> list[Middlewa
     public_paths = [route.path for route in routes if route.access is Access.PUBLIC]
     layers = [Middleware(middleware.RequestIds)]
     if options.has_access_log:
-        layers.append(Middleware(middleware.AccessLog))
+        layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     layers.append(Middleware(middleware.LastResort))
     if options.cors_origins:
         allowed = ("GET", "POST")
@@ -161,12 +160,6 @@ def _middleware(options: AppOptions, routes: tuple[Route, ...]) -> list[Middlewa
     layers.append(Middleware(middleware.Keys, keys=options.api_keys, public_paths=public_paths))
     layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes))
     return layers
-
-
-def _fingerprint(model: ServedModel) -> str:
-    """Stands for what answers depend on and a caller cannot see: this version and this model."""
-    seen = f"{version('inferd')}/{model.root}/{model.vocab_size}/{model.max_model_len}"
-    return "fp_" + hashlib.sha256(seen.encode()).hexdigest()[:10]
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

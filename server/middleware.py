@@ -50,10 +50,10 @@ class RequestIds:
 
 
 class AccessLog:
-    """One line a request, when its answer has ended."""
+    """One line a request, when its answer has ended; probes and scrapes, which come by the second, at debug level."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, quiet_paths: Iterable[str]) -> None:
+        self._app, self._quiet_paths = app, frozenset(quiet_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,7 +85,8 @@ class AccessLog:
             "request_id": state["request_id"],
         }
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
-        access_logger.info(line, fields, extra=fields)
+        level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 500 else logging.INFO
+        access_logger.log(level, line, fields, extra=fields)
 
 
 class LastResort:

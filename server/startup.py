@@ -10,13 +10,17 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import platform
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -42,6 +46,8 @@ EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE: restart policies act on it."""
 
 _BACKLOG = 2048
+_STAT_STARTTIME = 19
+"""Field 22 of /proc/PID/stat, counted after the name in parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,24 @@ class Plan:
 
 def serve(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
-    started_s = time.monotonic()
+    started_s, entered_s = _process_started_s(), time.monotonic()
     plan = make_plan(settings)
     with bind(settings.host, settings.port) as listener:
-        checkpoint = Phase("checkpoint", time.monotonic() - started_s, describe_plan(plan))
-        return uvloop.run(_Service(plan, listener, started_s).run(checkpoint))
+        phases = (
+            Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
+            Phase("checkpoint", time.monotonic() - entered_s, describe_plan(plan)),
+        )
+        return uvloop.run(_Service(plan, listener, started_s).run(phases))
+
+
+def _process_started_s() -> float:
+    """When this process began, on the monotonic clock, as far as the system tells."""
+    now = time.monotonic()
+    if sys.platform != "linux":
+        return now
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_STAT_STARTTIME])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return now - age_s
 
 
 def make_plan(settings: Settings) -> Plan:
@@ -127,8 +146,8 @@ class _Service:
         self._died: str | None = None
         self._start_error: StartError | None = None
 
-    async def run(self, checkpoint: Phase) -> int:
-        """Until a signal or the engine's end. `checkpoint` is the phase that came before this."""
+    async def run(self, phases: tuple[Phase, ...]) -> int:
+        """Until a signal or the engine's end. `phases` are those that came before this."""
         settings = self._settings
         self._handle_signals()
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
@@ -136,8 +155,9 @@ class _Service:
         client = EngineClient(supervisor.run_dir, supervisor.generation)
         self._router = Router(client, self._metrics)
         self._router.on_phase = self._log_phase
-        self._metrics.phase(checkpoint)
-        self._log_phase(checkpoint)
+        for phase in phases:
+            self._metrics.phase(phase)
+            self._log_phase(phase)
         supervisor.spawn()
         try:
             return await self._supervise(supervisor)

@@ -68,7 +68,8 @@ def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
         command += ["-n", str(tier.workers)]
     if options.long:
         command += ["--long"]
-    threads = {"OMP_NUM_THREADS": str(tier.threads), "MKL_NUM_THREADS": str(tier.threads)}
+    count = str(tier.threads)
+    threads = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "passive"}
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, check=False).returncode
 
 

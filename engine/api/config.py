@@ -71,9 +71,7 @@ def resolve(
     chosen: dict[str, tuple[object, str]] = {}
     if config.device == "auto":
         chosen["device"] = ("cpu", "the device this version serves on")
-    dtype = _auto_dtype(facts) if config.dtype == "auto" else (config.dtype, "as asked")
-    if dtype[0] == "float16":
-        dtype = ("float32", "a CPU has no float16 matrix product; float32 holds float16 exactly")
+    dtype = _dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype
     if config.num_threads is None:
@@ -91,6 +89,16 @@ def resolve(
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
     assert settled.block_size is not None and settled.num_blocks is not None
     return settled, shape.plan(settled.dtype, settled.block_size, settled.num_blocks), decisions
+
+
+def _dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
+    """(dtype of weights and activations, why). float32 holds every float16 and bfloat16 exactly."""
+    dtype = _auto_dtype(facts) if asked == "auto" else (asked, "as asked")
+    if dtype[0] == "float16":
+        return "float32", "there is no float16 matrix product on a CPU"
+    if dtype[0] == "bfloat16" and not machine.has_bf16_matmul:
+        return "float32", "this processor has no bfloat16 matrix product"
+    return dtype
 
 
 def _auto_dtype(facts: ModelFacts) -> tuple[str, str]:

@@ -19,6 +19,8 @@ class Machine:
     num_cpus: int
     memory_total_bytes: int
     memory_available_bytes: int
+    has_bf16_matmul: bool = True
+    """Whether the processor's matrix library computes bfloat16 without going through float32 first."""
 
     @classmethod
     def detect(cls) -> Machine:
@@ -27,7 +29,7 @@ class Machine:
         if limit is not None and limit < total:
             used = _cgroup_number("memory.current") or 0
             total, available = limit, min(available, max(0, limit - used))
-        return cls(_num_cpus(), total, available)
+        return cls(_num_cpus(), total, available, _has_bf16_matmul())
 
 
 def _num_cpus() -> int:
@@ -40,6 +42,20 @@ def _num_cpus() -> int:
     if quota == "max":
         return count
     return max(1, min(count, int(quota) // int(period)))
+
+
+_BF16_FLAGS = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
+"""Of x86-64 and of 64-bit Arm: what oneDNN asks for."""
+
+
+def _has_bf16_matmul() -> bool:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    line = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    flags = set(line.partition(":")[2].split())
+    return any(needed <= flags for needed in _BF16_FLAGS)
 
 
 def _host_memory() -> tuple[int, int]:

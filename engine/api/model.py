@@ -36,6 +36,7 @@ class ModelFacts:
             raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
         shape = ModelShape(
             num_params=weight_map.num_elements,
+            num_packed_twice=arch.tied_head_elements,
             kv_elements_per_token=arch.kv_elements_per_token,
             max_positions=arch.max_positions,
             vocab_size=arch.vocab_size,

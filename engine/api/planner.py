@@ -28,6 +28,8 @@ class ModelShape:
 
     num_params: int
     """Weights, tied ones counted once."""
+    num_packed_twice: int
+    """Elements of a head that shares the embedding's weights: a CPU holds a packed copy beside the table."""
     kv_elements_per_token: int
     """Elements of keys and values that one token holds in all layers: 2 x layers x KV heads x head size."""
     max_positions: int
@@ -35,7 +37,7 @@ class ModelShape:
     """Rows of the embedding."""
 
     def weights_bytes(self, dtype: str) -> int:
-        return self.num_params * DTYPE_BYTES[dtype]
+        return (self.num_params + self.num_packed_twice) * DTYPE_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         return self.kv_elements_per_token * DTYPE_BYTES[dtype]

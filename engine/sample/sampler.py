@@ -55,10 +55,6 @@ class Sampler:
         request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
         self._slots[slot] = _Slot(params, rules_for(request))
 
-    def release(self, slot: int) -> None:
-        """Forget a slot and free what its rules hold."""
-        self._slots[slot] = None
-
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampleResult:
         """Draw one token per row and record it. logits [R, V] fp32, raw, left as they are.
 

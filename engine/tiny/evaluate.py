@@ -87,7 +87,7 @@ def assert_never_trained(examples: dict[str, list[Example]]) -> None:
     for _ in range(NUM_CONVERSATIONS_CHECKED):
         contents = [message.content for message in mixture.draw().messages]
         assert tested.isdisjoint(itertools.pairwise(contents))
-        pairs = re.findall(r"\b(\d+) ?(?:\+|plus|and) ?(\d+)\b", "\n".join(contents))
+        pairs = re.findall(r"\b(\d\d?) ?(?:\+|plus|and) ?(\d\d?)\b", "\n".join(contents))
         assert not any(is_held_out(sum_key(int(a), int(b))) for a, b in pairs), pairs
 
 

@@ -75,7 +75,7 @@ def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) ->
         "object": kind,
         "created": int(time.time()),
         "model": shape.name,
-        "system_fingerprint": service.fingerprint,
+        "system_fingerprint": service.fingerprint(),
         "seed": request.params.seed,
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,7 +29,7 @@ class HealthApi:
 
     async def version(self, request: Request) -> Response:
         del request
-        return _json({"version": version("inferd")})
+        return _json({"version": self._service.version})
 
     async def metrics(self, request: Request) -> Response:
         del request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -30,8 +31,14 @@ class Service:
     intake: Intake
     prompts: Prompts
     lanes: Lanes
-    fingerprint: str
-    """`system_fingerprint`: changes where answers to the same request may."""
+    version: str
+    """Of inferd."""
     unknown_fields: Literal["refuse", "warn"]
     body_timeout_s: float
     keep_alive_s: float
+
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: changes where the answer to the same request may. Only once the engine is ready."""
+        ready = self.router.ready
+        seen = (self.version, self.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
+        return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]

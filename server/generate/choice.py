@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta, WireLogprobs
+from inferd.engine.api.messages import Delta, Failure, WireLogprobs
 from inferd.server.generate.events import Event, Finished, PromptRead, ScoredToken, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.stops import StopStrings
 from inferd.server.text.token_bytes import TokenBytes
+
+_UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 
 
 class Choice:
@@ -35,8 +37,9 @@ class Choice:
     def feed(self, delta: Delta) -> Iterator[Event]:
         """The events of one delta. Raises `RequestError` where the engine failed the choice."""
         assert not self.is_finished, "a delta after the end"
-        if delta.failure is not None:
-            raise RequestError(delta.failure.code, delta.failure.message, delta.failure.param)
+        if delta.finish_reason == "error":
+            failure = delta.failure or _UNNAMED
+            raise RequestError(failure.code, failure.message, failure.param)
         self._prompt_logprobs.extend(delta.prompt_logprobs)
         if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
             yield self._prompt_read()
@@ -91,27 +94,12 @@ class Choice:
 
     def _prompt_read(self) -> PromptRead:
         self._awaits_prompt = False
-        token_ids = self._prompt.token_ids
-        detokenizer = Detokenizer(self._table, (), self._request.skip_special_tokens)
-        offsets: list[int] = []
-        pieces: list[str] = []
-        num_chars = 0
-        for token_id in token_ids:
-            offsets.append(num_chars)
-            pieces.append(detokenizer.feed(token_id))
-            num_chars += len(pieces[-1])
-        text = ""
-        if self._request.echo:
-            text = "".join(pieces) if self._prompt.text is None else self._prompt.text
-            self._num_prompt_chars = len(text)
-        scored: tuple[ScoredToken | None, ...] = ()
-        if self._request.params.prompt_logprobs is not None:
-            assert len(self._prompt_logprobs) == len(token_ids) - 1, (
-                "the engine scores every prompt token but the first"
-            )
-            rest = (
-                ScoredToken(logprobs, offset)
-                for logprobs, offset in zip(self._prompt_logprobs, offsets[1:], strict=True)
-            )
-            scored = (None, *rest)
-        return PromptRead(self.index, text, scored)
+        text = (self._prompt.text or "") if self._request.echo else ""
+        self._num_prompt_chars = len(text)
+        if self._request.params.prompt_logprobs is None:
+            return PromptRead(self.index, text, ())
+        assert len(self._prompt_logprobs) == len(self._prompt.token_ids) - 1, (
+            "all prompt tokens but the first are scored"
+        )
+        scored = map(ScoredToken, self._prompt_logprobs, self._prompt.offsets[1:])
+        return PromptRead(self.index, text, (None, *scored))

@@ -98,6 +98,9 @@ class Intake:
         max_tokens = min(prompt.max_tokens for prompt in prompts)
         params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words)
         self._check_params(wire, params)
+        skip_special = wire.skip_special_tokens is not False
+        if echo or logprobs.prompt is not None:
+            prompts = await self._prompts.read_back(prompts, skip_special)
         nonce = secrets.token_hex(8)
         return GenerateRequest(
             response_id=f"{prefix}{wire.request_id or nonce}",
@@ -107,7 +110,7 @@ class Intake:
             params=params,
             stop=wire.stop or (),
             include_stop=bool(wire.include_stop_str_in_output),
-            skip_special_tokens=wire.skip_special_tokens is not False,
+            skip_special_tokens=skip_special,
             echo=echo,
             priority=wire.priority or 0,
             cache_salt=f"{caller.tenant}/{wire.cache_salt}" if wire.cache_salt else caller.tenant,

@@ -5,15 +5,19 @@ Renders and encodes on threads. Knows nothing of sampling.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
+from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
+from inferd.server.text.token_bytes import TokenBytes
 
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, text as the caller wrote it, where the caller did)."""
@@ -69,6 +73,15 @@ class Prompts:
 
         return await self._lanes.run(work, sum(map(len, words)))
 
+    async def read_back(self, prompts: tuple[Prompt, ...], skip_special: bool) -> tuple[Prompt, ...]:
+        """The prompts with what an answer may show of them: their text, and the place of each id in it."""
+        table = self._model.tokenizer.bytes
+
+        def work() -> tuple[Prompt, ...]:
+            return tuple(_read_back(prompt, table, skip_special) for prompt in prompts)
+
+        return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
+
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:
         """Raises `RequestError` for the first id that is no row of the embedding."""
         high = self._model.vocab_size - 1
@@ -98,6 +111,14 @@ class Prompts:
         if asked is not None and room >= asked:
             return Prompt(token_ids, asked, text)
         raise errors.context_too_long(param, limit, len(token_ids), asked)
+
+
+def _read_back(prompt: Prompt, table: TokenBytes, skip_special: bool) -> Prompt:
+    """A text that the caller wrote stays as it was written."""
+    detokenizer = Detokenizer(table, (), skip_special)
+    pieces = [detokenizer.feed(token_id) for token_id in prompt.token_ids]
+    offsets = tuple(itertools.accumulate(map(len, pieces[:-1]), initial=0))
+    return replace(prompt, text="".join(pieces) if prompt.text is None else prompt.text, offsets=offsets)
 
 
 def _num_chars(messages: Sequence[object]) -> int:

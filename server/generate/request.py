@@ -19,7 +19,9 @@ class Prompt:
     token_ids: tuple[int, ...]
     max_tokens: int
     text: str | None = None
-    """As the caller wrote it, where the caller did."""
+    """As the caller wrote it, where the caller did; read back from the ids where an answer is to show it."""
+    offsets: tuple[int, ...] = ()
+    """Characters before each id, where an answer is to show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

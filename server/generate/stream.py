@@ -7,7 +7,7 @@ Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 from inferd.engine.api.messages import Delta
 from inferd.server.generate.choice import Choice
@@ -49,8 +49,13 @@ class Generation:
                 choice = choices[index]
                 if choice.is_finished:
                     continue  # ids drawn after a stop string, or the end of an abort
-                async for event in _sliced(choice, delta):
-                    yield event
+                for i, part in enumerate(_slices(delta)):
+                    if i:
+                        await asyncio.sleep(0)
+                    for event in choice.feed(part):
+                        yield event
+                    if choice.is_finished:
+                        break
                 if choice.was_stopped_by_text:
                     self._streams[index].abort("stop")
                 num_open -= choice.is_finished
@@ -61,20 +66,10 @@ class Generation:
             await deltas.aclose()
 
 
-async def _sliced(choice: Choice, delta: Delta) -> AsyncIterator[Event]:
-    """The events of a delta, a long one read in slices so that it does not hold up the loop."""
-    parts = [delta] if len(delta.token_ids) <= _SLICE else _slices(delta)
-    for i, part in enumerate(parts):
-        if i:
-            await asyncio.sleep(0)
-        for event in choice.feed(part):
-            yield event
-        if choice.is_finished:
-            return
-
-
 def _slices(delta: Delta) -> list[Delta]:
-    """The same delta in pieces; what is said once is said with the first or with the last."""
+    """A long delta in pieces; what is said once is said with the first of them or with the last."""
+    if len(delta.token_ids) <= _SLICE:
+        return [delta]
     starts = range(0, len(delta.token_ids), _SLICE)
     return [
         Delta(

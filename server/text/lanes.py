@@ -30,7 +30,7 @@ class Lanes:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="inferd-long-text")
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` if too much waits."""
+        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full."""
         if self._num_pending >= self._max_pending:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)

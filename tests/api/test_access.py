@@ -49,7 +49,7 @@ def _service(model: Any, router: Any) -> Service:
 
     nothing: Any = None
     return Service(
-        model=model, router=router, metrics=NoMetrics(), intake=nothing, prompts=nothing, lanes=nothing, fingerprint="",
+        model=model, router=router, metrics=NoMetrics(), intake=nothing, prompts=nothing, lanes=nothing, version="0",
         unknown_fields="refuse", body_timeout_s=1, keep_alive_s=1,
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
 ) -> None:
     url = serve(AppOptions(api_keys=KEYS))
     with caplog.at_level(logging.INFO, "inferd.access"):
-        for path in ("/v1/completions", "/a%0d%0ab"):
+        for path in ("/live", "/v1/completions", "/a%0d%0ab"):
             httpx.post(url + path, json={"prompt": "a secret"}, headers={**bearer(KEYS[0]), "X-Request-Id": "r1"})
     lines = [record for record in caplog.records if record.name == "inferd.access"]
     facts = [(r.__dict__["method"], r.__dict__["path"], r.__dict__["status"], r.__dict__["request_id"]) for r in lines]

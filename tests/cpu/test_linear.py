@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.layers.dtypes import compute_dtype
 from inferd.engine.layers.linear import LINEAR, Key, Linear
 from inferd.kernels.registry import KernelError
 
@@ -73,14 +72,3 @@ def test_the_packed_form_is_what_runs_and_the_other_says_why_not() -> None:
 def test_a_weight_is_not_kept_beside_its_packed_form() -> None:
     linear = linear_of(torch.randn(8, 8))
     assert linear._weight is None
-
-
-@pytest.mark.parametrize(
-    ("stored", "computed", "says"),
-    [(torch.float32, torch.float32, None), (torch.float16, torch.float32, "no float16 matrix product")],
-)
-def test_compute_dtype(stored: torch.dtype, computed: torch.dtype, says: str | None) -> None:
-    choice = compute_dtype(stored, CPU)
-    assert choice.dtype == computed
-    assert (choice.reason is None) if says is None else (says in str(choice.reason))
-    assert compute_dtype(stored, torch.device("cuda")).dtype == stored

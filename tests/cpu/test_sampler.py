@@ -69,7 +69,6 @@ def test_a_slot_that_is_filled_again_starts_anew() -> None:
     logits[:, 5], logits[:, 6] = 1.0, 0.9
     sampler = sampler_of(params(presence_penalty=0.5))
     assert draw(sampler, logits) == [5]
-    sampler.release(0)
     sampler.admit(0, params(presence_penalty=0.5), (5, 1), 2)
     assert draw(sampler, logits) == [5]
     sampler.admit(0, params(presence_penalty=0.5), (1, 2, 5), 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,7 @@ LLAMA_2_7B_PARAMS = 6_738_415_616
 
 def facts(*, num_params: int = LLAMA_2_7B_PARAMS, dtype: str = "bfloat16", is_embedded: bool = False) -> ModelFacts:
     arch = describe(LLAMA)
-    shape = ModelShape(num_params, arch.kv_elements_per_token, arch.max_positions, arch.vocab_size)
+    shape = ModelShape(num_params, 0, arch.kv_elements_per_token, arch.max_positions, arch.vocab_size)
     return ModelFacts(Path("model"), arch, shape, dtype, is_embedded)
 
 
@@ -85,6 +86,10 @@ def test_dtypes() -> None:
     config, _, decisions = resolve(ASKED, facts(dtype="float16"), machine(64))
     assert config.dtype == "float32"
     assert any("no float16 matrix product" in decision.why for decision in decisions)
+    old = dataclasses.replace(machine(64), has_bf16_matmul=False)
+    config, _, decisions = resolve(ASKED, facts(), old)
+    assert config.dtype == "float32"
+    assert any("no bfloat16 matrix product" in decision.why for decision in decisions)
     with pytest.raises(ConfigError, match="'int4'"):
         resolve(ASKED, facts(dtype="int4"), machine(64))
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import AsyncIterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from inferd.server.generate.events import Event, Finished, TextDelta
 from inferd.server.generate.fold import ChoiceResult, fold
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
+from inferd.server.generate.stream import Generation
 from inferd.server.text.token_bytes import TokenBytes
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -122,6 +124,42 @@ def test_a_stop_string_ends_every_cut_at_the_same_token(ids: list[int], cuts: li
     if result.reason == "stop":
         before = tokenizer().decode(list(result.token_ids[:-1]), skip_special_tokens=True).removesuffix("\ufffd")
         assert str(result.stop_reason) not in before, "a token after the one that completed the stop string was counted"
+
+
+class Replay:
+    """A router of one choice whose deltas are known."""
+
+    def __init__(self, given_deltas: list[Delta]) -> None:
+        self._deltas = iter(given_deltas)
+        self.aborts: list[str] = []
+
+    def submit(self, submit: object) -> Replay:
+        del submit
+        return self
+
+    def __aiter__(self) -> Replay:
+        return self
+
+    async def __anext__(self) -> Delta:
+        for delta in self._deltas:
+            return delta
+        raise StopAsyncIteration
+
+    def abort(self, reason: str = "abort") -> None:
+        self.aborts.append(reason)
+
+
+@pytest.mark.parametrize("stop", [(), ("nope",), ("e",)])
+def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]) -> None:
+    """Long deltas are read in slices, so that others get their turn; nobody can see it."""
+    ids = [*range(3, 1_500)]
+    asked = request(stop, logprobs=0)
+    results = []
+    for cuts in ([], list(range(len(ids)))):
+        router: Any = Replay(deltas(ids, cuts, "length", logprobs=True))
+        results.append(asyncio.run(fold(asked, Generation(router, asked, table()).events()))[0])
+    assert results[0] == results[1]
+    assert results[0].reason == ("stop" if stop == ("e",) else "length")
 
 
 @settings(deadline=None)
