@@ -107,7 +107,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, routes),
+        middleware=_middleware(options, routes, metrics),
     )
     for route in routes:
         app.router.add_route(route.path, route.handler, methods=[route.method])
@@ -137,10 +137,11 @@ def routes_of(service: Service) -> tuple[Route, ...]:
     )
 
 
-def _middleware(options: AppOptions, routes: tuple[Route, ...]) -> list[Middleware]:
+def _middleware(options: AppOptions, routes: tuple[Route, ...], metrics: Metrics) -> list[Middleware]:
     """Outermost first. CORS answers preflights, which carry no key, before keys are asked for."""
     public_paths = [route.path for route in routes if route.access is Access.PUBLIC]
-    layers = [Middleware(middleware.RequestIds)]
+    templates = [route.path for route in routes]
+    layers = [Middleware(middleware.RequestIds), Middleware(middleware.Tally, metrics=metrics, templates=templates)]
     if options.has_access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     layers.append(Middleware(middleware.LastResort))

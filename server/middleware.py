@@ -1,7 +1,8 @@
 """What every request passes through, as pure ASGI: id, access line, last-resort error, key, body limit.
 
-Nothing here buffers a body or a response. Order, outermost first: `RequestIds`, `AccessLog`, `LastResort`, `Keys`,
-`BodyLimit`. Knows no route but which paths are public, and logs neither bodies nor keys.
+Nothing here buffers a body or a response. Order, outermost first: `RequestIds`, `Tally`, `AccessLog`, `LastResort`,
+`Keys`, `BodyLimit`. Knows no route but its path's template and whether it is public, and logs neither bodies nor keys.
+Paths are what follows the prefix that a proxy stripped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +24,12 @@ from inferd.server.schema.generation import is_sane_id
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
+
+
+class HttpMetrics(Protocol):
+    """What counts answers."""
+
+    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None: ...
 
 
 class RequestIds:
@@ -47,6 +55,39 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class Tally:
+    """Counts and times every answer, to its last byte, under its route's template."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, templates: Iterable[str]) -> None:
+        """`templates`: every route's path; one that ends in a parameter covers all that begins like it."""
+        self._app, self._metrics = app, metrics
+        self._exact = {template for template in templates if "{" not in template}
+        self._prefixes = {template.partition("{")[0]: template for template in templates if "{" in template}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 499
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            duration_s = time.monotonic() - scope["state"]["arrival_s"]
+            self._metrics.http_request(self._template(route_path(scope)), scope["method"], status, duration_s)
+
+    def _template(self, path: str) -> str:
+        if path in self._exact:
+            return path
+        return next((template for prefix, template in self._prefixes.items() if path.startswith(prefix)), "unknown")
 
 
 class AccessLog:
@@ -85,7 +126,8 @@ class AccessLog:
             "request_id": state["request_id"],
         }
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
-        level = logging.DEBUG if scope["path"] in self._quiet_paths and status < 500 else logging.INFO
+        is_quiet = route_path(scope) in self._quiet_paths and status < 500
+        level = logging.DEBUG if is_quiet else logging.INFO
         access_logger.log(level, line, fields, extra=fields)
 
 
@@ -125,7 +167,7 @@ class Keys:
         self._public_paths = frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in self._public_paths:
+        if scope["type"] == "http" and self._digests and route_path(scope) not in self._public_paths:
             error = self._check(scope)
             if error is not None:
                 await errors.response_of(error)(scope, receive, send)
@@ -176,6 +218,12 @@ class BodyLimit:
     def _refusal(self) -> RequestError:
         message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
         return RequestError("request_too_large", message)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the routes know it: the server puts the proxy's prefix before every path."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _digest(key: str) -> bytes:

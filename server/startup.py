@@ -271,7 +271,7 @@ def describe_plan(plan: Plan) -> str:
 def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
     """What a person needs first: where it is, what it serves, and a line to paste."""
     settings, name = plan.settings, plan.settings.served_names[0]
-    url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}{settings.root_path}"
+    url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (

@@ -29,6 +29,7 @@ class ChatApi:
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
         taken = await service.intake.chat(body.wire, caller_of(request))
+        service.metrics.request_arrived("chat")
         return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)
 
 

@@ -31,6 +31,7 @@ class CompletionsApi:
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
         taken = await service.intake.completion(body.wire, caller_of(request))
+        service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
 
 

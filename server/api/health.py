@@ -32,8 +32,7 @@ class HealthApi:
         return _json({"version": self._service.version})
 
     async def metrics(self, request: Request) -> Response:
-        del request
-        body, content_type = self._service.metrics.render()
+        body, content_type = self._service.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
 

@@ -14,10 +14,18 @@ from inferd.server.text.model import ServedModel
 
 
 class Metrics(Protocol):
-    """What is scraped."""
+    """What is counted here, and what is scraped."""
 
-    def render(self) -> tuple[bytes, str]:
-        """(body, content type)."""
+    def request_arrived(self, api: str) -> None:
+        """A generation was accepted by the route family `api`."""
+        ...
+
+    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """An answer ended; `route` is a template, never a caller's path."""
+        ...
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """(body, content type), in the format that an Accept header asks for."""
         ...
 
 

@@ -76,6 +76,9 @@ class Choice:
     def _end(self, delta: Delta) -> Iterator[Event]:
         """The text still held back, then the end."""
         assert delta.finish_reason is not None
+        if delta.finish_reason == "abort":
+            # Nobody reads a choice that its own reader aborted: this one the server gave up.
+            raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
         rest = self._detokenizer.finish()
         tail = self._stops.feed(rest) if rest else ""
         end = Finished(self.index, delta.finish_reason, self._stop_reason(delta))

@@ -24,6 +24,7 @@ import uvicorn
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.server.app import AppOptions, create_app
+from inferd.server.metrics import Metrics
 from inferd.server.text.model import ServedModel
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -188,11 +189,6 @@ class ScriptedRouter:
         self.scripts, self.submits, self.aborted = [], [], {}
 
 
-class FixedMetrics:
-    def render(self) -> tuple[bytes, str]:
-        return b"inferd_up 1\n", "text/plain; version=0.0.4; charset=utf-8"
-
-
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -204,10 +200,12 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def serving(model: ServedModel, router: ScriptedRouter, options: AppOptions) -> Iterator[str]:
+def serving(model: ServedModel, router: ScriptedRouter, options: AppOptions, root_path: str = "") -> Iterator[str]:
     """A server on a free port of the loopback; gives its URL."""
-    app = create_app(model, router, FixedMetrics(), options)
-    server = _Server(uvicorn.Config(app, http="httptools", loop="uvloop", log_config=None, access_log=False))
+    app = create_app(model, router, Metrics("tiny"), options)
+    server = _Server(
+        uvicorn.Config(app, http="httptools", loop="uvloop", log_config=None, access_log=False, root_path=root_path)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -252,10 +250,10 @@ def url(shared_url: str, router: ScriptedRouter) -> str:
 
 
 @pytest.fixture
-def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[[AppOptions], str]]:
+def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[..., str]]:
     """Starts a server with options of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda options: stack.enter_context(serving(model, router, options))
+        yield lambda options, root_path="": stack.enter_context(serving(model, router, options, root_path))
 
 
 @pytest.fixture

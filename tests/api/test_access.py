@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from inferd.server.api.service import Service
 from inferd.server.app import Access, AppOptions, create_app, routes_of
+from inferd.server.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
@@ -43,14 +44,10 @@ def test_every_route_is_labelled_and_the_label_holds(locked: str, model: Any, ro
 
 
 def _service(model: Any, router: Any) -> Service:
-    class NoMetrics:
-        def render(self) -> tuple[bytes, str]:
-            return b"", "text/plain"
-
     nothing: Any = None
     return Service(
-        model=model, router=router, metrics=NoMetrics(), intake=nothing, prompts=nothing, lanes=nothing, version="0",
-        unknown_fields="refuse", body_timeout_s=1, keep_alive_s=1,
+        model=model, router=router, metrics=Metrics("tiny"), intake=nothing, prompts=nothing, lanes=nothing,
+        version="0", unknown_fields="refuse", body_timeout_s=1, keep_alive_s=1,
     )  # fmt: skip
 
 
@@ -135,3 +132,11 @@ def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOption
     refused = httpx.options(f"{url}/v1/completions", headers={**asked, "Origin": "https://b.example"})
     assert "access-control-allow-origin" not in refused.headers
     assert "access-control-allow-origin" not in http.get("/live", headers=asked).headers
+
+
+def test_behind_a_prefix_public_paths_stay_public(serve: Callable[..., str]) -> None:
+    """A proxy strips the prefix and the server puts it back before every path."""
+    url = serve(AppOptions(api_keys=KEYS), root_path="/llm")
+    assert httpx.get(url + "/live").status_code == 200
+    assert httpx.get(url + "/v1/models").status_code == 401
+    assert httpx.get(url + "/v1/models", headers=bearer(KEYS[0])).status_code == 200

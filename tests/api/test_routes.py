@@ -71,10 +71,20 @@ def test_probes(http: httpx.Client, router: Any) -> None:
 
 def test_metrics_are_the_registrys(http: httpx.Client) -> None:
     response = http.get("/metrics")
-    assert (response.text, response.headers["content-type"]) == (
-        "inferd_up 1\n",
-        "text/plain; version=0.0.4; charset=utf-8",
-    )
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    assert "inferd_engine_up" in response.text
+    openmetrics = http.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+    assert openmetrics.text.endswith("# EOF\n")
+
+
+def test_answers_are_counted_by_template_and_never_by_a_callers_path(http: httpx.Client) -> None:
+    for path in ("/v1/models", "/v1/models/never-heard-of-this", "/no/such/path"):
+        http.get(path)
+    page = http.get("/metrics").text
+    assert 'route="/v1/models",status="200"' in page
+    assert 'route="/v1/models/{model_id:path}",status="404"' in page
+    assert 'route="unknown",status="404"' in page
+    assert "never-heard" not in page
 
 
 def test_a_long_prompt_holds_up_nobody(url: str) -> None:
