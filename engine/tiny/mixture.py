@@ -15,7 +15,7 @@ from inferd.engine.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw
 Turn = tuple[str, str]  # what the user says, what the model says
 
 # Shares of single turns by kind; the written topics are drawn by their file's name.
-TASK_SHARES = {"copy": 12, "count": 10, "sort": 16, "sum": 24}
+TASK_SHARES = {"copy": 12, "count": 13, "sort": 16, "sum": 24}
 EARLY_SHARES = {"copy": 30, "count": 15, "sort": 30, "sum": 25}
 TOPIC_SHARES = {"inference": 13, "inferd": 8, "chat": 8, "world": 7, "unknown": 6, "stories": 5, "poems": 2}
 OTHER_SHARES = {"snippet": 4, "fact": 7, "off_topic": 4, "no_story": 1}

@@ -29,8 +29,8 @@ from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, id_of, save_
 
 SEED = 1
 BATCH_TOKENS = 2048
-MATRIX_LR, EMBEDDING_LR = 4e-3, 3e-3
-WARMUP_STEPS, DECAY_FROM = 60, 0.5  # a rise, a plateau up to this share of the steps, a straight fall to a hundredth
+MATRIX_LR, EMBEDDING_LR = 2e-3, 1.5e-3
+WARMUP_STEPS, DECAY_FROM = 60, 0.15  # a rise, a plateau up to this share of the steps, a straight fall
 NUM_HELD_OUT_BATCHES = 6
 EARLY = 0.2  # share of the steps in which the batches are mostly tasks
 EVERY = 100  # steps between two lines of the log
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=MODEL_DIR, help="where the checkpoint goes (default: the embedded one)"
     )
-    parser.add_argument("--steps", type=int, default=4000, help=f"steps of {BATCH_TOKENS} tokens each")
+    parser.add_argument("--steps", type=int, default=3200, help=f"steps of {BATCH_TOKENS} tokens each")
     parser.add_argument(
         "--no-compile", action="store_true", help="without torch.compile, where no C++ compiler is at hand"
     )

@@ -1,4 +1,4 @@
-"""What cannot start says so at once: one line with the value and the rule, a non-zero code, before any weight is loaded."""
+"""What cannot start says so at once: one line with the value and the rule, a non-zero code, before weights are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def refused(*arguments: str) -> tuple[int, str]:
-    """(exit code, the line) of a start that must fail; the timeout is the promise's bound with room for a slow machine."""
+    """(exit code, the line) of a start that must fail; the timeout leaves a slow machine room."""
     run = subprocess.run([INFERD, "serve", *arguments], capture_output=True, text=True, timeout=20, check=False)
     lines = run.stderr.strip().splitlines()
     assert len(lines) == 1, run.stderr
