@@ -4,13 +4,12 @@ Owns which token is a target: what the model itself has to say, up to the end ma
 """
 
 import random
-from collections.abc import Iterator
 
 import torch
 from tokenizers import Tokenizer
 
 from inferd.engine.tiny.conversation import TEXT_END, Conversation, render
-from inferd.engine.tiny.mixture import Mixture
+from inferd.engine.tiny.mixture import USUAL, Diet, Mixture
 from inferd.engine.tiny.tokenizer import id_of
 
 DOCUMENT_SHARE = 0.03
@@ -18,33 +17,31 @@ DOCUMENT_SHARE = 0.03
 # served; long ones teach the model to pass over what lies far back.
 LENGTHS, LENGTH_SHARES = (128, 512, 1024, 2048), (75, 18, 5, 2)
 
+# (input ids [B, T], target ids [B, T] with -100 where nothing is learned)
+Batch = tuple[torch.Tensor, torch.Tensor]
+
 
 class Batches:
-    """Endless batches of `num_tokens` tokens: (input ids [B, T], target ids [B, T] with -100 where none is learned).
+    """Batches of `num_tokens` tokens, drawn without end."""
 
-    The first `num_early` batches are mostly tasks.
-    """
-
-    def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int, num_early: int = 0) -> None:
+    def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
         self._mixture, self._tokenizer, self._num_tokens = mixture, tokenizer, num_tokens
-        self._num_early_left = num_early
         self._rng = random.Random(seed)
         self._text_end = id_of(tokenizer, TEXT_END)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        while True:
-            self._num_early_left -= 1
-            length = self._rng.choices(LENGTHS, LENGTH_SHARES)[0]
-            rows = [self._sequence(length + 1) for _ in range(self._num_tokens // length)]
-            ids = torch.tensor([row_ids for row_ids, _ in rows])
-            targets = torch.tensor([row_targets for _, row_targets in rows])
-            yield ids[:, :-1].contiguous(), targets[:, 1:].contiguous()
+    def draw(self, diet: Diet = USUAL) -> Batch:
+        length = self._rng.choices(LENGTHS, LENGTH_SHARES)[0]
+        rows = [self._sequence(length + 1, diet) for _ in range(self._num_tokens // length)]
+        ids = torch.tensor([row_ids for row_ids, _ in rows])
+        targets = torch.tensor([row_targets for _, row_targets in rows])
+        return ids[:, :-1].contiguous(), targets[:, 1:].contiguous()
 
-    def _sequence(self, length: int) -> tuple[list[int], list[int]]:
+    def _sequence(self, length: int, diet: Diet) -> tuple[list[int], list[int]]:
         ids: list[int] = []
         targets: list[int] = []
         while len(ids) < length:
-            more_ids, more_targets = self._document() if self._rng.random() < DOCUMENT_SHARE else self._conversation()
+            is_document = self._rng.random() < DOCUMENT_SHARE
+            more_ids, more_targets = self._document() if is_document else self._conversation(diet)
             ids += more_ids
             targets += more_targets
         return ids[:length], targets[:length]
@@ -53,10 +50,8 @@ class Batches:
         ids = [*self._encode(self._mixture.draw_document()), self._text_end]
         return ids, [-100, *ids[1:]]
 
-    def _conversation(self) -> tuple[list[int], list[int]]:
-        is_early = self._num_early_left >= 0
-        conversation = self._mixture.draw_early() if is_early else self._mixture.draw()
-        return encode_conversation(conversation, self._tokenizer)
+    def _conversation(self, diet: Diet) -> tuple[list[int], list[int]]:
+        return encode_conversation(self._mixture.draw(diet), self._tokenizer)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

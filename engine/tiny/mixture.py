@@ -6,6 +6,7 @@ Knows nothing about token ids.
 
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from inferd.engine.tiny import dialogues
 from inferd.engine.tiny.conversation import Conversation, Message
@@ -16,9 +17,24 @@ Turn = tuple[str, str]  # what the user says, what the model says
 
 # Shares of single turns by kind; the written topics are drawn by their file's name.
 TASK_SHARES = {"copy": 12, "count": 13, "sort": 16, "sum": 24}
-EARLY_SHARES = {"copy": 30, "count": 15, "sort": 30, "sum": 25}
 TOPIC_SHARES = {"inference": 13, "inferd": 8, "chat": 8, "world": 7, "unknown": 6, "stories": 5, "poems": 2}
 OTHER_SHARES = {"snippet": 4, "fact": 7, "off_topic": 4, "no_story": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Diet:
+    """How many of the conversations are drills of one task, beyond those of the usual stream, and of which tasks."""
+
+    drill_share: float = 0.0
+    task_shares: tuple[tuple[str, int], ...] = ()
+
+
+USUAL = Diet()
+# First: looking back at the prompt is learned soonest from what is nothing else.
+EARLY = Diet(0.8, (("copy", 30), ("count", 15), ("sort", 30), ("sum", 25)))
+# Last: sorting, counting and carrying need many more examples than the written text does.
+LATE = Diet(0.45, (("copy", 12), ("count", 26), ("sort", 34), ("sum", 28)))
+
 # The heading in unknown.md whose answers fit any question off the topic.
 UNKNOWN = "unknown things"
 _THINGS_WITHOUT_STORY = words_of(
@@ -45,11 +61,12 @@ class Mixture:
         self._unknown_answers = next(e.answers for e in self._topics["unknown"] if e.heading == UNKNOWN)
         self._sentences = _sentences(self._topics.values())
 
-    def draw_early(self) -> Conversation:
-        """Mostly tasks: looking back at the prompt is learned first, and soonest from what is nothing else."""
-        return self._drill(EARLY_SHARES) if self._rng.random() < 0.8 else self.draw()
+    def draw(self, diet: Diet = USUAL) -> Conversation:
+        if diet.drill_share and self._rng.random() < diet.drill_share:
+            return self._drill(diet.task_shares)
+        return self._draw_usual()
 
-    def draw(self) -> Conversation:
+    def _draw_usual(self) -> Conversation:
         rng = self._rng
         chance = rng.random()
         if self._held_out or chance < 0.46:
@@ -59,7 +76,7 @@ class Mixture:
         if chance < 0.575:
             return self._chat(rng.randint(5, 14))
         if chance < 0.78:
-            return self._drill(TASK_SHARES)
+            return self._drill(tuple(TASK_SHARES.items()))
         if chance < 0.875:
             return dialogues.tool_use(rng)
         if chance < 0.91:
@@ -135,9 +152,9 @@ class Mixture:
             messages += _messages(self._turn())
         return Conversation(tuple(messages))
 
-    def _drill(self, shares: dict[str, int]) -> Conversation:
+    def _drill(self, shares: tuple[tuple[str, int], ...]) -> Conversation:
         """Two to five tasks of one kind, one after the other."""
-        name = self._rng.choices(list(shares), list(shares.values()))[0]
+        name = self._rng.choices([name for name, _ in shares], [share for _, share in shares])[0]
         examples = [draw(TASKS[name], self._rng, held_out=False) for _ in range(self._rng.randint(2, 5))]
         messages = [message for example in examples for message in _messages((example.prompt, example.answer))]
         return Conversation(tuple(messages))
