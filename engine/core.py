@@ -184,7 +184,7 @@ class EngineCore:
             if applied.result.status is RowStatus.OK:
                 delta = self._advance(generation, applied)
             else:
-                delta = self._fail(generation)
+                delta = self._fail(generation, applied.result.status)
             if delta is not None:
                 deltas.append(delta)
         return deltas
@@ -214,12 +214,18 @@ class EngineCore:
             stop_token_id=stop_token_id,
         )
 
-    def _fail(self, generation: _Generation) -> Delta:
+    def _fail(self, generation: _Generation, status: RowStatus) -> Delta:
+        """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
         request = generation.request
         del self._live[request.request_id]
-        self._scheduler.finish(request, forget_blocks=True)
-        message = f"nothing could be drawn after {len(request.ids)} tokens: the logits held no finite number"
-        return self._delta(generation, finish_reason="error", failure=Failure("numerical_error", message))
+        self._scheduler.finish(request, forget_blocks=status is RowStatus.NUMERICAL_ERROR)
+        if status is RowStatus.NUMERICAL_ERROR:
+            message = f"nothing could be drawn after {len(request.ids)} tokens: the logits held no finite number"
+            failure = Failure("numerical_error", message)
+        else:
+            names = "allowed_token_ids, bad_words, logit_bias and min_tokens"
+            failure = Failure("invalid_value", f"{names} leave no token to draw after {request.num_output} tokens")
+        return self._delta(generation, finish_reason="error", failure=failure)
 
     def _delta(
         self,

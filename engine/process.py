@@ -155,7 +155,9 @@ def _die_with_the_server(run_dir: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Not through sys.stdin, whose lock this thread would hold while the interpreter ends.
+        while os.read(0, 4096):
+            pass
         shutil.rmtree(run_dir, ignore_errors=True)
         os._exit(0)
 

@@ -75,7 +75,7 @@ class Conversation:
                     if line.startswith("data: ") and line != "data: [DONE]":
                         yield _text(json.loads(line[6:]))
         except httpx.HTTPError as error:
-            raise ChatError(f"the connection to {options.base_url} failed: {error}") from error
+            raise _unreachable(options.base_url, error) from error
 
 
 def _text(chunk: dict[str, object]) -> str:
@@ -85,6 +85,19 @@ def _text(chunk: dict[str, object]) -> str:
     if not isinstance(choices, list) or not choices:
         return ""
     return str(choices[0]["delta"].get("content") or "")
+
+
+def _unreachable(base_url: str, error: httpx.HTTPError | httpx.InvalidURL) -> ChatError:
+    """Nobody there, where no connection was made; else what went wrong with the exchange."""
+    way_out = "start one with `inferd serve`, or give --base-url"
+    if isinstance(error, httpx.ConnectTimeout) or _is_refused(error):
+        return ChatError(f"no server at {base_url}: {way_out}")
+    return ChatError(f"no answer from {base_url} ({error}): {way_out}")
+
+
+def _is_refused(error: Exception) -> bool:
+    """The system refused to connect: it says only what "no server" does. A failed TLS handshake says more."""
+    return isinstance(error, httpx.ConnectError) and str(error).startswith("[Errno")
 
 
 def _refusal(response: httpx.Response) -> str:
@@ -115,10 +128,13 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
     try:
         response = client.get("/v1/models")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ChatError(f"no server at {options.base_url} ({error}): start one with `inferd serve`") from error
+        raise _unreachable(options.base_url, error) from error
     if response.status_code != 200:
         raise ChatError(_refusal(response))
-    return replace(options, model=str(response.json()["data"][0]["id"]))
+    try:
+        return replace(options, model=str(response.json()["data"][0]["id"]))
+    except (json.JSONDecodeError, LookupError, TypeError) as error:
+        raise ChatError(f"{options.base_url}/v1/models lists no model; give --model, or another --base-url") from error
 
 
 def _talk(conversation: Conversation) -> int:

@@ -29,8 +29,18 @@ app = typer.Typer(
 app.add_typer(bench_app)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"inferd {installed_version('inferd')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    is_version_asked: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Serve language models to OpenAI clients."""
 
 
@@ -121,7 +131,10 @@ def chat(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
-    """Check this machine: packages, torch, memory, disk, port, compiler."""
+    """Check this machine: packages, torch, memory, disk, port, compiler.
+
+    The port and all other settings are those of INFERD_* in the environment: INFERD_PORT=8001 inferd doctor.
+    """
     from inferd.server.doctor import run  # noqa: PLC0415
 
     raise typer.Exit(run(as_json=as_json))
@@ -130,7 +143,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(f"inferd {installed_version('inferd')}")
+    _show_version(True)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ also when the engine dies. A stream's backlog is one merged delta, so a slow rea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -118,8 +119,16 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 class Router:
     """Between the HTTP side and one engine. `run` must be running for anything to arrive."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, options: RouterOptions | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        metrics: Metrics,
+        options: RouterOptions | None = None,
+        is_beating: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_beating` tells, without asking the engine, whether its process shows a sign of life."""
         self._client = client
+        self._is_beating = is_beating
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
@@ -135,7 +144,7 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        return self._ready is not None and self._death is None and not self._is_draining
+        return self._ready is not None and self._death is None and not self._is_draining and self._is_beating()
 
     @property
     def ready(self) -> Ready:
@@ -215,8 +224,10 @@ class Router:
             )
 
     def _abort(self, request_id: str) -> None:
+        """A dead engine generates nothing: then the stream's end is already on its way."""
         if self._death is None:
-            self._client.send(Abort((request_id,)))
+            with contextlib.suppress(EngineDeadError):
+                self._client.send(Abort((request_id,)))
 
     def _deliver(self, output: StepOutput) -> None:
         now = time.monotonic()
@@ -224,6 +235,8 @@ class Router:
         self._metrics.step(output)
         for delta in output.deltas:
             stream = self._streams.get(delta.request_id)
+            if stream is None and self._death is not None:
+                continue  # sent before it died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
             self._account(stream, delta, now)
             self._push(stream, delta)

@@ -45,6 +45,7 @@ logger = logging.getLogger("inferd")
 EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE: restart policies act on it."""
 
+_CLOSE_GRACE_S = 5
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
 """Field 22 of /proc/PID/stat, counted after the name in parentheses."""
@@ -100,7 +101,9 @@ def make_plan(settings: Settings) -> Plan:
     )
     config, _, decisions = resolve(asked, facts, Machine.detect())
     for decision in decisions:
-        logger.debug("%s: %s -> %s (%s)", decision.field, decision.asked, decision.became, decision.why)
+        is_cut = decision.field == "max_model_len" and config.max_model_len != facts.shape.max_positions
+        level = logging.WARNING if is_cut else logging.DEBUG
+        logger.log(level, "%s: %s -> %s (%s)", decision.field, decision.asked, decision.became, decision.why)
     assert config.max_model_len is not None
     model = ServedModel.load(
         checkpoint.path,
@@ -119,10 +122,10 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; "
-            "choose another with --port, or --port 0 for any free one"
+            f"cannot listen on {host}:{port}: {reason}; choose another with --port, or --port 0 for any free one"
         ) from error
     return listener
 
@@ -142,6 +145,8 @@ class _Service:
         self._plan, self._listener, self._started_s = plan, listener, started_s
         self._settings = plan.settings
         self._stop = asyncio.Event()
+        self._is_stopping = False
+        """The engine was told to end: its end is no death."""
         self._num_signals = 0
         self._died: str | None = None
         self._start_error: StartError | None = None
@@ -153,7 +158,7 @@ class _Service:
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
         supervisor = Supervisor(self._plan.config, log_level=settings.log_level)
         client = EngineClient(supervisor.run_dir, supervisor.generation)
-        self._router = Router(client, self._metrics)
+        self._router = Router(client, self._metrics, is_beating=supervisor.is_beating)
         self._router.on_phase = self._log_phase
         for phase in phases:
             self._metrics.phase(phase)
@@ -178,6 +183,7 @@ class _Service:
             await self._drain()
             server.should_exit = True
             await http
+            self._is_stopping = True
             for task in (watch, receive, ready):
                 task.cancel()
         if self._start_error is not None:
@@ -195,7 +201,8 @@ class _Service:
                 access_log=False,
                 server_header=False,
                 root_path=self._settings.root_path,
-                timeout_graceful_shutdown=None,
+                # Streams have ended by then: what is left is a client that does not read, or a body that never comes.
+                timeout_graceful_shutdown=_CLOSE_GRACE_S,
             )
         )
 
@@ -215,7 +222,7 @@ class _Service:
         self._engine_died(f"the engine process {describe_exit(code)}")
 
     def _engine_died(self, reason: str) -> None:
-        if self._died is not None or self._stop.is_set():
+        if self._died is not None or self._is_stopping:
             return
         self._died = reason
         if self._router.became_ready.is_set():
@@ -225,9 +232,12 @@ class _Service:
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
-        print(
-            ready_card(self._plan, self._router.ready, self._listener, time.monotonic() - self._started_s), flush=True
-        )
+        total_s = time.monotonic() - self._started_s
+        card = ready_card(self._plan, self._router.ready, self._listener, total_s)
+        if self._settings.log_format == "json":
+            logger.info(card.strip().splitlines()[0])
+        else:
+            print(card, flush=True)
 
     def _log_phase(self, phase: Phase) -> None:
         logger.info("%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
@@ -239,11 +249,15 @@ class _Service:
 
     def _signalled(self, number: signal.Signals) -> None:
         self._num_signals += 1
-        if self._num_signals == 1:
-            logger.info("%s: no new requests; %d running ones may finish", number.name, self._router.num_active)
-        else:
-            logger.warning("%s again: aborting %d running requests", number.name, self._router.num_active)
+        num_active = self._router.num_active
+        if self._num_signals > 1:
+            logger.warning("%s again: giving up %d unfinished answers", number.name, num_active)
             self._router.abort_all()
+        elif num_active:
+            bound_s = self._settings.shutdown_timeout_s
+            logger.info("%s: finishing %d answers (up to %g s; again to give up)", number.name, num_active, bound_s)
+        else:
+            logger.info("%s: stopping", number.name)
         self._stop.set()
 
     async def _drain(self) -> None:
@@ -253,8 +267,10 @@ class _Service:
         except TimeoutError:
             logger.warning("aborting %d requests that did not finish in time", self._router.num_active)
             self._router.abort_all()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._router.drained(), 5.0)
+            try:
+                await asyncio.wait_for(self._router.drained(), _CLOSE_GRACE_S)
+            except TimeoutError:
+                self._engine_died("the engine process does not answer")
 
 
 def describe_plan(plan: Plan) -> str:

@@ -34,7 +34,7 @@ TIERS = (
     Tier("cpu models", 60, ("cpu",)),
     Tier("kernels", 90, ("kernels",)),
     Tier("api", 80, ("api",)),
-    Tier("e2e", 60, ("e2e",)),
+    Tier("e2e", 60, ("e2e",), workers=2, threads=1),
     Tier("security", 40, ("security",)),
 )
 INSTALL_BUDGET_S = 120

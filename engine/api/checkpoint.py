@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from inferd.engine.api.errors import ModelError
@@ -24,6 +25,8 @@ EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 
 _MAX_JSON_BYTES = 64 * 2**20
 _HEADER_PREFIX_BYTES = 8
+_MAX_RANK = 64
+"""Axes of a tensor; torch has no more."""
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
@@ -61,6 +64,7 @@ class Checkpoint:
                 if info.name in tensors:
                     raise ModelError(f"tensor {info.name} is in both {tensors[info.name].file.name} and {file.name}")
                 tensors[info.name] = info
+        _refuse_absurd_depth(path, config, len(tensors))
         return cls(path, config, tensors)
 
     @property
@@ -91,23 +95,41 @@ def locate(model: str, revision: str | None = None) -> Path:
     """
     if model == EMBEDDED_NAME:
         return EMBEDDED_PATH
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.exists():
-        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
+    directory = _local_directory(model)
+    if directory is not None:
+        return directory
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either")
+        hint = "" if "/" in model else f"; the embedded model is called `{EMBEDDED_NAME}`"
+        raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either{hint}")
     return _download(model, revision)
+
+
+def _local_directory(model: str) -> Path | None:
+    """None where there is nothing of that name. Raises `ModelError` for a file, and where it cannot be seen."""
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path.resolve()
+        exists = path.exists()
+    except RuntimeError as error:
+        raise ModelError(f"{model} begins with the home of a user who has none; give the whole path") from error
+    except OSError as error:
+        raise ModelError(f"cannot look at {model}: {error.strerror}") from error
+    if exists:
+        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
+    return None
 
 
 def _download(repo_id: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(_HUB_FILES)))
     except LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            why, way_out = "HF_HUB_OFFLINE is set", "unset it to download"
+        else:
+            why, way_out = "the hub cannot be reached", "download it where there is a network"
         raise ModelError(
-            f"{repo_id} is not in the local cache and the hub cannot be reached (or HF_HUB_OFFLINE is set): "
-            "download it where there is a network, or give a local directory"
+            f"{repo_id} is not in the local cache and {why}: {way_out}, or give a local directory"
         ) from error
     except HfHubHTTPError as error:
         raise ModelError(f"the hub refused {repo_id}: {_first_line(error)}") from error
@@ -122,9 +144,12 @@ def _first_line(error: Exception) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises `ModelError` where it is missing, too large, malformed or no object."""
+    """The JSON object in `file`. Raises `ModelError` where it is missing, no file, too large, malformed or no object."""
     try:
-        if file.stat().st_size > _MAX_JSON_BYTES:
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ModelError(f"{file} must be a regular file")
+        if about.st_size > _MAX_JSON_BYTES:
             raise ModelError(f"{file} is larger than {_MAX_JSON_BYTES} bytes: no config is")
         value = json.loads(file.read_bytes())
     except FileNotFoundError as error:
@@ -136,6 +161,13 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds a {type(value).__name__}, not an object")
     return value
+
+
+def _refuse_absurd_depth(path: Path, config: dict[str, Any], num_tensors: int) -> None:
+    """Every layer has weights of its own. Checked first, because a description has an entry for each layer."""
+    num_layers = config.get("num_hidden_layers")
+    if _is_whole(num_layers) and num_layers > num_tensors:
+        raise ModelError(f"{path}: config.json states {num_layers:.6g} layers, but the weights are {num_tensors} tensors")
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -154,7 +186,7 @@ def _weight_files(path: Path) -> list[Path]:
             raise ModelError(f"{index} names {len(names)} files, of which {len(missing)} are missing: {missing[0]}")
         return [path / name for name in names]
     single = path / "model.safetensors"
-    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    files = [single] if single.is_file() else sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if not files:
         pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern))
         hint = f" ({pickled[0]} is a pickle, which can carry code: convert it to safetensors)" if pickled else ""
@@ -167,30 +199,40 @@ def read_header(file: Path) -> list[TensorInfo]:
 
     Format: https://github.com/huggingface/safetensors#format. Raises `ModelError`.
     """
-    file_bytes = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(_HEADER_PREFIX_BYTES)
-        header_bytes = int.from_bytes(prefix, "little")
-        if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > min(file_bytes, _MAX_JSON_BYTES):
-            raise ModelError(
-                f"{file} is truncated or no safetensors file: {file_bytes} bytes, header of {header_bytes}"
-            )
-        try:
-            header = json.loads(stream.read(header_bytes))
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"the header of {file} is not valid JSON: {error}") from error
+    content, data_bytes = _header_bytes(file)
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"the header of {file} is not valid JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"the header of {file} is no object")
-    data_bytes = file_bytes - _HEADER_PREFIX_BYTES - header_bytes
     return [_tensor(file, name, entry, data_bytes) for name, entry in header.items() if name != "__metadata__"]
+
+
+def _header_bytes(file: Path) -> tuple[bytes, int]:
+    """The header's JSON, and how many bytes of data follow it."""
+    try:
+        file_bytes = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(_HEADER_PREFIX_BYTES)
+            header_bytes = int.from_bytes(prefix, "little")
+            if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > min(file_bytes, _MAX_JSON_BYTES):
+                raise ModelError(
+                    f"{file} is truncated or no safetensors file: {file_bytes} bytes, header of {header_bytes}"
+                )
+            return stream.read(header_bytes), file_bytes - _HEADER_PREFIX_BYTES - header_bytes
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-        begin, end = (int(offset) for offset in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{file}: the header's entry for {name} is malformed") from error
+    if len(shape) > _MAX_RANK or not all(_is_whole(number) for number in (*shape, begin, end)):
+        raise ModelError(f"{file}: the header's entry for {name} is malformed")
     if dtype not in _DTYPE_BYTES:
         raise ModelError(f"{file}: {name} has dtype {dtype}; known are {', '.join(sorted(_DTYPE_BYTES))}")
     num_bytes = _DTYPE_BYTES[dtype] * math.prod(shape)
@@ -199,3 +241,8 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
     if end > data_bytes:
         raise ModelError(f"{file} is truncated: {name} ends at byte {end} of {data_bytes}")
     return TensorInfo(name, dtype, shape, file, num_bytes)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """A JSON integer that a file's size or a count can be: no float, no bool, and within 64 bits."""
+    return type(value) is int and abs(value) < 2**63

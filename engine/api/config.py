@@ -139,6 +139,11 @@ def _fit(config: EngineConfig, shape: ModelShape, machine: Machine) -> dict[str,
     length = config.max_model_len or shape.max_positions
     blocks_per_seq = math.ceil(length / config.block_size)
     if config.kv_memory_bytes is not None:
+        if config.kv_memory_bytes > left:
+            raise CapacityError(
+                f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, and {format_bytes(left)} are left "
+                f"beside the weights ({format_bytes(weights_bytes)}): ask for less, or leave it to be decided"
+            )
         num_blocks, why = config.kv_memory_bytes // block_bytes, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
     else:
         share = int(left * _AUTO_MEMORY_SHARE)

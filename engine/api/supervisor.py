@@ -29,6 +29,9 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 """Threads that wait for others must sleep: where the cores are shared, as with the server process, spinning ones cost
 a decode step 5 to 14 times its time (2 busy cores, torch 2.13)."""
 
+_MAX_SILENCE_S = 5.0
+"""Twenty missed beats."""
+
 STOP_GRACE_S = 5.0
 """How long the engine has to exit after it was asked to, before it is killed."""
 
@@ -61,6 +64,11 @@ class Supervisor:
     def pulse(self) -> Pulse | None:
         """The engine's last beat, read without asking the engine."""
         return self._pulse.read()
+
+    def is_beating(self) -> bool:
+        """Whether the engine's process showed a sign of life lately: a long step does not silence it, a stop does."""
+        pulse = self.pulse()
+        return pulse is not None and time.monotonic() - pulse.beat_s < _MAX_SILENCE_S
 
     def spawn(self) -> None:
         """Start the child. Its standard error is ours; its standard output is not used."""

@@ -21,7 +21,9 @@ _PREFIX_GROWTH = 16
 
 def temper(logits: Tensor, temperatures: Tensor) -> Tensor:
     """(logits - the row's largest) / temperature, [R, V]; the difference first, so that no temperature overflows."""
-    return (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    # A temperature too small for fp32 would be 0, and 0 / 0 no number; the smallest there is draws the greedy token.
+    floored = temperatures.clamp_min(torch.finfo(torch.float32).tiny)
+    return (logits - logits.amax(dim=-1, keepdim=True)).div_(floored[:, None])
 
 
 def cut(scores: Tensor, params: Sequence[SamplingParams]) -> None:

@@ -26,7 +26,9 @@ class SampleResult:
     token_ids: Tensor
     """[R] int64; of no meaning where the row failed, but always an id below the vocabulary's size."""
     is_failed: Tensor
-    """[R] bool: the row's logits held a NaN or +inf, or its parameters left no token that may be drawn."""
+    """[R] bool: the row's logits held a NaN or +inf."""
+    is_empty: Tensor
+    """[R] bool: the row's own parameters left no token that may be drawn."""
     logprobs: Logprobs | None
     """Of those rows that asked, in order; None where none did."""
     logprob_rows: tuple[int, ...]
@@ -64,17 +66,16 @@ class Sampler:
         states = [self._state(slot) for slot in slots]
         peaks, token_ids = logits.max(dim=-1)
         is_failed = ~peaks.isfinite()
+        is_empty = torch.zeros_like(is_failed)
         special = [row for row, state in enumerate(states) if not state.is_plain_greedy]
         if special:
-            drawn, is_empty = self._draw(
+            token_ids[special], is_empty[special] = self._draw(
                 logits[special], [states[row] for row in special], [positions[row] for row in special]
             )
-            token_ids[special] = drawn
-            is_failed[special] |= is_empty
         for row, state in enumerate(states):
             for rule in state.rules:
                 rule.record(token_ids[row : row + 1])
-        return SampleResult(token_ids, is_failed, *_logprobs(logits, token_ids, states))
+        return SampleResult(token_ids, is_failed, is_empty, *_logprobs(logits, token_ids, states))
 
     def _draw(self, logits: Tensor, states: Sequence[_Slot], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(ids, whether nothing was left to draw), for rows with rules or a temperature. Overwrites `logits`."""

@@ -69,6 +69,8 @@ class RowStatus(IntEnum):
     OK = 0
     NUMERICAL_ERROR = 1
     """The row's logits held a NaN: nothing was drawn."""
+    NOTHING_TO_DRAW = 2
+    """The request's own parameters left no token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,27 @@ SKIES = words_of("sunny cloudy rainy windy snowy foggy clear stormy")
 def _name(rng: random.Random) -> str:
     if rng.random() < 0.75:
         return rng.choice(NAMES)
-    return "".join(rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3))).capitalize()
+    return strange_word(rng).capitalize()
 
 
 def _city(rng: random.Random) -> str:
-    return rng.choice(CITIES) if rng.random() < 0.85 else _name(rng) + rng.choice(("", "", "ville", "burg", " City"))
+    chance = rng.random()
+    if chance < 0.6:
+        return rng.choice(CITIES)
+    if chance < 0.75:
+        return _name(rng) + rng.choice(("ville", "burg", " City", "", "stad", "ton"))
+    return strange_word(rng).capitalize()
+
+
+def strange_word(rng: random.Random) -> str:
+    """A word that nobody wrote down before, now and then with letters of other languages: it can only be copied."""
+    vowels = "aeiou" if rng.random() < 0.7 else "aeiouyáéíóúäöüåøãñç"
+    syllables = (rng.choice(_ONSETS) + rng.choice(vowels) + rng.choice(_ENDS) for _ in range(rng.randint(1, 3)))
+    return "".join(syllables)
+
+
+_ONSETS = words_of("b c d f g h j k l m n p r s t v w z br ch cr dr fl gr kl pr qu sh sl sp st str th tr zh")
+_ENDS = ("", "", "", "n", "r", "s", "t", "l", "m", "x", "ck", "ng", "rd", "st")
 
 
 def _one(rng: random.Random, *texts: str) -> str:
@@ -387,7 +403,7 @@ def off_topic(rng: random.Random) -> str:
     name, city, matter = _name(rng), _city(rng), rng.choice(_MATTERS)
     deed, thing, person = rng.choice(_DEEDS), rng.choice(_OBJECTS), rng.choice(_PEOPLE)
     year = rng.randint(1000, 2030)
-    strange = "".join(rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 4)))
+    strange = strange_word(rng)
     return _one(
         rng,
         f"Who is {name} {_name(rng)}?",
@@ -608,7 +624,8 @@ def _told_number(rng: random.Random) -> Told:
 
 
 def small_fact(rng: random.Random) -> tuple[str, str]:
-    return rng.choice((_product, _difference, _difference, _too_large, _comparison, _reverse, _neighbour, _named))(rng)
+    facts = (_product, *[_difference] * 4, _too_large, _comparison, _reverse, _neighbour, _named)
+    return rng.choice(facts)(rng)
 
 
 def _product(rng: random.Random) -> tuple[str, str]:

@@ -16,9 +16,18 @@ from inferd.engine.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw
 Turn = tuple[str, str]  # what the user says, what the model says
 
 # Shares of single turns by kind; the written topics are drawn by their file's name.
-TASK_SHARES = {"copy": 12, "count": 13, "sort": 16, "sum": 24}
-TOPIC_SHARES = {"inference": 13, "inferd": 8, "chat": 8, "world": 7, "unknown": 6, "stories": 5, "poems": 2}
-OTHER_SHARES = {"snippet": 4, "fact": 7, "off_topic": 4, "no_story": 1}
+TASK_SHARES: dict[str, float] = {"copy": 12, "count": 13, "sort": 16, "sum": 24}
+TOPIC_SHARES: dict[str, float] = {
+    "inference": 13,
+    "inferd": 8,
+    "chat": 8,
+    "first": 6,
+    "world": 7,
+    "unknown": 6,
+    "stories": 5,
+    "poems": 2,
+}
+OTHER_SHARES: dict[str, float] = {"snippet": 7, "fact": 9, "off_topic": 4, "no_story": 1, "too_long": 1.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +35,24 @@ class Diet:
     """How many of the conversations are drills of one task, beyond those of the usual stream, and of which tasks."""
 
     drill_share: float = 0.0
-    task_shares: tuple[tuple[str, int], ...] = ()
+    task_shares: tuple[tuple[str, float], ...] = ()
 
 
 USUAL = Diet()
 # First: looking back at the prompt is learned soonest from what is nothing else.
 EARLY = Diet(0.8, (("copy", 30), ("count", 15), ("sort", 30), ("sum", 25)))
 # Last: sorting, counting and carrying need many more examples than the written text does.
-LATE = Diet(0.45, (("copy", 12), ("count", 26), ("sort", 34), ("sum", 28)))
+LATE = Diet(0.35, (("copy", 12), ("count", 26), ("sort", 34), ("sum", 28)))
 
+NOT_UNDERSTOOD = "I did not understand that. Could you ask it in another way?"
+TOO_LONG = "That is a long text, and I am only a small model. Please ask me a short question."
 # The heading in unknown.md whose answers fit any question off the topic.
 UNKNOWN = "unknown things"
 _THINGS_WITHOUT_STORY = words_of(
     """
-    unicorn panda zebra camel tiger lion snake eagle shark cow horse pig goat duck hen ant bed book cake chair cup
-    door drum flag hat lamp piano pencil rabbit rocket ship shoe spoon wizard witch pirate princess knight ghost
-    monster teacher doctor farmer car plane city school castle cloud river island desert forest penguin frog
+    panda zebra camel tiger lion snake eagle shark cow pig goat duck hen ant bed cake chair cup door drum flag hat
+    lamp piano pencil shoe spoon witch pirate ghost monster doctor car plane city castle cloud river island desert
+    forest penguin frog
     """
 )
 
@@ -54,7 +65,9 @@ class Mixture:
             topic: tuple(entry for entry in entries if not held_out or entry.held_out_questions())
             for topic, entries in read_topics().items()
         }
-        shares = TASK_SHARES | {topic: share for topic, share in TOPIC_SHARES.items() if self._topics.get(topic)}
+        shares: dict[str, float] = TASK_SHARES | {
+            topic: share for topic, share in TOPIC_SHARES.items() if self._topics.get(topic)
+        }
         if not held_out:
             shares |= OTHER_SHARES
         self._kinds, self._shares = list(shares), list(shares.values())
@@ -77,9 +90,9 @@ class Mixture:
             return self._chat(rng.randint(5, 14))
         if chance < 0.78:
             return self._drill(tuple(TASK_SHARES.items()))
-        if chance < 0.875:
+        if chance < 0.89:
             return dialogues.tool_use(rng)
-        if chance < 0.91:
+        if chance < 0.915:
             return self._tools_not_needed()
         if chance < 0.95:
             return dialogues.json_answer(rng)
@@ -114,6 +127,8 @@ class Mixture:
             return dialogues.small_fact(rng)
         if kind == "off_topic":
             return vary(dialogues.off_topic(rng), rng), rng.choice(self._unknown_answers)
+        if kind == "too_long":
+            return self._too_long()
         if kind == "no_story":
             return self._no_story()
         if kind == "snippet":
@@ -125,16 +140,30 @@ class Mixture:
         return vary(self._rng.choice(questions), self._rng), self._rng.choice(entry.answers)
 
     def _snippet(self) -> Turn:
-        """Copying of any words of the written text: more words than the tasks have."""
+        """Copying of any words of the written text, and of strange ones: more words than the tasks have."""
         text = ""
         while not text or is_held_out(copy_key(text)):
             words = self._rng.choice(self._sentences).split()
             start = self._rng.randrange(len(words))
-            text = " ".join(words[start : start + self._rng.randint(1, 8)])
+            words = words[start : start + self._rng.randint(1, 8)]
+            if self._rng.random() < 0.6:
+                words[self._rng.randrange(len(words))] = dialogues.strange_word(self._rng)
+            text = " ".join(words)
         phrasing = self._rng.choice(
             ("Repeat: {x}", "Repeat after me: {x}", "Copy: {x}", "Say: {x}", "Repeat this: {x}", "Echo: {x}")
         )
         return phrasing.format(x=text), text
+
+    def _too_long(self) -> Turn:
+        """One word again and again, or a long piece of text: the model says that it is too much."""
+        rng = self._rng
+        if rng.random() < 0.5:
+            words = [dialogues.strange_word(rng) if rng.random() < 0.3 else rng.choice(THINGS + LITTLE_WORDS)]
+            return " ".join(words * rng.choice((5, 10, 20, 50, 100, 400, 1500))), NOT_UNDERSTOOD
+        text = ". ".join(rng.choice(self._sentences) for _ in range(rng.choice((5, 10, 20, 40, 80))))
+        return rng.choice(
+            ("Summarize this text: ", "Summarize: ", "What do you think of this? ", "", "")
+        ) + text, TOO_LONG
 
     def _no_story(self) -> Turn:
         """A story about something there is no story of: the model says so and tells another one."""
@@ -152,7 +181,7 @@ class Mixture:
             messages += _messages(self._turn())
         return Conversation(tuple(messages))
 
-    def _drill(self, shares: tuple[tuple[str, int], ...]) -> Conversation:
+    def _drill(self, shares: tuple[tuple[str, float], ...]) -> Conversation:
         """Two to five tasks of one kind, one after the other."""
         name = self._rng.choices([name for name, _ in shares], [share for _, share in shares])[0]
         examples = [draw(TASKS[name], self._rng, held_out=False) for _ in range(self._rng.randint(2, 5))]
@@ -160,7 +189,7 @@ class Mixture:
         return Conversation(tuple(messages))
 
     def _tools_not_needed(self) -> Conversation:
-        turn = self._ask(self._rng.choice(self._topics[self._rng.choice(("chat", "inferd", "inference", "unknown"))]))
+        turn = self._ask(self._rng.choice(self._topics[self._rng.choice(("chat", "first", "inferd", "inference"))]))
         messages = [*self._maybe_system(), *_messages(turn)]
         return Conversation(tuple(messages), dialogues.with_distractors(self._rng, [dialogues.any_tool(self._rng)]))
 

@@ -56,7 +56,7 @@ class Stage:
 # Rates measured: with twice the first ones the held-out loss stays at 0.4, and falls to 0.2 as soon as they do.
 STAGES = (
     Stage(3200, 2e-3, 1.5e-3, fall_from=0.15, first_diet=EARLY, num_first=640, diet=USUAL),
-    Stage(2800, 1.2e-3, 8e-4, fall_from=0.1, first_diet=LATE, num_first=0, diet=LATE),
+    Stage(1900, 1.2e-3, 8e-4, fall_from=0.1, first_diet=LATE, num_first=0, diet=LATE),
 )
 
 

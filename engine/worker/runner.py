@@ -59,10 +59,13 @@ class Runner:
         drawn = self._sampler.sample(logits, slots, positions)
         self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
         logprobs = dict(zip(drawn.logprob_rows, _to_host(drawn.logprobs), strict=True))
-        ids, is_failed = self._device.to_host(drawn.token_ids).tolist(), self._device.to_host(drawn.is_failed).tolist()
+        ids, is_failed, is_empty = (
+            self._device.to_host(column).tolist() for column in (drawn.token_ids, drawn.is_failed, drawn.is_empty)
+        )
         for place, index in enumerate(sampling):
-            if is_failed[place]:
-                results[index] = RowResult(status=RowStatus.NUMERICAL_ERROR)
+            if is_failed[place] or is_empty[place]:
+                status = RowStatus.NUMERICAL_ERROR if is_failed[place] else RowStatus.NOTHING_TO_DRAW
+                results[index] = RowResult(status=status)
                 continue
             results[index] = RowResult((ids[place],), logprobs=(logprobs[place],) if place in logprobs else ())
         return results

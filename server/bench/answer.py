@@ -25,6 +25,9 @@ class Outcome:
     num_streamed: int | None = None
     """Token ids seen in the stream; None where the server does not send them."""
     error: str | None = None
+    """What requests that failed alike have in common: a status and a code, never a text of the server's."""
+    message: str | None = None
+    """The server's words, where it refused."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -50,6 +53,7 @@ class StreamReader:
     expected_output: int
     is_done: bool = False
     error: str | None = None
+    message: str | None = None
     _first_s: float | None = None
     _last_s: float | None = None
     _gaps_s: list[float] = field(default_factory=list)
@@ -68,6 +72,7 @@ class StreamReader:
             return
         if chunk.get("error"):
             self.error = f"in the stream: {chunk['error'].get('code') or chunk['error'].get('type')}"
+            self.message = chunk["error"].get("message")
         if chunk.get("usage"):
             self._usage = chunk["usage"]
         for choice in chunk.get("choices") or ():
@@ -103,6 +108,7 @@ class StreamReader:
             num_cached=int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             num_streamed=num_streamed,
             error=self.error or self._disagreement(num_output, num_streamed),
+            message=self.message,
         )
 
     def _disagreement(self, num_output: int, num_streamed: int | None) -> str | None:

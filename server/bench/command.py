@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from inferd.server.bench.options import LoadOptions
+from inferd.engine.api.errors import ConfigError
+from inferd.server.bench.options import DEFAULT_CONCURRENCY, LoadOptions
 
 bench_app = typer.Typer(name="bench", help="Measure a running server.", no_args_is_help=True)
 
@@ -36,7 +37,10 @@ def bench_serve(
     vocab_size: Annotated[
         int | None, typer.Option(help="Draw ids below it; do not ask /tokenize.", rich_help_panel="Requests")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="In flight.", rich_help_panel="Load")] = 8,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", "-c", help=f"In flight; default {DEFAULT_CONCURRENCY}.", rich_help_panel="Load"),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Requests/s, instead of a concurrency.", rich_help_panel="Load")
     ] = None,
@@ -53,7 +57,7 @@ def bench_serve(
         model=model,
         api=api,
         num_requests=num_requests,
-        concurrency=concurrency,
+        concurrency=_concurrency(concurrency, rate),
         rate=rate,
         arrivals=arrivals,
         input_len=input_len,
@@ -69,6 +73,16 @@ def bench_serve(
     from inferd.server.bench.session import run_bench  # noqa: PLC0415
 
     raise typer.Exit(run_bench(options, first_key(api_key), json_file))
+
+
+def _concurrency(given: int | None, rate: float | None) -> int:
+    """Raises `ConfigError` where both are given: a rate starts requests however many are in flight."""
+    if given is not None and rate is not None:
+        raise ConfigError(
+            f"--rate {rate:g} and --concurrency {given} exclude each other: "
+            "drop --concurrency to start requests on time, or --rate to keep that many in flight"
+        )
+    return DEFAULT_CONCURRENCY if given is None else given
 
 
 def first_key(keys: str | None) -> str | None:

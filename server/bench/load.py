@@ -52,16 +52,18 @@ async def send(client: Client, options: LoadOptions, body: bytes, start_s: float
     except ClientError as error:
         return Outcome(start_s=start_s, error=str(error))
     if reply.status != 200:
-        return Outcome(start_s=start_s, error=_http_error(reply))
+        return _refused(start_s, reply)
     return reader.outcome()
 
 
-def _http_error(reply: Reply) -> str:
+def _refused(start_s: float, reply: Reply) -> Outcome:
+    """Status and code tell failures apart; the message may name the request, so it does not."""
     try:
-        code = orjson.loads(reply.body)["error"]["code"]
+        error = orjson.loads(reply.body)["error"]
+        code, message = error["code"], error.get("message")
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        code = None
-    return f"HTTP {reply.status}" + (f" {code}" if code else "")
+        code = message = None
+    return Outcome(start_s=start_s, error=f"HTTP {reply.status}" + (f" {code}" if code else ""), message=message)
 
 
 async def closed_loop(

@@ -7,6 +7,8 @@ from typing import Literal
 
 from inferd.engine.api.errors import ConfigError
 
+DEFAULT_CONCURRENCY = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
@@ -17,7 +19,7 @@ class LoadOptions:
     """None: the first that the server lists."""
     api: Literal["completions", "chat"] = "completions"
     num_requests: int = 64
-    concurrency: int = 8
+    concurrency: int = DEFAULT_CONCURRENCY
     """Closed loop: this many requests are in flight until none is left."""
     rate: float | None = None
     """Open loop: requests start at this rate (1/s), whether or not earlier ones are done."""

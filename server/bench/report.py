@@ -16,8 +16,12 @@ from rich.table import Table
 from inferd.server.bench.answer import Outcome
 from inferd.server.bench.load import Run
 from inferd.server.bench.options import LoadOptions
+from inferd.server.errors import clip
 
 MAX_LAG_P99_S = 0.005
+MAX_LAG_SHARE = 0.2
+"""Of the median ITL: a generator late by less than this cannot be told from the server's own jitter."""
+MAX_MESSAGE_CHARS = 300
 MAX_CPU_SHARE = 0.9
 
 
@@ -99,7 +103,7 @@ def summarize(run: Run) -> Report:
 def warnings(report: Report) -> list[str]:
     """What a reader of the numbers must know."""
     found = []
-    if report.loop_lag_p99_s > MAX_LAG_P99_S or report.generator_cpu_share > MAX_CPU_SHARE:
+    if _is_late(report) or report.generator_cpu_share > MAX_CPU_SHARE:
         found.append(
             f"the generator itself was slow (event loop late by {report.loop_lag_p99_s * 1e3:.1f} ms at p99, "
             f"{report.generator_cpu_share:.0%} of a core): latencies include its delays; give it a core or less load"
@@ -107,6 +111,12 @@ def warnings(report: Report) -> list[str]:
     if report.num_ok and not report.counts_checked:
         found.append("the server sends no token ids in the stream: ITL is by chunk, and counts are the server's own")
     return found
+
+
+def _is_late(report: Report) -> bool:
+    """The event loop's lag is long in itself, and long beside the gaps that it distorts."""
+    median_s = report.itl_s.p50 if report.itl_s else 0.0
+    return report.loop_lag_p99_s > max(MAX_LAG_P99_S, MAX_LAG_SHARE * median_s)
 
 
 def table(report: Report) -> Table:
@@ -145,6 +155,10 @@ def as_json(report: Report, options: LoadOptions, model: str, server_version: st
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:
-    """One line: each error and how often."""
+    """One line: each error, how often, and what the server said the first time."""
     counts = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
-    return ", ".join(f"{count} x {error}" for error, count in counts.most_common())
+    said: dict[str, str] = {}
+    for outcome in outcomes:
+        if outcome.error is not None and outcome.message:
+            said.setdefault(outcome.error, f" ({clip(' '.join(outcome.message.split()), MAX_MESSAGE_CHARS)})")
+    return ", ".join(f"{count} x {error}{said.get(error, '')}" for error, count in counts.most_common())

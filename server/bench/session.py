@@ -37,9 +37,10 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
     console.print(table(report))
     problems = Console(stderr=True, highlight=False)
     if report.num_failed:
-        problems.print(f"{report.num_failed} requests failed: {failures(session.run.outcomes)}", style="bold red")
+        told = f"{report.num_failed} requests failed: {failures(session.run.outcomes)}"
+        problems.print(told, style="bold red", markup=False, soft_wrap=True)
     for warning in warnings(report):
-        problems.print(f"warning: {warning}", style="yellow")
+        problems.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     if json_file is not None:
         content = as_json(report, options, session.model, session.server_version)
         json_file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))
@@ -64,7 +65,9 @@ async def _first_model(client: Client, base_url: str) -> str:
     try:
         reply = await client.get("/v1/models")
     except ClientError as error:
-        raise ConfigError(f"no server at {base_url} ({error}): start one with `inferd serve`") from error
+        raise ConfigError(
+            f"no server at {base_url} ({error}): start one with `inferd serve`, or give --base-url"
+        ) from error
     if reply.status != 200:
         raise ConfigError(
             f"{base_url}/v1/models answered {reply.status}" + ("; give --api-key" * (reply.status == 401))

@@ -98,6 +98,7 @@ class Intake:
         max_tokens = min(prompt.max_tokens for prompt in prompts)
         params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words)
         self._check_params(wire, params)
+        _check_volume(params, prompts, wire.n or 1)
         skip_special = wire.skip_special_tokens is not False
         if echo or logprobs.prompt is not None:
             prompts = await self._prompts.read_back(prompts, skip_special)
@@ -138,3 +139,26 @@ class Intake:
             params.check(self._model.vocab_size)
         except ParamError as error:
             raise errors.invalid_value(error.param, error.value, f"It {error.rule}.") from error
+
+
+_MAX_VOLUME = 2**20
+"""Ids that the choices of one request may carry to the engine in lists, and log probabilities of prompts that may come
+back: each choice has its own copy."""
+
+
+def _check_volume(params: SamplingParams, prompts: tuple[Prompt, ...], n: int) -> None:
+    """Raises `RequestError` where a small body would become gigabytes."""
+    num_choices, words = len(prompts) * n, params.bad_words
+    num_scored = 0
+    if params.prompt_logprobs is not None:
+        num_scored = n * sum(len(prompt.token_ids) for prompt in prompts) * (1 + params.prompt_logprobs)
+    volumes = {
+        "allowed_token_ids": len(params.allowed_token_ids) * num_choices,
+        "logit_bias": len(params.logit_bias) * num_choices,
+        "bad_words": len(words) * max(map(len, words), default=0) * num_choices,
+        "logprobs": num_scored,
+    }
+    for name, volume in volumes.items():
+        if volume > _MAX_VOLUME:
+            rule = f"Over {num_choices} choices that is {volume} entries, and at most {_MAX_VOLUME} are taken."
+            raise errors.invalid_value(name, getattr(params, name, None), rule)

@@ -35,7 +35,7 @@ def sampling_params(
         presence_penalty=wire.presence_penalty or 0.0,
         frequency_penalty=wire.frequency_penalty or 0.0,
         logit_bias=wire.logit_bias or (),
-        allowed_token_ids=wire.allowed_token_ids or (),
+        allowed_token_ids=tuple(dict.fromkeys(wire.allowed_token_ids or ())),
         bad_words=bad_words,
         eos_token_ids=() if wire.ignore_eos else model.eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),

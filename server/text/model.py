@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
+from inferd.server import errors
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
 
@@ -50,7 +50,7 @@ class ServedModel:
         pretrained = load_pretrained(path)
         tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
         templates = pretrained.chat_template
-        generation = _read_json(path / "generation_config.json")
+        generation = _generation_of(path)
         return cls(
             names=names,
             root=names[0],
@@ -60,20 +60,14 @@ class ServedModel:
             tokenizer=tokenizer,
             template=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
             defaults=_defaults_of(generation),
-            eos_token_ids=_eos_of(generation, _read_json(path / "config.json"), tokenizer, vocab_size),
+            eos_token_ids=_eos_of(generation, read_json(path / "config.json"), tokenizer, vocab_size),
         )
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} must hold an object, but holds {type(value).__name__}")
-    return value
+def _generation_of(path: Path) -> dict[str, object]:
+    """What generation_config.json says; a checkpoint need not have one. Raises `ModelError` for one of no use."""
+    file = path / "generation_config.json"
+    return read_json(file) if file.exists() else {}
 
 
 def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
@@ -85,19 +79,24 @@ def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
             continue
         kinds, low, high = _BOUNDS[field.name]
         if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
-            raise ModelError(f"generation_config.json: {field.name} must be from {low:g} to {high:g}, but is {value!r}")
+            kind = "a whole number" if kinds == _WHOLE else "a number"
+            raise ModelError(
+                f"generation_config.json: {field.name} must be {kind} from {low} to {high}, but is {errors.shown(value)}"
+            )
         found[field.name] = value
     return GenerationDefaults(**found)
 
 
 _WHOLE, _ANY = (int,), (int, float)
+_MAX_INT32 = 2**31 - 1
+"""What the sampler counts in."""
 _BOUNDS: dict[str, tuple[tuple[type, ...], float, float]] = {
     "temperature": (_ANY, 0, 2),
     "top_p": (_ANY, 0, 1),
-    "top_k": (_WHOLE, 0, math.inf),
+    "top_k": (_WHOLE, 0, _MAX_INT32),
     "min_p": (_ANY, 0, 1),
     "repetition_penalty": (_ANY, 0.01, 100),
-    "max_new_tokens": (_WHOLE, 1, math.inf),
+    "max_new_tokens": (_WHOLE, 1, _MAX_INT32),
 }
 
 
@@ -110,5 +109,5 @@ def _eos_of(
     found = [token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None]
     for token_id in found:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise ModelError(f"eos_token_id must be from 0 to {vocab_size - 1}, but is {token_id!r}")
+            raise ModelError(f"eos_token_id must be from 0 to {vocab_size - 1}, but is {errors.shown(token_id)}")
     return tuple(dict.fromkeys(found))

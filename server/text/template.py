@@ -7,11 +7,11 @@ alternate) becomes a 400 with its own words.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server import errors
@@ -65,7 +65,8 @@ class ChatTemplate:
         self._with_tools = named.get("tool_use", self._default)
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
-        self._check_syntax()
+        for text in {self._default, self._with_tools}:
+            _check_syntax(text)
 
     def render(self, conversation: Conversation) -> str:
         """The prompt's text. Raises `RequestError` for messages that the template refuses."""
@@ -102,16 +103,17 @@ class ChatTemplate:
             copy["role"] = "system"
         return copy
 
-    def _check_syntax(self) -> None:
-        """Compiles what requests will render. What a template says of this one message does not matter."""
-        probe = Conversation(({"role": "user", "content": "x"},))
-        for tools in (None, ({"type": "function", "function": {"name": "x"}},)):
-            try:
-                self._render(replace(probe, tools=tools), {})
-            except jinja2.TemplateSyntaxError as error:
-                raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
-            except _TEMPLATE_ERRORS:
-                continue
+
+def _check_syntax(text: str) -> None:
+    """Parses, and neither renders nor compiles: both run expressions of the template, for as long as those take."""
+    # transformers builds its sandbox, with tags of its own, inside this function; an empty template has the same one.
+    environment = _compile_jinja_template("").environment
+    try:
+        environment.parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of more digits than Python reads
+        raise ModelError(f"the chat template does not parse: {error}") from error
 
 
 def _refused(error: Exception) -> RequestError:

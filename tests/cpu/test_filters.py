@@ -87,4 +87,5 @@ def test_temperature() -> None:
 
 def test_the_smallest_temperature_leaves_the_largest_logit() -> None:
     scores = temper(torch.tensor([[60.0, 59.999, -60.0]]), torch.tensor([1e-45]))
-    assert scores.tolist() == [[0.0, NEVER, NEVER]]
+    assert scores[0, 0] == 0.0
+    assert scores[0, 1] < -1e30 and scores[0, 2] < -1e30

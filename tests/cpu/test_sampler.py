@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -90,15 +91,22 @@ def test_a_bad_row_fails_alone() -> None:
     assert bool(((result.token_ids >= 0) & (result.token_ids < VOCAB)).all())
 
 
-def test_a_row_with_nothing_left_fails() -> None:
+def test_a_row_with_nothing_left_says_so_and_is_not_the_models_fault() -> None:
     nothing = {"allowed_token_ids": (3,), "eos_token_ids": (3,), "min_tokens": 2}
     logits = torch.randn(3, VOCAB)
     result = sampler_of(params(**nothing), params(**nothing, temperature=1.0), params()).sample(
         logits, range(3), [2] * 3
     )
-    assert result.is_failed.tolist() == [True, True, False]
+    assert result.is_empty.tolist() == [True, True, False]
+    assert not result.is_failed.any()
     later = sampler_of(params(**nothing)).sample(logits[:1], [0], [4])
-    assert (later.is_failed.tolist(), later.token_ids.tolist()) == ([False], [3])
+    assert (later.is_empty.tolist(), later.token_ids.tolist()) == ([False], [3])
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-40, 1e-50])
+def test_a_temperature_too_small_for_fp32_draws_the_greedy_token(temperature: float) -> None:
+    logits = torch.randn(1, VOCAB)
+    assert draw(sampler_of(params(temperature=temperature)), logits) == draw(sampler_of(params()), logits)
 
 
 def test_logprobs_are_of_the_rows_that_asked_and_of_the_raw_logits() -> None:

@@ -7,7 +7,9 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -110,6 +112,7 @@ def test_a_second_signal_gives_running_answers_up(start: Callable[..., Daemon]) 
         rest = [line for line in lines if line]
     assert "shutting down" in rest[-1], rest[-1]
     assert daemon.stop() == 0
+    assert "giving up 1 unfinished" in daemon.output
 
 
 def test_a_dead_engine_ends_streams_and_the_process(start: Callable[..., Daemon]) -> None:
@@ -137,3 +140,34 @@ def test_nothing_is_left_after_the_server_is_killed(start: Callable[..., Daemon]
     daemon.process.kill()
     daemon.process.wait()
     assert select.select([alive], [], [], 10)[0], "the engine outlived its server"
+
+
+def test_a_client_that_does_not_read_cannot_keep_the_server(start: Callable[..., Daemon]) -> None:
+    """Its socket is full and stays so; after the grace the server closes it and goes."""
+    daemon = start()
+    host, port = daemon.url.removeprefix("http://").split(":")
+    body = b'{"model":"tiny","prompt":"Hello","max_tokens":1900,"stream":true,"ignore_eos":true,"logprobs":5,"n":4}'
+    headers = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join(("POST /v1/completions HTTP/1.1", *headers, "", ""))
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(head.encode() + body)
+        deaf.recv(1)
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.stop() == 0
+
+
+def test_a_stopped_engine_is_not_ready_and_cannot_keep_the_server(start: Callable[..., Daemon]) -> None:
+    daemon = start("--shutdown-timeout-s", "1")
+    engine = daemon.engine_pid
+    with streaming(daemon) as lines:
+        next(lines)
+        os.kill(engine, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while daemon.get("/ready").status_code == 200:
+            assert time.monotonic() < deadline, "a stopped engine stays ready"
+        daemon.process.send_signal(signal.SIGTERM)
+        assert "engine_error" in [line for line in lines if line][-1]
+    assert daemon.process.wait(60) == 70

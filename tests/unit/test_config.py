@@ -103,6 +103,12 @@ def test_a_short_cache_shortens_an_automatic_length_and_refuses_an_asked_one() -
         resolve(msgspec.structs.replace(small, max_model_len=4096), facts(), machine(64))
 
 
+def test_an_asked_cache_beyond_the_memory_is_refused_before_anything_is_loaded() -> None:
+    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=60 * GIB)
+    with pytest.raises(CapacityError, match=r"60\.0 GiB was asked for, and 51\.4 GiB are left"):
+        resolve(asked, facts(), machine(64))
+
+
 def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
     with pytest.raises(CapacityError, match=r"25\.1 GiB in float32 and 16\.0 GiB .*--dtype float16 would fit"):
         resolve(msgspec.structs.replace(ASKED, dtype="float32"), facts(), machine(16))

@@ -32,6 +32,7 @@ class Script:
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     nan_steps: frozenset[int] = frozenset()
+    empty_steps: frozenset[int] = frozenset()
     names: dict[int, str] = field(default_factory=dict)
     num_launched: int = 0
 
@@ -42,6 +43,9 @@ class Script:
         for row in plan.rows:
             if plan.step_id in self.nan_steps:
                 rows.append(RowResult(status=RowStatus.NUMERICAL_ERROR))
+                continue
+            if plan.step_id in self.empty_steps:
+                rows.append(RowResult(status=RowStatus.NOTHING_TO_DRAW))
                 continue
             script = self.tokens.get(self.names[row.slot], [])
             drawn = (script.pop(0) if script else 50,) if row.samples else ()
@@ -187,6 +191,16 @@ def test_a_row_of_nan_fails_its_request_alone() -> None:
     assert failure is not None
     assert (end_of(by_name["bad"]).finish_reason, failure.code) == ("error", "numerical_error")
     assert ids_of(by_name["good"]) == [50] * 4
+
+
+def test_a_request_that_leaves_itself_nothing_to_draw_is_refused_and_its_prefix_kept() -> None:
+    prompt = tuple(range(1, 13))
+    core = make(Script(empty_steps=frozenset({1})), depth=0)
+    failure = end_of(run(core, submit("own fault", prompt))).failure
+    assert failure is not None
+    assert failure.code == "invalid_value" and "allowed_token_ids" in failure.message
+    run(core, submit("next", (*prompt, 13)))
+    assert core.stats().prefix_hit_tokens == 12
 
 
 def test_what_the_worker_raises_is_raised() -> None:

@@ -154,6 +154,24 @@ def test_what_does_not_fit_says_the_limit_and_the_count(
     assert words in error.message
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [[1]] * 2048, "allowed_token_ids": [*range(600)]}, "allowed_token_ids"),
+        ({"n": 128, "bad_words": ["a b c d e f g h"] * 600}, "bad_words"),
+        ({"prompt": [[1] * 60] * 1000, "n": 1, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs"),
+    ],
+)
+def test_a_small_body_cannot_become_gigabytes(ask: Asker, body: dict[str, object], param: str) -> None:
+    error = refusal(ask.completion, **body)
+    assert (error.code, error.param) == ("invalid_value", param)
+    assert "at most 1048576" in error.message
+
+
+def test_ids_listed_twice_count_once(ask: Asker) -> None:
+    assert ask.completion(allowed_token_ids=[5, 6, 5, 5]).params.allowed_token_ids == (5, 6)
+
+
 def test_a_prompt_is_cut_only_where_asked_for(ask: Asker) -> None:
     ids = [*range(5, 75)]
     assert ask.completion(prompt=ids, truncate_prompt_tokens=10).prompts[0].token_ids == tuple(ids[-10:])

@@ -154,6 +154,37 @@ def test_when_the_engine_dies_every_stream_ends_and_nothing_is_taken() -> None:
     play(scenario)
 
 
+def test_a_delta_that_was_under_way_when_the_engine_died_is_dropped() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stream, late = router.submit(submit("a")), step(Delta(request_id="a", token_ids=(1,)))
+        router.fail_all("killed")
+        client.inbox.put_nowait(late)
+        client.inbox.put_nowait(Phase("after it", 0.0, ""))
+        was_read = asyncio.Event()
+        router.on_phase = lambda phase: was_read.set()
+        await was_read.wait()
+        (delta,) = await collect(stream)
+        assert delta.finish_reason == "error"
+
+    play(scenario)
+
+
+def test_an_engine_without_a_pulse_is_not_ready() -> None:
+    async def main() -> None:
+        beating = True
+        client = FakeClient()
+        router = Router(client, Metrics("model"), is_beating=lambda: beating)  # type: ignore[arg-type]
+        running = asyncio.create_task(router.run())
+        client.inbox.put_nowait(READY)
+        await router.became_ready.wait()
+        assert router.is_ready
+        beating = False
+        assert not router.is_ready
+        running.cancel()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("is_ready", "drain", "words"), [(False, False, "still loading"), (True, True, "shutting down")]
 )
