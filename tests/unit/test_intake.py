@@ -158,7 +158,7 @@ def test_what_does_not_fit_says_the_limit_and_the_count(
     ("body", "param"),
     [
         ({"prompt": [[1]] * 2048, "allowed_token_ids": [*range(600)]}, "allowed_token_ids"),
-        ({"n": 128, "bad_words": ["a b c d e f g h i j k l m n o p q r"] * 600}, "bad_words"),
+        ({"n": 128, "bad_words": [f"{i} b c d e f g h i j k l m n o p q r" for i in range(600)]}, "bad_words"),
         ({"prompt": [[1] * 60] * 1000, "n": 1, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs"),
     ],
 )
