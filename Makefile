@@ -7,6 +7,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?= tiny
 ARGS ?=
+TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -18,11 +19,13 @@ help: ## What can be made
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; torch is large)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 install: $(STAMP) ## Set up the virtual environment with the pinned dependencies
+	@:
 
 serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
 	@exec $(BIN)/inferd serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)

@@ -139,7 +139,8 @@ def check_torch() -> Check:
     if not found["mkldnn"]:
         return Check("torch", "warn", shown, "this build has no oneDNN: models run, slowly; install the official wheel")
     if not found["bf16"]:
-        return Check("torch", "warn", shown, "this CPU has no fast bfloat16; --dtype float32 (INFERD_DTYPE) may be faster")
+        way_out = "this CPU has no fast bfloat16; --dtype float32 (INFERD_DTYPE) may be faster"
+        return Check("torch", "warn", shown, way_out)
     return Check("torch", "ok", shown)
 
 
@@ -158,7 +159,8 @@ def check_memory() -> Check:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return Check("memory", "warn", "unknown on this system", "give --kv-memory (INFERD_KV_MEMORY): then nothing has to be guessed")
+        way_out = "give --kv-memory (INFERD_KV_MEMORY), so that nothing has to be guessed"
+        return Check("memory", "warn", "unknown on this system", way_out)
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     available = sizes["MemAvailable"]
     shown = f"{available / GIB:.1f} GiB available of {sizes['MemTotal'] / GIB:.1f}"
@@ -188,7 +190,8 @@ def check_port(host: str, port: int) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        return Check("port", "warn", f"{host}:{port}: {error.strerror}", "serve elsewhere with --port or --host (INFERD_PORT, INFERD_HOST)")
+        way_out = "serve elsewhere with --port or --host (INFERD_PORT, INFERD_HOST)"
+        return Check("port", "warn", f"{host}:{port}: {error.strerror}", way_out)
     return Check("port", "ok", f"{host}:{port} is free")
 
 

@@ -11,7 +11,7 @@ import math
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -144,7 +144,7 @@ def _first_line(error: Exception) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises `ModelError` where it is missing, no file, too large, malformed or no object."""
+    """The JSON object in `file`. Raises `ModelError` where there is none: missing, unreadable, too large, malformed."""
     try:
         about = file.stat()
         if not stat.S_ISREG(about.st_mode):
@@ -166,8 +166,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def _refuse_absurd_depth(path: Path, config: dict[str, Any], num_tensors: int) -> None:
     """Every layer has weights of its own. Checked first, because a description has an entry for each layer."""
     num_layers = config.get("num_hidden_layers")
-    if _is_whole(num_layers) and num_layers > num_tensors:
-        raise ModelError(f"{path}: config.json states {num_layers:.6g} layers, but the weights are {num_tensors} tensors")
+    if type(num_layers) is int and num_layers > num_tensors:
+        raise ModelError(f"{path}: config.json has num_hidden_layers {num_layers}, but there are {num_tensors} tensors")
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -230,9 +230,9 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
         begin, end = entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{file}: the header's entry for {name} is malformed") from error
+        raise _malformed(file, name) from error
     if len(shape) > _MAX_RANK or not all(_is_whole(number) for number in (*shape, begin, end)):
-        raise ModelError(f"{file}: the header's entry for {name} is malformed")
+        raise _malformed(file, name)
     if dtype not in _DTYPE_BYTES:
         raise ModelError(f"{file}: {name} has dtype {dtype}; known are {', '.join(sorted(_DTYPE_BYTES))}")
     num_bytes = _DTYPE_BYTES[dtype] * math.prod(shape)
@@ -243,6 +243,11 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
     return TensorInfo(name, dtype, shape, file, num_bytes)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    """A JSON integer that a file's size or a count can be: no float, no bool, and within 64 bits."""
+def _malformed(file: Path, name: str) -> ModelError:
+    rule = f"it needs a dtype, a shape of at most {_MAX_RANK} whole numbers, and two whole numbers as data_offsets"
+    return ModelError(f"{file}: the header's entry for {name} is malformed: {rule}")
+
+
+def _is_whole(value: object) -> bool:
+    """A JSON integer that a size or an offset can be: no float, no bool, and within 64 bits."""
     return type(value) is int and abs(value) < 2**63

@@ -72,7 +72,7 @@ class StreamReader:
             return
         if chunk.get("error"):
             self.error = f"in the stream: {chunk['error'].get('code') or chunk['error'].get('type')}"
-            self.message = chunk["error"].get("message")
+            self.message = str(chunk["error"].get("message") or "") or None
         if chunk.get("usage"):
             self._usage = chunk["usage"]
         for choice in chunk.get("choices") or ():

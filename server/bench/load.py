@@ -60,7 +60,7 @@ def _refused(start_s: float, reply: Reply) -> Outcome:
     """Status and code tell failures apart; the message may name the request, so it does not."""
     try:
         error = orjson.loads(reply.body)["error"]
-        code, message = error["code"], error.get("message")
+        code, message = error["code"], str(error.get("message") or "") or None
     except (orjson.JSONDecodeError, KeyError, TypeError):
         code = message = None
     return Outcome(start_s=start_s, error=f"HTTP {reply.status}" + (f" {code}" if code else ""), message=message)

@@ -80,9 +80,8 @@ def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
         kinds, low, high = _BOUNDS[field.name]
         if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
             kind = "a whole number" if kinds == _WHOLE else "a number"
-            raise ModelError(
-                f"generation_config.json: {field.name} must be {kind} from {low} to {high}, but is {errors.shown(value)}"
-            )
+            rule = f"{field.name} must be {kind} from {low} to {high}"
+            raise ModelError(f"generation_config.json: {rule}, but is {errors.shown(value)}")
         found[field.name] = value
     return GenerationDefaults(**found)
 

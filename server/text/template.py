@@ -65,7 +65,7 @@ class ChatTemplate:
         self._with_tools = named.get("tool_use", self._default)
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
-        for text in {self._default, self._with_tools}:
+        for text in (self._default, self._with_tools):
             _check_syntax(text)
 
     def render(self, conversation: Conversation) -> str:

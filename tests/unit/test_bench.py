@@ -30,7 +30,7 @@ from inferd.server.bench.command import bench_app
 from inferd.server.bench.load import Run, arrival_offsets, closed_loop, open_loop
 from inferd.server.bench.options import LoadOptions
 from inferd.server.bench.prompts import ChatPrompts, IdPrompts, request_bodies
-from inferd.server.bench.report import quantile, summarize, warnings
+from inferd.server.bench.report import failures, quantile, summarize, warnings
 from inferd.server.bench.session import run_bench
 
 MODELS = {
@@ -289,7 +289,7 @@ def test_failed_requests_make_the_exit_code(server: tuple[FakeServer, str], caps
 
 
 def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="answers none of these requests: 2 x HTTP 429 slow_down"):
+    with pytest.raises(ConfigError, match=r"answers none of these requests: 2 x HTTP 429 slow_down \(later\)$"):
         run_bench(options(server[1], model="busy"), None, None)
     with pytest.raises(ConfigError, match=r"no server at http://127.0.0.1:1 .*inferd serve"):
         run_bench(options("http://127.0.0.1:1"), None, None)
@@ -371,3 +371,27 @@ def test_a_slow_generator_is_warned_of() -> None:
     late = summarize(Run((outcome,), 1.0, (0.001,) * 98 + (0.009, 0.009), 0.2))
     busy = summarize(Run((outcome,), 1.0, (0.001,) * 100, 0.95))
     assert [len(warnings(report)) for report in (fine, late, busy)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("itl_s", "num_warnings"), [(0.010, 1), (0.044, 1), (0.046, 0), (1.0, 0)])
+def test_a_lag_counts_beside_the_gaps_that_it_distorts(itl_s: float, num_warnings: int) -> None:
+    """9 ms late: a fifth of 45 ms."""
+    outcome = Outcome(start_s=0.0, first_token_s=1.0, last_token_s=2.0, gaps_s=(itl_s,), num_output=2, num_streamed=2)
+    assert len(warnings(summarize(Run((outcome,), 1.0, (0.009,) * 100, 0.2)))) == num_warnings
+
+
+def test_a_failure_carries_what_the_server_said_first() -> None:
+    outcomes = [Outcome(start_s=0.0, error="HTTP 400 x", message=f"request\n{index} [too] long") for index in range(3)]
+    assert failures([*outcomes, Outcome(start_s=0.0, error="cut")]) == "3 x HTTP 400 x (request 0 [too] long), 1 x cut"
+
+
+def test_an_error_in_the_stream_keeps_its_message() -> None:
+    reader = StreamReader(start_s=0.0, expected_output=1)
+    reader.on_event(b'{"error": {"code": "engine_error", "message": "it is gone"}}', 1.0)
+    assert (reader.outcome().error, reader.outcome().message) == ("in the stream: engine_error", "it is gone")
+
+
+def test_a_rate_and_a_concurrency_exclude_each_other() -> None:
+    refused = CliRunner().invoke(bench_app, ["serve", "--rate", "5", "--concurrency", "8"]).exception
+    assert isinstance(refused, ConfigError)
+    assert str(refused).startswith("--rate 5 and --concurrency 8 exclude each other: drop --concurrency")

@@ -30,7 +30,8 @@ class Handler(BaseHTTPRequestHandler):
     keys: list[str | None]
 
     def do_GET(self) -> None:
-        self._answer(200, b'{"data": [{"id": "m1"}]}')
+        models = b"[]" if self.path.startswith("/empty") else b'[{"id": "m1"}]'
+        self._answer(200, b'{"data": %b}' % models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -114,5 +115,13 @@ def test_an_answer_stopped_half_way_is_kept(url: str) -> None:
 def test_refusals_are_one_line(url: str) -> None:
     with pytest.raises(ChatError, match=r"^too long, by far$"):
         run_chat(ChatOptions(base_url=url), "refuse")
-    with pytest.raises(ChatError, match=r"no server at http://127.0.0.1:1 .*inferd serve"):
+    with pytest.raises(
+        ChatError, match=r"^no server at http://127.0.0.1:1: start one with `inferd serve`, or give --base-url$"
+    ):
         run_chat(ChatOptions(base_url="http://127.0.0.1:1"), "Hi")
+    with pytest.raises(ChatError, match=r"^no server at http://127.0.0.1:1: "):
+        run_chat(ChatOptions(base_url="http://127.0.0.1:1", model="m"), "Hi")
+    with pytest.raises(ChatError, match=r"^no answer from ftp://x \(.*protocol.*\): .*--base-url$"):
+        run_chat(ChatOptions(base_url="ftp://x"), "Hi")
+    with pytest.raises(ChatError, match="lists no model"):
+        run_chat(ChatOptions(base_url=f"{url}/empty"), "Hi")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, locate, read_header, read_json
 from inferd.engine.api.errors import ModelError
@@ -84,6 +87,12 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
         ({"dtype": "F32", "shape": "x", "data_offsets": [0, 8]}, "malformed"),
         ({"dtype": "F32", "shape": [2]}, "malformed"),
         (7, "malformed"),
+        ({"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [True, 2], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]}, "malformed"),
+        ({"dtype": "F32", "shape": [10**4000], "data_offsets": [0, 8]}, "malformed"),
+        ({"dtype": "F32", "shape": [1] * 65 + [2], "data_offsets": [0, 8]}, "malformed"),
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path: Path, entry: object, words: str) -> None:
@@ -109,6 +118,34 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
         read_json(file)
 
 
+def test_only_regular_files_are_weights(tmp_path: Path) -> None:
+    """A pipe would be waited for without end."""
+    checkpoint(tmp_path, WEIGHT)
+    os.mkfifo(tmp_path / "x.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    assert set(Checkpoint.read(tmp_path).tensors) == {"w"}
+    (tmp_path / "a.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(ModelError, match="no safetensors weights"):
+        Checkpoint.read(tmp_path)
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelError, match=r"config\.json must be a regular file"):
+        Checkpoint.read(tmp_path)
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    """A directory is unreadable to root as well."""
+    with pytest.raises(ModelError, match=r"cannot read .*directory"):
+        read_header(tmp_path)
+
+
+def test_more_layers_than_tensors_are_refused_unbuilt(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="num_hidden_layers 1000000000, but there are 1 tensors"):
+        Checkpoint.read(checkpoint(tmp_path, WEIGHT, num_hidden_layers=10**9))
+    assert Checkpoint.read(checkpoint(tmp_path, WEIGHT, num_hidden_layers=1)).tensors
+
+
 def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate("tiny") == EMBEDDED_PATH
     assert locate(str(tmp_path)) == tmp_path.resolve()
@@ -118,12 +155,27 @@ def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     with pytest.raises(ModelError, match="is a file"):
         locate(str(file))
-    with pytest.raises(ModelError, match="no hub id"):
-        locate("just-a-name")
+    with pytest.raises(ModelError, match=r"no hub id .*the embedded model is called `tiny`"):
+        locate("tinny")
+    with pytest.raises(ModelError, match="give the whole path"):
+        locate("~no-such-user-here/x")
+    with pytest.raises(ModelError, match="cannot look at"):
+        locate("x" * 10_000)
 
 
 def test_offline_the_hub_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match="not in the local cache"):
+    with pytest.raises(ModelError, match="not in the local cache and HF_HUB_OFFLINE is set: unset it"):
         locate("organisation/never-downloaded")
+
+
+def test_a_hub_out_of_reach_is_not_called_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(repo_id: str, **options: object) -> str:
+        raise LocalEntryNotFoundError("x")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("inferd.engine.api.checkpoint.snapshot_download", unreachable)
+    with pytest.raises(ModelError, match="the hub cannot be reached: download it where") as caught:
+        locate("organisation/never-downloaded")
+    assert "HF_HUB_OFFLINE" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_user_error_is_one_line_and_its_exit_code() -> None:
     done = command("serve", "--port", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "inferd: port must be a whole number from 0 to 65535, but got 'x' (flag --port)\n"
+
+
+def test_the_version_is_a_flag_and_a_command() -> None:
+    runner = CliRunner()
+    flag, named = runner.invoke(cli.app, ["--version"]), runner.invoke(cli.app, ["version"])
+    assert (flag.exit_code, flag.output) == (0, named.output)
+    assert flag.output == f"inferd {installed_version('inferd')}\n"
+
+
+def test_the_doctor_says_where_its_port_comes_from() -> None:
+    assert "INFERD_PORT=8001 inferd doctor" in CliRunner().invoke(cli.app, ["doctor", "--help"]).output
 
 
 def test_help_loads_nothing_heavy() -> None:

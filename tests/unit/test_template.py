@@ -52,6 +52,33 @@ def test_a_template_that_does_not_parse_stops_the_start() -> None:
         ChatTemplate("{% for %}", {})
 
 
+def test_the_tools_template_is_parsed_too() -> None:
+    with pytest.raises(ModelError, match="line 2"):
+        ChatTemplate({"default": "x", "tool_use": "\n{% if %}"}, {})
+
+
+@pytest.mark.parametrize("text", ["{{ " + "(" * 5000, "{{ " + "9" * 5000 + " }}"])
+def test_what_the_parser_itself_cannot_bear_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="does not parse"):
+        ChatTemplate(text, {})
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "text", ["{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{ 9 ** 9 ** 9 }}"]
+)
+def test_the_start_runs_nothing_of_the_template(text: str) -> None:
+    """The loop would take an hour to render; the power is of constants alone, which compiling would work out."""
+    ChatTemplate(text, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["{% generation %}x{% endgeneration %}", "{% for m in messages %}{% break %}{% endfor %}"]
+)
+def test_the_tags_of_transformers_parse(text: str) -> None:
+    ChatTemplate(text, {})
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
