@@ -157,9 +157,9 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
+        raise ModelError(f"{file} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} holds a {type(value).__name__}, not an object")
+        raise ModelError(f"{file} must hold an object, but holds a {type(value).__name__}")
     return value
 
 

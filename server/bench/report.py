@@ -103,7 +103,7 @@ def summarize(run: Run) -> Report:
 def warnings(report: Report) -> list[str]:
     """What a reader of the numbers must know."""
     found = []
-    if _is_late(report) or report.generator_cpu_share > MAX_CPU_SHARE:
+    if report.num_ok and (_is_late(report) or report.generator_cpu_share > MAX_CPU_SHARE):
         found.append(
             f"the generator itself was slow (event loop late by {report.loop_lag_p99_s * 1e3:.1f} ms at p99, "
             f"{report.generator_cpu_share:.0%} of a core): latencies include its delays; give it a core or less load"

@@ -79,8 +79,8 @@ def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
             continue
         kinds, low, high = _BOUNDS[field.name]
         if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
-            kind = "a whole number" if kinds == _WHOLE else "a number"
-            rule = f"{field.name} must be {kind} from {low} to {high}"
+            kind = " and whole" if kinds == _WHOLE else ""
+            rule = f"{field.name} must be from {low} to {high}{kind}"
             raise ModelError(f"generation_config.json: {rule}, but is {errors.shown(value)}")
         found[field.name] = value
     return GenerationDefaults(**found)

@@ -38,13 +38,13 @@ def test_recommendations_are_the_defaults(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("recommended", "words"),
     [
-        ({"temperature": float("nan")}, "temperature must be a number from 0 to 2, but is nan"),
-        ({"top_p": float("inf")}, "top_p must be a number from 0 to 1, but is inf"),
-        ({"min_p": "0.1"}, "min_p must be a number from 0 to 1, but is 0.1"),
-        ({"repetition_penalty": True}, "repetition_penalty must be a number from 0.01 to 100, but is true"),
-        ({"top_k": 10**30}, f"top_k must be a whole number from 0 to 2147483647, but is {10**30}"),
-        ({"top_k": 1.5}, "top_k must be a whole number"),
-        ({"max_new_tokens": 10**400}, "from 1 to 2147483647, but is a number of more than 77 digits"),
+        ({"temperature": float("nan")}, "temperature must be from 0 to 2, but is nan"),
+        ({"top_p": float("inf")}, "top_p must be from 0 to 1, but is inf"),
+        ({"min_p": "0.1"}, "min_p must be from 0 to 1, but is 0.1"),
+        ({"repetition_penalty": True}, "repetition_penalty must be from 0.01 to 100, but is true"),
+        ({"top_k": 10**30}, f"top_k must be from 0 to 2147483647 and whole, but is {10**30}"),
+        ({"top_k": 1.5}, "top_k must be from 0 to 2147483647 and whole, but is 1.5"),
+        ({"max_new_tokens": 10**400}, "from 1 to 2147483647 and whole, but is a number of more than 77 digits"),
         ({"eos_token_id": [0, 10**30]}, f"eos_token_id must be from 0 to {VOCAB_SIZE - 1}, but is {10**30}"),
     ],
 )
