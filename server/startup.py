@@ -33,7 +33,7 @@ from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import format_bytes
-from inferd.engine.api.supervisor import Supervisor, describe_exit
+from inferd.engine.api.supervisor import STOP_GRACE_S, Supervisor, describe_exit
 from inferd.server.app import AppOptions, create_app
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router
@@ -46,6 +46,7 @@ EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE: restart policies act on it."""
 
 _CLOSE_GRACE_S = 5
+_DEAD_GRACE_S = 0.5
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
 """Field 22 of /proc/PID/stat, counted after the name in parentheses."""
@@ -167,8 +168,8 @@ class _Service:
         try:
             return await self._supervise(supervisor)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                await supervisor.stop()
+            # One that does not answer will not heed a request to end either.
+            await supervisor.stop(_DEAD_GRACE_S if self._died else STOP_GRACE_S)
             client.close()
 
     async def _supervise(self, supervisor: Supervisor) -> int:

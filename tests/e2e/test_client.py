@@ -17,8 +17,10 @@ LONG: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_toke
 
 
 def ask(daemon: Daemon, **options: Any) -> Any:
+    """A completion of plain text, of a length that does not depend on how the model was trained."""
     defaults = {"model": "tiny", "prompt": "Tell me a short story.", "max_tokens": 40, "seed": 3, "temperature": 1.0}
-    return daemon.client().completions.create(**{**defaults, **options})
+    extra = {"ignore_eos": True, "skip_special_tokens": False, **options.pop("extra_body", {})}
+    return daemon.client().completions.create(**{**defaults, **options}, extra_body=extra)
 
 
 def gauge(daemon: Daemon, name: str) -> dict[str, float]:
