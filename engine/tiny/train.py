@@ -111,6 +111,16 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     return [muon, adam]
 
 
+_NOT_OF_A_LLAMA = (
+    "_name_or_path",
+    "chunk_size_feed_forward",
+    "id2label",
+    "label2id",
+    "is_encoder_decoder",
+    "return_dict",
+)
+
+
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Writes the checkpoint into `folder`, each file complete before it takes its name."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +130,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         del weights["lm_head.weight"]  # tied to the embedding
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
         config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
-        config = {key: value for key, value in config.items() if value is not None and not key.startswith("_")}
+        config = {key: value for key, value in config.items() if value is not None and key not in _NOT_OF_A_LLAMA}
+        config["bos_token_id"] = None  # left out, it would become Llama's own default
         generation = {
             "do_sample": True,
             "eos_token_id": [id_of(tokenizer, END), id_of(tokenizer, TEXT_END)],
