@@ -21,6 +21,9 @@ from inferd.engine.worker.device import Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 
+_SCORED_ROWS = 32
+"""Prompt positions whose logits exist at once: 256 of them over a vocabulary of 152,000 would take over a gigabyte."""
+
 
 class Runner:
     """One model, one KV pool, and the slots of the requests that run."""
@@ -76,10 +79,13 @@ class Runner:
         end = min(row.start + row.num_tokens, self._slots.num_prompt(row.slot) - 1)
         if num_top is None or end <= row.start:
             return ()
-        count = end - row.start
         targets = self._slots.token_ids[row.slot, row.start + 1 : end + 1]
-        logits = self._decoder.logits(hidden[first_token : first_token + count])
-        return _to_host(logprobs_of(logits, targets, [num_top] * count))
+        states = hidden[first_token : first_token + targets.shape[0]]
+        scored: list[TokenLogprobs] = []
+        for start in range(0, states.shape[0], _SCORED_ROWS):
+            part, ids = states[start : start + _SCORED_ROWS], targets[start : start + _SCORED_ROWS]
+            scored += _to_host(logprobs_of(self._decoder.logits(part), ids, [num_top] * part.shape[0]))
+        return tuple(scored)
 
 
 def _to_host(logprobs: Logprobs | None) -> tuple[TokenLogprobs, ...]:
