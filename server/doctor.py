@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.requirement import Requirement, is_older
 from inferd.server.settings import Settings
 
 GIB = 1024**3
@@ -99,18 +99,18 @@ def check_python() -> Check:
 def check_packages() -> Check:
     """Every requirement of the installed distribution, against what is installed."""
     wrong, num_right = [], 0
-    for requirement in map(Requirement.parse, requires("inferd") or ()):
-        if not requirement.applies:
+    for requirement in map(Requirement, requires("inferd") or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
             continue
-        if is_older(installed, requirement.minimum):
-            wrong.append(f"{requirement.name} {installed} is older than {requirement.minimum}")
-        else:
+        if requirement.specifier.contains(installed, prereleases=True):
             num_right += 1
+        else:
+            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
     if wrong:
         return Check("packages", "fail", "; ".join(wrong), "pip install --upgrade inferd")
     return Check("packages", "ok", f"inferd {version('inferd')} and its {num_right} requirements")

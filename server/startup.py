@@ -104,8 +104,8 @@ def make_plan(settings: Settings) -> Plan:
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.shape.max_positions
         level = logging.WARNING if is_cut else logging.DEBUG
-        asked = "auto" if decision.asked is None else decision.asked
-        logger.log(level, "%s: %s -> %s (%s)", decision.field, asked, decision.became, decision.why)
+        given = "auto" if decision.asked is None else decision.asked
+        logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
     assert config.max_model_len is not None
     model = ServedModel.load(
         checkpoint.path,

@@ -24,7 +24,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 _AUTO_BLOCK_SIZE = 32
 _AUTO_MAX_NUM_SEQS = 128
 _AUTO_MAX_NUM_BATCHED_TOKENS = 256
-"""A step of 256 prompt tokens reaches the matrix peak of a CPU, and holds up decodes half as long as one of 512."""
+"""Matrix products of 256 rows are large enough for a CPU; a longer chunk would only hold up decodes longer."""
 _AUTO_KV_BYTES = 4 * 2**30
 """Most that "auto" takes for the cache on a CPU, unless one sequence of full length needs more."""
 _AUTO_MEMORY_SHARE = 0.6

@@ -17,10 +17,6 @@ class MemoryPlan:
     weights_bytes: int
     kv_bytes: int
 
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

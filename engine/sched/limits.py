@@ -21,8 +21,6 @@ class SchedulerConfig:
     """Seconds of waiting that are worth one level of priority."""
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free for those that run."""
-    max_waiting: int | None = None
-    """Requests that may wait; None: any number."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -32,12 +30,10 @@ class SchedulerConfig:
             raise ValueError(f"ageing_s must be a positive number of seconds, but got {self.ageing_s}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be from 0 to below 1, but got {self.watermark}")
-        if self.max_waiting is not None and self.max_waiting < 1:
-            raise ValueError(f"max_waiting must be at least 1, but got {self.max_waiting}")
 
 
 class Refusal(Exception):
-    """A request that can never run here, or not now. `limit` is the number that would be taken."""
+    """A request that can never run here. `limit` is the number that would be taken."""
 
     def __init__(self, code: str, message: str, param: str | None, limit: int) -> None:
         super().__init__(message)

@@ -15,7 +15,7 @@ from inferd.engine.request import Request
 from inferd.engine.sched.budget import ThroughputBudget
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
-from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
+from inferd.engine.sched.limits import SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.queue import WaitingQueue
@@ -90,12 +90,8 @@ class Scheduler:
         return self._cache
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises `Refusal` for one that can never fit, or when too many wait."""
+        """Queue a request. Raises `Refusal` for one that can never fit."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
-        max_waiting = self.config.max_waiting
-        if max_waiting is not None and self.num_waiting >= max_waiting:
-            message = f"{self.num_waiting} requests are waiting; at most {max_waiting} may"
-            raise Refusal("queue_full", message, None, max_waiting)
         rank = rank_of(request, self._num_added, self.config.ageing_s)
         self._num_added += 1
         entry = Entry(request, self._cache.open(request), rank)

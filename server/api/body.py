@@ -1,7 +1,8 @@
 """An HTTP body -> a request type: content type, size of the work, strict JSON, then the declared fields.
 
 Strict means: UTF-8, one value for each key, no NaN and no Infinity, text that can be written as UTF-8 again. Long
-bodies are read on a thread (16 MB of token ids hold the interpreter lock for about 0.12 s; text for far less).
+bodies are read on a thread; 16 MB of token ids hold the interpreter lock for about 0.12 s, nested lists for 1.4 s, text
+for far less (Zen 4, 2026-11-21).
 """
 
 from __future__ import annotations

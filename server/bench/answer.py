@@ -58,7 +58,6 @@ class StreamReader:
     _last_s: float | None = None
     _gaps_s: list[float] = field(default_factory=list)
     _num_ids: int = 0
-    _num_chunks: int = 0
     _usage: dict[str, Any] = field(default_factory=dict)
 
     def on_event(self, payload: bytes, now: float) -> None:
@@ -84,7 +83,6 @@ class StreamReader:
         if not num_ids and not text:
             return
         self._num_ids += num_ids
-        self._num_chunks += 1
         num_tokens = num_ids or 1
         if self._last_s is None:
             self._first_s = now

@@ -10,33 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from packaging.requirements import Requirement as Oracle
-from packaging.version import Version
 
 from inferd.server import doctor
 from inferd.server.doctor import Check
-from inferd.server.requirement import Requirement, is_older
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.lists(st.integers(0, 30), min_size=1, max_size=4))
-def test_versions_compare_as_packaging_does(ours: list[int], least: list[int]) -> None:
-    installed, minimum = (".".join(map(str, parts)) for parts in (ours, least))
-    assert is_older(installed, minimum) == (Version(installed) < Version(minimum))
-    assert is_older(installed + "+cpu", minimum) == is_older(installed, minimum)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["fastapi>=0.136", "uvloop>=0.22; sys_platform != 'win32'", "triton>=3.6; sys_platform == \"linux\"",
-     "mypy>=1.18; extra == 'dev'", "pyzmq>=27", "six"],
-)  # fmt: skip
-def test_requirements_read_as_packaging_does(text: str) -> None:
-    ours, oracle = Requirement.parse(text), Oracle(text)
-    assert ours.name == oracle.name
-    assert f">={ours.minimum}" == (str(oracle.specifier) or ">=0")
-    assert ours.applies == (oracle.marker is None or oracle.marker.evaluate({"extra": ""}))
 
 
 def test_every_requirement_of_ours_can_be_read() -> None:
@@ -44,12 +20,18 @@ def test_every_requirement_of_ours_can_be_read() -> None:
 
 
 def test_a_missing_and_an_old_package_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = ["no-such-package-here>=1", "orjson>=9999", "msgspec>=0.1"]
+    wanted = [
+        "no-such-package-here>=1",
+        "orjson>=9999",
+        "msgspec>=0.1",
+        "absent; extra == 'dev'",
+        "six; sys_platform == 'x'",
+    ]
     monkeypatch.setattr(doctor, "requires", lambda name: wanted)
     check = doctor.check_packages()
     assert check.status == "fail"
     assert "no-such-package-here is missing; orjson 3." in check.found
-    assert "msgspec" not in check.found
+    assert not any(name in check.found for name in ("msgspec", "absent", "six"))
 
 
 @pytest.mark.parametrize(

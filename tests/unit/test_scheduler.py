@@ -84,7 +84,6 @@ def make(
     tokens: int = 64,
     model_len: int = 256,
     watermark: float = 0.0,
-    max_waiting: int | None = None,
     shares_prefixes: bool = True,
 ) -> Engine:
     config = SchedulerConfig(
@@ -92,7 +91,6 @@ def make(
         max_num_batched_tokens=tokens,
         max_model_len=model_len,
         watermark=watermark,
-        max_waiting=max_waiting,
     )
     return Engine(Scheduler(config, KVCache(num_blocks, block_size, shares_prefixes=shares_prefixes)), {}, [])
 
@@ -374,17 +372,6 @@ def test_what_can_never_fit_the_pool_is_refused_with_what_would(
     assert request.num_output == fits[1]
 
 
-def test_too_many_waiting_are_refused() -> None:
-    engine = make(max_waiting=2)
-    for i in range(2):
-        engine.add(str(i), unlike(i, 2))
-    with pytest.raises(Refusal) as refused:
-        engine.add("2", unlike(2, 2))
-    assert (refused.value.code, refused.value.limit) == ("queue_full", 2)
-    engine.plan()
-    engine.add("2", unlike(2, 2))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -394,7 +381,6 @@ def test_too_many_waiting_are_refused() -> None:
         {"ageing_s": 0.0},
         {"ageing_s": float("inf")},
         {"watermark": 1.0},
-        {"max_waiting": 0},
     ],
 )
 def test_limits_under_which_nothing_could_run_are_refused(wrong: dict[str, Any]) -> None:
