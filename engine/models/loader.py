@@ -6,8 +6,7 @@ headers are compared with the architecture, and every difference is named at onc
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from inferd.engine.models.decoder import Decoder
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -46,15 +43,14 @@ class StoredTensor:
         return torch.Size(self.shape).numel() * _DTYPE_BYTES[self.dtype]
 
 
-def load(decoder: Decoder, directory: Path, progress: Progress | None = None) -> int:
-    """Fill every parameter of `decoder` from `directory`; returns the bytes read.
+def load(decoder: Decoder, stored: Mapping[str, StoredTensor], progress: Progress | None = None) -> int:
+    """Fill every parameter of `decoder` from the tensors `stored`, by name; returns the bytes read.
 
-    Raises `CheckpointError` where a file is missing, truncated or no safetensors, and where tensors are missing,
-    unexpected or of another shape than config.json says; then nothing was loaded.
+    Raises `CheckpointError` where tensors are missing, unexpected, or of another shape or dtype than config.json says,
+    before anything is loaded; and where a file cannot be read.
     """
     weight_map = weights(decoder.arch)
-    stored = read_headers(directory)
-    _check(weight_map, stored, directory)
+    _check(weight_map, stored)
     parameters = decoder.parameters()
     expected = weight_map.parameters()
     assert {name: parameter.shape for name, parameter in parameters.items()} == expected
@@ -71,23 +67,10 @@ def load(decoder: Decoder, directory: Path, progress: Progress | None = None) ->
     return done
 
 
-def read_headers(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint, by name. Raises `CheckpointError` naming the file that cannot be read."""
-    stored: dict[str, StoredTensor] = {}
-    for file in _files(directory):
-        with _opened(file) as handle:
-            for name in handle.keys():  # noqa: SIM118  (a handle, not a dict)
-                if name in stored:
-                    raise CheckpointError(f"{name} is stored twice, in {stored[name].file.name} and {file.name}")
-                view = handle.get_slice(name)
-                stored[name] = StoredTensor(file, view.get_dtype(), tuple(view.get_shape()))
-    return stored
-
-
-def _check(weight_map: WeightMap, stored: dict[str, StoredTensor], directory: Path) -> None:
+def _check(weight_map: WeightMap, stored: Mapping[str, StoredTensor]) -> None:
     differences = weight_map.compare({name: tensor.shape for name, tensor in stored.items()})
     if differences:
-        raise CheckpointError(f"the weights in {directory} contradict its config.json: {differences}")
+        raise CheckpointError(f"the weights contradict config.json: {differences}")
     for name, tensor in stored.items():
         if tensor.dtype not in _DTYPE_BYTES and not name.endswith(IGNORED_SUFFIXES):
             known = ", ".join(_DTYPE_BYTES)
@@ -99,35 +82,8 @@ def _check(weight_map: WeightMap, stored: dict[str, StoredTensor], directory: Pa
             )
 
 
-def _are_equal(stored: dict[str, StoredTensor], first: str, second: str) -> bool:
+def _are_equal(stored: Mapping[str, StoredTensor], first: str, second: str) -> bool:
     return torch.equal(_read(stored[first].file, first), _read(stored[second].file, second))
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / _INDEX
-    if index.is_file():
-        names = sorted(set(_weight_map(index).values()))
-    elif (directory / _SINGLE).is_file():
-        names = [_SINGLE]
-    else:
-        raise CheckpointError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; only safetensors can be loaded")
-    absent = [name for name in names if not (directory / name).is_file()]
-    if absent:
-        raise CheckpointError(f"{directory} lacks {len(absent)} of {len(names)} weight files: {', '.join(absent)}")
-    return [directory / name for name in names]
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index of a sharded checkpoint has it; file names are plain names."""
-    try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        names = {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is no index of safetensors files: {error!r}") from error
-    outside = [name for name in names.values() if Path(name).name != name]
-    if outside:
-        raise CheckpointError(f"{index} names a file outside of its directory: {outside[0]!r}")
-    return names
 
 
 @contextmanager

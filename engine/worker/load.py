@@ -18,7 +18,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.planner import format_bytes
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, Progress, load
+from inferd.engine.models.loader import CheckpointError, Progress, StoredTensor, load
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Device
@@ -55,10 +55,12 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     device = CpuDevice(config.num_threads)
     laps.done("engine", f"torch {torch.__version__} on {device.name}")
 
-    facts = _read(config)
+    checkpoint = Checkpoint.read(Path(config.model_path))
+    facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     before_bytes = device.memory_in_use()
-    decoder = _load_decoder(facts, dtype, config.max_model_len, device)
+    decoder = Decoder(arch, dtype, device.torch_device, config.max_model_len)
+    _load_weights(decoder, checkpoint)
     weights_bytes = device.memory_in_use() - before_bytes
     planned_bytes = facts.shape.weights_bytes(config.dtype)
     laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned_bytes)}")
@@ -88,17 +90,12 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     )
 
 
-def _read(config: EngineConfig) -> ModelFacts:
-    return ModelFacts.of(Checkpoint.read(Path(config.model_path)))
-
-
-def _load_decoder(facts: ModelFacts, dtype: torch.dtype, max_positions: int, device: Device) -> Decoder:
-    decoder = Decoder(facts.arch, dtype, device.torch_device, max_positions)
+def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
+    tensors = checkpoint.tensors.values()
     try:
-        load(decoder, facts.path, _log_progress())
+        load(decoder, {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}, _log_progress())
     except CheckpointError as error:
-        raise ModelError(str(error)) from error
-    return decoder
+        raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
 def _log_progress() -> Progress:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import load
+from inferd.engine.models.loader import StoredTensor, load
 
 SMALL: dict[str, Any] = {
     "vocab_size": 211,
@@ -123,8 +124,14 @@ def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
 def load_decoder(directory: Path, dtype: torch.dtype, changes: dict[str, Any] | None = None) -> Decoder:
     """The checkpoint in our decoder, with fields of its config changed where `changes` says so."""
     decoder = Decoder(describe(read_config(directory) | (changes or {})), dtype, "cpu")
-    load(decoder, directory)
+    load(decoder, stored_in(directory))
     return decoder
+
+
+def stored_in(directory: Path) -> dict[str, StoredTensor]:
+    """Where each tensor lies, as the worker tells the loader."""
+    tensors = Checkpoint.read(directory).tensors.values()
+    return {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}
 
 
 def random_decoder(case: Case, dtype: torch.dtype) -> Decoder:

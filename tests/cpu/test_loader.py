@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, load
-from tests.cpu.checkpoints import CASES, load_decoder, read_config
+from tests.cpu.checkpoints import CASES, load_decoder, read_config, stored_in
 from tests.cpu.paging import prompt_logits
 
 SHARDED, TIED = CASES[0], CASES[2]
@@ -56,7 +55,7 @@ def test_progress_ends_at_the_total_and_total_is_the_files_tensors(tmp_path: Pat
     TIED.save(tmp_path, torch.bfloat16)
     seen: list[tuple[int, int]] = []
     decoder = Decoder(describe(read_config(tmp_path)), torch.float32, "cpu")
-    read = load(decoder, tmp_path, lambda done, total: seen.append((done, total)))
+    read = load(decoder, stored_in(tmp_path), lambda done, total: seen.append((done, total)))
     stored = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
     assert seen[-1] == (stored, stored) == (read, read)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -99,45 +98,6 @@ def test_a_config_that_contradicts_the_tensors(tmp_path: Path) -> None:
     TIED.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"9 missing: model.layers.3.*\[104, 64\], by config.json \[96, 64\]"):
         load_decoder(tmp_path, torch.float32, {"num_hidden_layers": 4, "intermediate_size": 96})
-
-
-@pytest.mark.parametrize("kept", [0, 7, 100, -1000, -1])
-def test_a_truncated_file_is_named(tmp_path: Path, kept: int) -> None:
-    TIED.save(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    refused(tmp_path, "model.safetensors is truncated or no safetensors file")
-
-
-def test_random_bytes_are_no_safetensors(tmp_path: Path) -> None:
-    TIED.save(tmp_path)
-    noise = bytes(torch.randint(0, 256, (5000,), dtype=torch.uint8).tolist())
-    (tmp_path / "model.safetensors").write_bytes(noise)
-    refused(tmp_path, "truncated or no safetensors file")
-
-
-def test_a_directory_without_safetensors(tmp_path: Path) -> None:
-    TIED.save(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    refused(tmp_path, "holds neither model.safetensors nor .*; only safetensors can be loaded")
-
-
-def test_shards_that_are_absent_repeated_or_elsewhere(tmp_path: Path) -> None:
-    SHARDED.save(tmp_path)
-    index = tmp_path / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    first, second = sorted(tmp_path.glob("*.safetensors"))[:2]
-    kept = second.read_bytes()
-    second.write_bytes(first.read_bytes())
-    refused(tmp_path, r"is stored twice, in .*00001.* and .*00002")
-    second.unlink()
-    refused(tmp_path, f"lacks 1 of .* weight files: {second.name}")
-    second.write_bytes(kept)
-    content["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
-    index.write_text(json.dumps(content))
-    refused(tmp_path, "names a file outside of its directory: '../elsewhere.safetensors'")
-    index.write_text("{")
-    refused(tmp_path, "is no index of safetensors files")
 
 
 def test_a_parameter_is_handed_over_when_each_row_was_written_once() -> None:
