@@ -21,6 +21,9 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
 
 
+_MAX_UNUSED_PLANES = 0.15
+
+
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
     """Every rotary frequency is divided by `factor`."""
@@ -45,6 +48,18 @@ class Rope:
     theta: float
     rotary_dim: int
     scaling: LinearScaling | Llama3Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share one block table per request, because they see the same positions.
+
+    Every group of a model has at most as many layers as the largest, so that one block serves any group: layer
+    `layers[i]` uses plane i of the block's memory.
+    """
+
+    window: int | None
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +110,30 @@ class Arch:
     def kv_elements_per_token(self) -> int:
         """Elements of K and V that one token holds in all layers."""
         return self.num_layers * 2 * self.kv_size
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """The layers by what they see, in groups of like size: full attention first, then windows, widest first.
+
+        One pool serves all groups, and a block holds as many layers as the largest group has. So each kind of layer is
+        cut into groups of the largest size that leaves at most `_MAX_UNUSED_PLANES` of the blocks' memory unused.
+        """
+        kinds: dict[int | None, list[int]] = {}
+        for layer, window in enumerate(self.windows):
+            kinds.setdefault(window, []).append(layer)
+        ordered = sorted(kinds, key=lambda window: (window is not None, -(window or 0)))
+
+        def planes(size: int) -> int:
+            return sum(-(-len(layers) // size) * size for layers in kinds.values())
+
+        smallest = min(len(layers) for layers in kinds.values())
+        allowed = self.num_layers * (1 + _MAX_UNUSED_PLANES)
+        size = next(size for size in range(smallest, 0, -1) if planes(size) <= allowed)
+        return tuple(
+            CacheGroup(window, tuple(kinds[window][first : first + size]))
+            for window in ordered
+            for first in range(0, len(kinds[window]), size)
+        )
 
     @property
     def tied_head_elements(self) -> int:

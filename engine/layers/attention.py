@@ -11,6 +11,7 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm
 from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
 from inferd.kernels.rope import rope_and_cache
 
@@ -18,15 +19,15 @@ from inferd.kernels.rope import rope_and_cache
 class Attention:
     """[T, hidden] -> [T, hidden], with the KV of earlier tokens in the layer's part of the pool."""
 
-    def __init__(self, arch: Arch, layer: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
         self._arch, self._window = arch, arch.windows[layer]
-        self._qkv = Linear(arch.hidden_size, arch.qkv_size, dtype, device, arch.has_qkv_bias)
-        self._o = Linear(arch.q_size, arch.hidden_size, dtype, device, arch.has_o_bias)
+        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place, arch.has_qkv_bias)
+        self._o = Linear(arch.q_size, arch.hidden_size, place, arch.has_o_bias)
         self._q_norm: RMSNorm | None = None
         self._k_norm: RMSNorm | None = None
         if arch.has_qk_norm:
-            self._q_norm = RMSNorm(arch.head_dim, arch.norm_eps, dtype, device)
-            self._k_norm = RMSNorm(arch.head_dim, arch.norm_eps, dtype, device)
+            self._q_norm = RMSNorm(arch.head_dim, arch.norm_eps, place)
+            self._k_norm = RMSNorm(arch.head_dim, arch.norm_eps, place)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (("qkv", self._qkv), ("o", self._o), ("q_norm", self._q_norm), ("k_norm", self._k_norm))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
 from inferd.kernels.registry import Implementation, Op, always
 
 _PACKED_ROWS_HINT = 32
@@ -67,15 +68,13 @@ LINEAR: Op[Key, Bind] = Op(
 class Linear:
     """[T, in_size] -> [T, out_size]. Usable once its parameters were written."""
 
-    def __init__(
-        self, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device, has_bias: bool = False
-    ) -> None:
-        self._bind = LINEAR.resolve(Key(device.type, dtype))
+    def __init__(self, in_size: int, out_size: int, place: Placement, has_bias: bool = False) -> None:
+        self._bind = LINEAR.resolve(Key(place.device.type, place.dtype))
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
         self._apply: Apply | None = None
-        self._weight_parameter = Parameter((out_size, in_size), dtype, device, self.take_weight)
-        self._bias_parameter = Parameter((out_size,), dtype, device, self._take_bias) if has_bias else None
+        self._weight_parameter = Parameter((out_size, in_size), place.dtype, place.device, self.take_weight)
+        self._bias_parameter = Parameter((out_size,), place.dtype, place.device, self._take_bias) if has_bias else None
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._weight_parameter

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Activation, Arch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
 
 _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_mul}
@@ -18,9 +18,9 @@ _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.SILU: silu_mu
 class GatedMLP:
     """[T, hidden] -> [T, hidden]."""
 
-    def __init__(self, arch: Arch, dtype: torch.dtype, device: torch.device) -> None:
-        self._gate_up = Linear(arch.hidden_size, 2 * arch.intermediate_size, dtype, device, arch.has_mlp_bias)
-        self._down = Linear(arch.intermediate_size, arch.hidden_size, dtype, device, arch.has_mlp_bias)
+    def __init__(self, arch: Arch, place: Placement) -> None:
+        self._gate_up = Linear(arch.hidden_size, 2 * arch.intermediate_size, place, arch.has_mlp_bias)
+        self._down = Linear(arch.intermediate_size, arch.hidden_size, place, arch.has_mlp_bias)
         self._gate = _GATES[arch.activation]
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:

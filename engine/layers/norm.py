@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
 from inferd.kernels.rms_norm import add_rms_norm, rms_norm
 
 
@@ -16,9 +16,9 @@ class RMSNorm:
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, place: Placement) -> None:
         self.eps = eps
-        self._parameter = Parameter((size,), dtype, device, self._take)
+        self._parameter = Parameter((size,), place.dtype, place.device, self._take)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._parameter

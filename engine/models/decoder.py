@@ -17,6 +17,7 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import GatedMLP
 from inferd.engine.layers.norm import RMSNorm
 from inferd.engine.layers.parameter import Parameter
+from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.kernels.paged_attention import AttentionBatch
 
@@ -24,11 +25,11 @@ from inferd.kernels.paged_attention import AttentionBatch
 class DecoderLayer:
     """norm, attention, add, norm, MLP; the last add is fused with the next layer's norm."""
 
-    def __init__(self, arch: Arch, layer: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._attention_norm = RMSNorm(arch.hidden_size, arch.norm_eps, dtype, device)
-        self._attention = Attention(arch, layer, dtype, device)
-        self._mlp_norm = RMSNorm(arch.hidden_size, arch.norm_eps, dtype, device)
-        self._mlp = GatedMLP(arch, dtype, device)
+    def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
+        self._attention_norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
+        self._attention = Attention(arch, layer, place)
+        self._mlp_norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
+        self._mlp = GatedMLP(arch, place)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
@@ -61,13 +62,13 @@ class Decoder:
     def __init__(
         self, arch: Arch, dtype: torch.dtype, device: torch.device | str, max_positions: int | None = None
     ) -> None:
-        device = torch.device(device)
-        self.arch, self.dtype, self.device = arch, dtype, device
-        self._embed = Parameter((arch.vocab_size, arch.hidden_size), dtype, device, self._take_embedding)
-        self._layers = [DecoderLayer(arch, layer, dtype, device) for layer in range(arch.num_layers)]
-        self._norm = RMSNorm(arch.hidden_size, arch.norm_eps, dtype, device)
-        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, dtype, device)
-        self._cos_sin = cos_sin_table(arch.rope, max_positions or arch.max_positions, device)
+        place = Placement(dtype, torch.device(device))
+        self.arch, self.dtype, self.device = arch, dtype, place.device
+        self._embed = Parameter((arch.vocab_size, arch.hidden_size), dtype, place.device, self._take_embedding)
+        self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
+        self._norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
+        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, place)
+        self._cos_sin = cos_sin_table(arch.rope, max_positions or arch.max_positions, place.device)
 
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter by the name that the weight map uses. A tied head has none of its own."""

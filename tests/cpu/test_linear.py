@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.layers.linear import LINEAR, Key, Linear
+from inferd.engine.layers.placement import Placement
 from inferd.kernels.registry import KernelError
 
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    linear = Linear(weight.shape[1], weight.shape[0], weight.dtype, CPU, bias is not None)
+    linear = Linear(weight.shape[1], weight.shape[0], Placement(weight.dtype, CPU), bias is not None)
     for name, parameter in linear.parameters():
         parameter.write(0, weight if name == "weight" or bias is None else bias)
     return linear

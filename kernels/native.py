@@ -1,0 +1,174 @@
+"""The C++ kernels of all ops: compiled once for this processor's instruction set, cached, and loaded.
+
+Every `kernels/<op>/cpu.cpp` goes into one shared library with a plain C interface, so that neither torch's headers nor
+its ABI take part and a build takes seconds. The file is named by the hash of sources, flags and compiler, and appears
+in the cache atomically: processes that build at the same time overwrite each other with the same bytes. Built for an
+instruction set level and not for the very machine, so that a cache may be shared and an image built elsewhere.
+
+Nothing is built before `prepare` is called; until then, and where it fails, ops that ask `missing` are told why and run
+their plain PyTorch reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).parent
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+"""No -ffast-math: sums keep their written order, which is what makes a row's bits its own, and NaN stays NaN."""
+
+_X86_BASE = ("avx2", "fma", "f16c", "bmi2")
+_LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        "avx512_bf16",
+        (*_X86_BASE, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mprefer-vector-width=512"),
+    ),
+    (
+        "avx512_vnni",
+        (*_X86_BASE, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+        ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
+    ),
+    ("avx2", _X86_BASE, ("-march=x86-64-v3",)),
+)
+"""(level, flags that /proc/cpuinfo must show, compiler flags), best first."""
+_PORTABLE = "portable"
+
+_COMPILERS = ("g++", "c++", "clang++")
+_TIMEOUT_S = 600
+
+
+class NativeError(RuntimeError):
+    """The kernels cannot be built or loaded here: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What `prepare` came to."""
+
+    level: str
+    """Instruction set that the kernels were compiled for."""
+    path: Path | None
+    """The library, or None where there is none."""
+    reason: str
+    """Why there is none; empty where there is one."""
+    compile_s: float
+    """0 where the cache had it."""
+
+
+_library: ctypes.CDLL | None = None
+_missing = "the C++ kernels were not prepared in this process"
+
+
+def prepare(cache_dir: Path, level: str | None = None) -> Build:
+    """Load the kernels for this processor, compiling them where `cache_dir` has them not; never raises for a failure.
+
+    Call it once, before any op meets its first key: an op that has chosen stays with its choice.
+    """
+    global _library, _missing
+    level = level or cpu_level()
+    try:
+        path, compile_s = build(cache_dir, level)
+        _library, _missing = ctypes.CDLL(str(path)), ""
+    except (NativeError, OSError) as error:
+        _library, _missing = None, str(error)
+        return Build(level, None, _missing, 0.0)
+    return Build(level, path, "", compile_s)
+
+
+def missing() -> str | None:
+    """Why no native kernel can run in this process, or None where they can: for predicates."""
+    return _missing or None
+
+
+def function(name: str, signature: str) -> Callable[..., None]:
+    """The C function `name`, returning nothing. `signature` has a letter an argument: p pointer (int, or None for
+    null), i int64, f float, d double."""
+    assert _library is not None, _missing
+    loaded = _library[name]
+    types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+    loaded.argtypes = [types[letter] for letter in signature]
+    loaded.restype = None
+    return loaded
+
+
+def cpu_level() -> str:
+    """The best level that this processor runs."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return _PORTABLE
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    flags = set(line.partition(":")[2].split())
+    return next((level for level, needed, _ in _LEVELS if flags.issuperset(needed)), _PORTABLE)
+
+
+def build(cache_dir: Path, level: str) -> tuple[Path, float]:
+    """(library for `level`, seconds its compilation took). Raises `NativeError`."""
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        return _only_cached(cache_dir, level), 0.0
+    flags = [*_FLAGS, *_level_flags(level)]
+    path = cache_dir / f"{_name(level)}.so"
+    if path.exists():
+        return path, 0.0
+    try:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix="build-") as scratch:
+            started_s = time.monotonic()
+            output = Path(scratch) / path.name
+            _compile([compiler, *flags, f"-I{_ROOT}", *map(str, _sources(".cpp")), "-o", str(output)])
+            os.replace(output, path)
+            return path, time.monotonic() - started_s
+    except OSError as error:
+        raise NativeError(f"the C++ kernels cannot be written to {cache_dir}: {error}") from error
+
+
+def _only_cached(cache_dir: Path, level: str) -> Path:
+    """An image may bring the library and no compiler."""
+    path = cache_dir / f"{_name(level)}.so"
+    if not path.exists():
+        raise NativeError(
+            f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library of these kernels built before"
+        )
+    return path
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NativeError(f"compiling the C++ kernels took more than {_TIMEOUT_S} s") from error
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
+        raise NativeError(f"the C++ kernels do not compile with {command[0]}: {'; '.join(errors[:3])}")
+
+
+def _name(level: str) -> str:
+    digest = hashlib.blake2b(" ".join((*_FLAGS, *_level_flags(level))).encode(), digest_size=12)
+    for path in (*_sources(".h"), *_sources(".cpp")):
+        digest.update(f"\0{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return f"kernels-{level}-{digest.hexdigest()}"
+
+
+def _sources(suffix: str) -> list[Path]:
+    return sorted(_ROOT.rglob(f"*{suffix}"))
+
+
+def _level_flags(level: str) -> tuple[str, ...]:
+    known = {name: flags for name, _, flags in _LEVELS} | {_PORTABLE: ()}
+    if level not in known:
+        raise NativeError(f"unknown instruction set level {level!r}; known are: {', '.join(known)}")
+    if level != _PORTABLE and platform.machine() not in ("x86_64", "AMD64"):
+        raise NativeError(f"level {level} is for x86-64, and this is {platform.machine()}")
+    return known[level]
