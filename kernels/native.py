@@ -22,9 +22,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 _ROOT = Path(__file__).parent
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall")
+_FLAGS = (
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-psabi",
+)  # fmt: skip
 """No -ffast-math: sums keep their written order, which is what makes a row's bits its own, and NaN stays NaN."""
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi2")
@@ -43,6 +48,12 @@ _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 """(level, flags that /proc/cpuinfo must show, compiler flags), best first."""
 _PORTABLE = "portable"
+
+BUNDLED_DIR = _ROOT / "built"
+"""Where an image that brings no compiler finds libraries built with it: `python -m inferd.kernels.native` fills it."""
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+"""How the kernels' C interface numbers the dtypes that they take."""
 
 _COMPILERS = ("g++", "c++", "clang++")
 _TIMEOUT_S = 600
@@ -67,6 +78,7 @@ class Build:
 
 
 _library: ctypes.CDLL | None = None
+_functions: dict[str, Callable[..., None]] = {}
 _missing = "the C++ kernels were not prepared in this process"
 
 
@@ -76,7 +88,8 @@ def prepare(cache_dir: Path, level: str | None = None) -> Build:
     Call it once, before any op meets its first key: an op that has chosen stays with its choice.
     """
     global _library, _missing
-    level = level or cpu_level()
+    _functions.clear()
+    level = level or runnable_levels()[0]
     try:
         path, compile_s = build(cache_dir, level)
         _library, _missing = ctypes.CDLL(str(path)), ""
@@ -91,37 +104,52 @@ def missing() -> str | None:
     return _missing or None
 
 
+def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
+    """Why no native kernel takes tensors of these, or None: the part that all predicates share."""
+    if device_type != "cpu":
+        return "runs on the CPU"
+    others = [str(dtype) for dtype in dtypes if dtype not in DTYPE_CODES]
+    if others:
+        return f"takes float32 and bfloat16, not {', '.join(others)}"
+    return missing()
+
+
 def function(name: str, signature: str) -> Callable[..., None]:
     """The C function `name`, returning nothing. `signature` has a letter an argument: p pointer (int, or None for
     null), i int64, f float, d double."""
+    found = _functions.get(name)
+    if found is not None:
+        return found
     assert _library is not None, _missing
     loaded = _library[name]
-    types = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+    types: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
     loaded.argtypes = [types[letter] for letter in signature]
     loaded.restype = None
+    _functions[name] = loaded
     return loaded
 
 
-def cpu_level() -> str:
-    """The best level that this processor runs."""
+def runnable_levels() -> tuple[str, ...]:
+    """The levels that this processor runs, best first; the last runs everywhere."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return _PORTABLE
+        text = ""
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
     flags = set(line.partition(":")[2].split())
-    return next((level for level, needed, _ in _LEVELS if flags.issuperset(needed)), _PORTABLE)
+    return (*(level for level, needed, _ in _LEVELS if flags.issuperset(needed)), _PORTABLE)
 
 
 def build(cache_dir: Path, level: str) -> tuple[Path, float]:
     """(library for `level`, seconds its compilation took). Raises `NativeError`."""
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    flags, name = [*_FLAGS, *_level_flags(level)], f"{_name(level)}.so"
+    found = next((path for path in (BUNDLED_DIR / name, cache_dir / name) if path.exists()), None)
+    if found is not None:
+        return found, 0.0
+    compiler = next((which for name in _COMPILERS if (which := shutil.which(name))), None)
     if compiler is None:
-        return _only_cached(cache_dir, level), 0.0
-    flags = [*_FLAGS, *_level_flags(level)]
-    path = cache_dir / f"{_name(level)}.so"
-    if path.exists():
-        return path, 0.0
+        raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library built before")
+    path = cache_dir / name
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix="build-") as scratch:
@@ -172,3 +200,14 @@ def _level_flags(level: str) -> tuple[str, ...]:
     if level != _PORTABLE and platform.machine() not in ("x86_64", "AMD64"):
         raise NativeError(f"level {level} is for x86-64, and this is {platform.machine()}")
     return known[level]
+
+
+def _build_all() -> None:
+    """Every level that this kind of processor may turn out to have, into `BUNDLED_DIR`."""
+    for level, _, _ in _LEVELS:
+        path, compile_s = build(BUNDLED_DIR, level)
+        print(f"{path.name}: {compile_s:.1f} s")
+
+
+if __name__ == "__main__":
+    _build_all()

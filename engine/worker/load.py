@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from pathlib import Path
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.config import EngineConfig, plan_of
 from inferd.engine.api.errors import CapacityError, ModelError
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
@@ -25,7 +27,7 @@ from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
-from inferd.kernels import registry
+from inferd.kernels import native, registry
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +56,20 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     laps = _Laps(started_s, report)
     device = CpuDevice(config.num_threads)
     laps.done("engine", f"torch {torch.__version__} on {device.name}")
+    laps.done("kernels", _prepare_kernels())
 
     checkpoint = Checkpoint.read(Path(config.model_path))
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
-    before_bytes = device.memory_in_use()
+    planned = plan_of(config, arch)
     decoder = Decoder(arch, dtype, device.torch_device, config.max_model_len)
+    before_bytes = device.memory_in_use()
     _load_weights(decoder, checkpoint)
+    _give_back_freed()
     weights_bytes = device.memory_in_use() - before_bytes
-    planned_bytes = facts.shape.weights_bytes(config.dtype)
-    laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned_bytes)}")
+    laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
 
-    kv = _allocate(facts, config.num_blocks, config.block_size, dtype, device)
+    kv = _allocate(planned.kv_bytes, facts, config.num_blocks, config.block_size, dtype, device)
     laps.done("kv cache", f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens")
 
     slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device)
@@ -82,12 +86,23 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         vocab_size=arch.vocab_size,
         weights_bytes=weights_bytes,
         kv_bytes=kv.num_bytes,
-        planned_weights_bytes=planned_bytes,
-        planned_kv_bytes=facts.shape.plan(config.dtype, config.block_size, config.num_blocks).kv_bytes,
+        planned_weights_bytes=planned.weights_bytes,
+        planned_kv_bytes=planned.kv_bytes,
         device=device.name,
         dtype=config.dtype,
+        quantization=config.quantization,
         kernels=kernels,
     )
+
+
+def _prepare_kernels() -> str:
+    """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    built = native.prepare((Path(cache_home) if cache_home else Path.home() / ".cache") / "inferd" / "kernels")
+    if built.path is None:
+        logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
+        return "plain PyTorch"
+    return f"C++ for {built.level}, " + (f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache")
 
 
 def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
@@ -96,6 +111,14 @@ def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
         load(decoder, {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}, _log_progress())
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
+
+
+def _give_back_freed() -> None:
+    """Return to the system what loading freed. Each matrix as it was read lay between packed ones that stay, and glibc
+    keeps such holes: 90 MiB of a 2.1 GiB model (measured: 2 cores, AMD EPYC Zen 4, 2026-11-21)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _log_progress() -> Progress:
@@ -111,13 +134,14 @@ def _log_progress() -> Progress:
     return progress
 
 
-def _allocate(facts: ModelFacts, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
+def _allocate(
+    planned_bytes: int, facts: ModelFacts, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device
+) -> KVPool:
     try:
         return KVPool.allocate(facts.arch, num_blocks, block_size, dtype, device)
     except RuntimeError as error:
-        asked = facts.shape.kv_elements_per_token * block_size * num_blocks * dtype.itemsize
         raise CapacityError(
-            f"the KV cache of {format_bytes(asked)} could not be allocated: give a smaller --kv-memory ({error})"
+            f"the KV cache of {format_bytes(planned_bytes)} could not be allocated: give a smaller --kv-memory ({error})"
         ) from error
 
 

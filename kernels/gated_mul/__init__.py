@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels.gated_mul import reference
+from inferd.kernels import native
+from inferd.kernels.gated_mul import cpu, reference
 from inferd.kernels.registry import Implementation, Op, always
 
 
@@ -18,10 +19,18 @@ class Key(NamedTuple):
 
 
 SILU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
-    "silu_mul", [Implementation("reference", reference.silu_mul, always)]
+    "silu_mul",
+    [
+        Implementation("cpp", cpu.silu_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.silu_mul, always),
+    ],
 )
 GELU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
-    "gelu_mul", [Implementation("reference", reference.gelu_mul, always)]
+    "gelu_mul",
+    [
+        Implementation("cpp", cpu.gelu_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.gelu_mul, always),
+    ],
 )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels.paged_attention import reference
+from inferd.kernels.paged_attention import cpu, reference
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.registry import Implementation, Op, always
 
@@ -31,7 +31,17 @@ class Key(NamedTuple):
 
 
 Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None], Tensor]
-PAGED_ATTENTION: Op[Key, Run] = Op("paged_attention", [Implementation("reference", reference.paged_attention, always)])
+PAGED_ATTENTION: Op[Key, Run] = Op(
+    "paged_attention",
+    [
+        Implementation(
+            "cpp",
+            cpu.paged_attention,
+            lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.heads_per_kv_head),
+        ),
+        Implementation("reference", reference.paged_attention, always),
+    ],
+)
 
 
 def paged_attention(

@@ -13,21 +13,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferd.kernels import native
 from inferd.kernels.registry import Implementation, Op, always
-from inferd.kernels.rms_norm import reference
+from inferd.kernels.rms_norm import cpu, reference
 
 
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
+    weight_dtype: torch.dtype
     size: int
 
 
 RMS_NORM: Op[Key, Callable[[Tensor, Tensor, float], Tensor]] = Op(
-    "rms_norm", [Implementation("reference", reference.rms_norm, always)]
+    "rms_norm",
+    [
+        Implementation("cpp", cpu.rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)),
+        Implementation("reference", reference.rms_norm, always),
+    ],
 )
 ADD_RMS_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = Op(
-    "add_rms_norm", [Implementation("reference", reference.add_rms_norm, always)]
+    "add_rms_norm",
+    [
+        Implementation(
+            "cpp", cpu.add_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)
+        ),
+        Implementation("reference", reference.add_rms_norm, always),
+    ],
 )
 
 
@@ -44,4 +56,4 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def _key(x: Tensor, weight: Tensor) -> Key:
     assert weight.shape == x.shape[-1:], f"weight {tuple(weight.shape)} for rows of {x.shape[-1]}"
-    return Key(x.device.type, x.dtype, x.shape[-1])
+    return Key(x.device.type, x.dtype, weight.dtype, x.shape[-1])

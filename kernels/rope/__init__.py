@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.registry import Implementation, Op, always
-from inferd.kernels.rope import reference
+from inferd.kernels.rope import cpu, reference
 
 
 class Key(NamedTuple):
@@ -28,7 +28,17 @@ Run = Callable[
     [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float],
     Tensor,
 ]
-ROPE_AND_CACHE: Op[Key, Run] = Op("rope_and_cache", [Implementation("reference", reference.rope_and_cache, always)])
+ROPE_AND_CACHE: Op[Key, Run] = Op(
+    "rope_and_cache",
+    [
+        Implementation(
+            "cpp",
+            cpu.rope_and_cache,
+            lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.head_dim),
+        ),
+        Implementation("reference", reference.rope_and_cache, always),
+    ],
+)
 
 
 def rope_and_cache(

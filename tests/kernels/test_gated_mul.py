@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 Gate = Callable[[Tensor], Tensor]
 ORACLES: dict[Gate, Gate] = {

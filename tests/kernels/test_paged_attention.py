@@ -12,6 +12,8 @@ from torch import Tensor
 
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 SPLIT = ATTENTION_SPLIT
 SPARE_BLOCKS = 20
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-7}

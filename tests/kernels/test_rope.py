@@ -10,6 +10,8 @@ from torch import Tensor
 
 from inferd.kernels.rope import rope_and_cache
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 EPS = 1e-6
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Relative to values of at least 1: one rounding to the dtype."""

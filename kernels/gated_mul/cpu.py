@@ -1,0 +1,34 @@
+"""The C++ implementation (`cpu.cpp`): how it is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+_SILU, _GELU_TANH = 0, 1
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    return _run(gate_up, _SILU)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    return _run(gate_up, _GELU_TANH)
+
+
+def _run(gate_up: Tensor, activation: int) -> Tensor:
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype)
+    native.function("inferd_gated_mul", "ppiiiii")(
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        out.numel() // size,
+        size,
+        activation,
+        native.DTYPE_CODES[gate_up.dtype],
+        torch.get_num_threads(),
+    )
+    return out

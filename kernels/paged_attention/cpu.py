@@ -1,0 +1,49 @@
+"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.paged_attention.batch import AttentionBatch
+
+_MAX_HEADS_PER_KV_HEAD = 64
+"""Rows that `cpu.cpp` holds at once."""
+
+
+def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads_per_kv_head: int) -> str | None:
+    """Why it cannot run, or None where it can."""
+    if kv_dtype != dtype:
+        return f"takes queries and KV of one dtype, not {dtype} and {kv_dtype}"
+    if heads_per_kv_head > _MAX_HEADS_PER_KV_HEAD:
+        return f"takes at most {_MAX_HEADS_PER_KV_HEAD} query heads a KV head, not {heads_per_kv_head}"
+    return native.refuses(device_type, dtype)
+
+
+def paged_attention(
+    q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    assert q.is_contiguous()
+    out = torch.empty_like(q)
+    tables = batch.block_tables.to(torch.int32).contiguous()
+    native.function("inferd_paged_attention", "ppppppiiiiiiiffii")(
+        q.data_ptr(),
+        kv.data_ptr(),
+        out.data_ptr(),
+        batch.query_start.data_ptr(),
+        batch.seq_lens.data_ptr(),
+        tables.data_ptr(),
+        len(batch.query_lens),
+        tables.shape[1],
+        q.shape[1],
+        kv.shape[2],
+        q.shape[2],
+        batch.block_size,
+        window or 0,
+        scale,
+        softcap or 0.0,
+        native.DTYPE_CODES[q.dtype],
+        torch.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,39 @@
+"""The C++ implementation (`cpu.cpp`): how it is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _run(rows, None, weight, None, out, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    _run(x.reshape(-1, x.shape[-1]), residual.contiguous(), weight, total, out, eps)
+    return out, total
+
+
+def _run(rows: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, out: Tensor, eps: float) -> None:
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    native.function("inferd_rms_norm", "pppppiiifiii")(
+        rows.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        None if total is None else total.data_ptr(),
+        out.data_ptr(),
+        rows.shape[0],
+        rows.stride(0),
+        rows.shape[1],
+        eps,
+        native.DTYPE_CODES[rows.dtype],
+        native.DTYPE_CODES[weight.dtype],
+        torch.get_num_threads(),
+    )

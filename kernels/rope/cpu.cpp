@@ -1,0 +1,128 @@
+// Per-head RMS norm (optional), rotation of q and k by their positions, and the write of k and v into the paged pool:
+// one pass over a token's heads, in fp32, rounded once.
+
+#include <cmath>
+#include <cstdlib>
+
+#include "simd.h"
+
+namespace {
+
+using namespace simd;
+
+constexpr int64_t ELEMENTS_A_THREAD = 32768;
+constexpr int64_t MAX_HEAD_DIM = 512;
+
+static inline void put(float* p, float x) { *p = x; }
+static inline void put(bf16* p, float x) { p->bits = narrow(splat(x))[0]; }
+
+template <class T>
+void widen_head(const T* from, float* to, int64_t size) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, load(from + i));
+    if (i < size) store_part(to + i, load_part(from + i, int(size - i)), int(size - i));
+}
+
+template <class T>
+void narrow_head(const float* from, T* to, int64_t size) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, load(from + i));
+    if (i < size) store_part(to + i, load_part(from + i, int(size - i)), int(size - i));
+}
+
+template <class W>
+void normalise(float* head, const W* weight, int64_t size, float eps) {
+    vf squares = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares = squares + load(head + i) * load(head + i);
+    if (i < size) {
+        vf v = load_part(head + i, int(size - i));
+        squares = squares + v * v;
+    }
+    const float scale = 1.0f / std::sqrt(sum(squares) / float(size) + eps);
+    for (i = 0; i + LANES <= size; i += LANES) store(head + i, load(head + i) * scale * load(weight + i));
+    if (i < size) {
+        const int left = int(size - i);
+        store_part(head + i, load_part(head + i, left) * scale * load_part(weight + i, left), left);
+    }
+}
+
+// The pairs (head[i], head[i + half]) turned by the angle of column i.
+void rotate(float* head, const float* cos_sin, int64_t half) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf c = load(cos_sin + i), s = load(cos_sin + half + i), first = load(head + i), second = load(head + half + i);
+        store(head + i, first * c - second * s);
+        store(head + half + i, second * c + first * s);
+    }
+    for (; i < half; i++) {
+        float c = cos_sin[i], s = cos_sin[half + i], first = head[i], second = head[half + i];
+        head[i] = first * c - second * s;
+        head[half + i] = second * c + first * s;
+    }
+}
+
+struct Problem {
+    const void *q, *k, *v;
+    const float* cos_sin;
+    const int64_t *positions, *write_slots;
+    void *kv, *out;
+    const void *q_norm, *k_norm;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
+    int64_t q_stride, k_stride, v_stride;  // elements from token to token
+    float eps;
+};
+
+template <class T, class W>
+void run_token(const Problem& p, int64_t token) {
+    float head[MAX_HEAD_DIM];
+    const float* angles = p.cos_sin + p.positions[token] * p.rotary_dim;
+    auto turn = [&](const T* from, const void* norm) {
+        widen_head(from, head, p.head_dim);
+        if (norm) normalise(head, static_cast<const W*>(norm), p.head_dim, p.eps);
+        rotate(head, angles, p.rotary_dim / 2);
+    };
+    T* out = static_cast<T*>(p.out) + token * p.num_heads * p.head_dim;
+    for (int64_t h = 0; h < p.num_heads; h++) {
+        turn(static_cast<const T*>(p.q) + token * p.q_stride + h * p.head_dim, p.q_norm);
+        narrow_head(head, out + h * p.head_dim, p.head_dim);
+    }
+    const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
+    const int64_t plane = p.block_size * p.head_dim;
+    T* keys = static_cast<T*>(p.kv) + block * 2 * p.num_kv_heads * plane + offset * p.head_dim;
+    T* values = keys + p.num_kv_heads * plane;
+    for (int64_t h = 0; h < p.num_kv_heads; h++) {
+        turn(static_cast<const T*>(p.k) + token * p.k_stride + h * p.head_dim, p.k_norm);
+        narrow_head(head, keys + h * plane, p.head_dim);
+        std::memcpy(values + h * plane, static_cast<const T*>(p.v) + token * p.v_stride + h * p.head_dim,
+                    p.head_dim * sizeof(T));
+    }
+}
+
+template <class T, class W>
+void run(const Problem& p, int64_t num_threads) {
+    const int64_t elements = p.num_tokens * (p.num_heads + p.num_kv_heads) * p.head_dim;
+    const int team = int(elements < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
+#pragma omp parallel for num_threads(team) if (team > 1)
+    for (int64_t token = 0; token < p.num_tokens; token++) run_token<T, W>(p, token);
+}
+
+}  // namespace
+
+// As the Python signature has it; dtypes 0: fp32, 1: bfloat16.
+extern "C" void inferd_rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
+                                      const int64_t* positions, const int64_t* write_slots, void* kv, void* out,
+                                      const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
+                                      int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
+                                      int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
+                                      int64_t norm_dtype, int64_t num_threads) {
+    Problem p{q, k, v, cos_sin, positions, write_slots, kv, out, q_norm, k_norm,
+              num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
+              q_stride, k_stride, v_stride, eps};
+    if (dtype == 0)
+        run<float, float>(p, num_threads);
+    else if (norm_dtype == 0)
+        run<bf16, float>(p, num_threads);
+    else
+        run<bf16, bf16>(p, num_threads);
+}

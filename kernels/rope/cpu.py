@@ -1,0 +1,68 @@
+"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+_MAX_HEAD_DIM = 512
+"""A head is held on the stack."""
+
+
+def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why it cannot run, or None where it can."""
+    if kv_dtype != dtype:
+        return f"takes heads and KV of one dtype, not {dtype} and {kv_dtype}"
+    if head_dim > _MAX_HEAD_DIM:
+        return f"takes heads of at most {_MAX_HEAD_DIM}, not {head_dim}"
+    return native.refuses(device_type, dtype)
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    write_slots: Tensor,
+    kv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
+    assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
+    native.function("inferd_rope_and_cache", "ppppppppppiiiiiiiiifiii")(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        cos_sin.data_ptr(),
+        positions.data_ptr(),
+        write_slots.data_ptr(),
+        kv.data_ptr(),
+        out.data_ptr(),
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        q.shape[0],
+        q.shape[1],
+        k.shape[1],
+        q.shape[2],
+        cos_sin.shape[1],
+        kv.shape[3],
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        eps,
+        native.DTYPE_CODES[q.dtype],
+        native.DTYPE_CODES[q.dtype if q_norm is None else q_norm.dtype],
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def _with_heads_together(heads: Tensor) -> Tensor:
+    """[T, H, D] whose heads of one token lie side by side, as they do in a projection's output."""
+    return heads if heads.stride(2) == 1 and heads.stride(1) == heads.shape[2] else heads.contiguous()

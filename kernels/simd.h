@@ -1,0 +1,184 @@
+// Sixteen lanes of fp32, bfloat16 in pairs, exp and tanh: what the CPU kernels are written in.
+//
+// GCC's vector types, so that one source compiles for AVX-512, AVX2 and anything else; instructions are named only where
+// the compiler would not find them. Every function is a fixed sequence of operations on each lane: a lane's bits depend
+// on its own inputs alone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace simd {
+
+constexpr int LANES = 16;
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+static inline vf splat(float x) { return x - vf{}; }
+static inline vi splat_i(int32_t x) { return x - vi{}; }
+
+static inline vf load(const float* p) {
+    vf v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+static inline vi load_i(const void* p) {
+    vi v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void store_i(void* p, vi v) { std::memcpy(p, &v, sizeof v); }
+
+static inline vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+
+// Round to nearest, ties to even; NaN stays NaN.
+static inline vh narrow(vf v) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)v);
+#else
+    vu bits = (vu)v;
+    vu rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    vu is_nan = (vu)(v != v);
+    vu chosen = (rounded & ~is_nan) | ((bits | 0x400000) & is_nan);
+    return __builtin_convertvector(chosen >> 16, vh);
+#endif
+}
+
+static inline vf load(const bf16* p) {
+    vh h;
+    std::memcpy(&h, p, sizeof h);
+    return widen(h);
+}
+static inline void store(bf16* p, vf v) {
+    vh h = narrow(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+// The first n < LANES elements, zeros behind them.
+template <class T>
+static inline vf load_part(const T* p, int n) {
+    T padded[LANES] = {};
+    std::memcpy(padded, p, n * sizeof(T));
+    return load(padded);
+}
+template <class T>
+static inline void store_part(T* p, vf v, int n) {
+    T padded[LANES];
+    store(padded, v);
+    std::memcpy(p, padded, n * sizeof(T));
+}
+
+static inline vf max(vf a, vf b) { return a > b ? a : b; }
+
+// Lanes summed in a fixed tree.
+static inline float sum(vf v) {
+    float a[LANES];
+    store(a, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] += a[i + width];
+    return a[0];
+}
+static inline float largest(vf v) {
+    float a[LANES];
+    store(a, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
+    return a[0];
+}
+
+// acc + a.low * b.low + a.high * b.high, with two bfloat16 in each 32-bit lane of a and b.
+static inline vf dot2(vf acc, vi a, vi b) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    vi high = splat_i(int32_t(0xffff0000));
+    acc = acc + (vf)(a & high) * (vf)(b & high);
+    return acc + (vf)(a << 16) * (vf)(b << 16);
+#endif
+}
+
+// e^x to about 1 ulp: x = n ln 2 + r, a polynomial in r (Cephes' expf), 2^n by its exponent. Below -87.3 it is 0, so that
+// e^-inf is exactly 0; above 88.3 it is inf; NaN stays NaN.
+static inline vf exp(vf x) {
+    vf is_low = (vf)(x < -87.3f);
+    vf clamped = x > 88.3f ? splat(88.3f) : (x < -87.3f ? splat(-87.3f) : x);
+    vf shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
+    vf n = shifted - 12582912.0f;
+    vf r = clamped - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi exponent = (vi)shifted << 23;
+    vf scaled = (vf)((vi)p + exponent);
+    vf bounded = x > 88.3f ? splat(__builtin_inff()) : (vf)((vi)scaled & ~(vi)is_low);
+    return x != x ? x : bounded;
+}
+
+// 1 - 2 / (e^2x + 1): absolute error below 2e-7.
+static inline vf tanh(vf x) {
+    vf bounded = x > 20.0f ? splat(20.0f) : (x < -20.0f ? splat(-20.0f) : x);
+    return 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
+}
+
+// A 16 x 16 block of 32-bit elements, rows to columns.
+static inline void transpose(vi rows[LANES]) {
+    const vi low32 = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
+    const vi high32 = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};
+    const vi low64 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const vi high64 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    vi a[LANES], b[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        a[i] = __builtin_shuffle(rows[i], rows[i + 1], low32);
+        a[i + 1] = __builtin_shuffle(rows[i], rows[i + 1], high32);
+    }
+    for (int i = 0; i < LANES; i += 4) {
+        b[i] = __builtin_shuffle(a[i], a[i + 2], low64);
+        b[i + 1] = __builtin_shuffle(a[i], a[i + 2], high64);
+        b[i + 2] = __builtin_shuffle(a[i + 1], a[i + 3], low64);
+        b[i + 3] = __builtin_shuffle(a[i + 1], a[i + 3], high64);
+    }
+    // b[4 q + c] holds, in 128-bit part p, column 4 p + c of rows 4 q .. 4 q + 3.
+    const vi even = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    const vi odd = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
+    for (int c = 0; c < 4; c++) {
+        a[c] = __builtin_shuffle(b[c], b[4 + c], even);
+        a[4 + c] = __builtin_shuffle(b[c], b[4 + c], odd);
+        a[8 + c] = __builtin_shuffle(b[8 + c], b[12 + c], even);
+        a[12 + c] = __builtin_shuffle(b[8 + c], b[12 + c], odd);
+    }
+    const vi lower = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const vi upper = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+    for (int c = 0; c < 4; c++) {
+        rows[c] = __builtin_shuffle(a[c], a[8 + c], lower);
+        rows[4 + c] = __builtin_shuffle(a[4 + c], a[12 + c], lower);
+        rows[8 + c] = __builtin_shuffle(a[c], a[8 + c], upper);
+        rows[12 + c] = __builtin_shuffle(a[4 + c], a[12 + c], upper);
+    }
+}
+
+}  // namespace simd
