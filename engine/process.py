@@ -108,7 +108,14 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=ready.max_model_len,
     )
-    scheduler = Scheduler(limits, KVCache(ready.num_blocks, ready.block_size, shares_prefixes=config.prefix_caching))
+    cache = KVCache(
+        ready.num_blocks,
+        ready.block_size,
+        worker.cache_windows,
+        step_tokens=config.max_num_batched_tokens,
+        shares_prefixes=config.prefix_caching,
+    )
+    scheduler = Scheduler(limits, cache)
     return EngineCore(scheduler, ThreadExecutor(worker), vocab_size=ready.vocab_size, clock=time.monotonic), ready
 
 

@@ -78,6 +78,7 @@ class Build:
 
 
 _library: ctypes.CDLL | None = None
+_level = _PORTABLE
 _functions: dict[str, Callable[..., None]] = {}
 _missing = "the C++ kernels were not prepared in this process"
 
@@ -87,9 +88,9 @@ def prepare(cache_dir: Path, level: str | None = None) -> Build:
 
     Call it once, before any op meets its first key: an op that has chosen stays with its choice.
     """
-    global _library, _missing
+    global _library, _missing, _level
     _functions.clear()
-    level = level or runnable_levels()[0]
+    _level = level = level or runnable_levels()[0]
     try:
         path, compile_s = build(cache_dir, level)
         _library, _missing = ctypes.CDLL(str(path)), ""
@@ -102,6 +103,11 @@ def prepare(cache_dir: Path, level: str | None = None) -> Build:
 def missing() -> str | None:
     """Why no native kernel can run in this process, or None where they can: for predicates."""
     return _missing or None
+
+
+def level() -> str:
+    """The instruction set level that the kernels were prepared for."""
+    return _level
 
 
 def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:

@@ -145,6 +145,19 @@ static inline vf tanh(vf x) {
     return 1.0f - 2.0f / (exp(bounded + bounded) + 1.0f);
 }
 
+// 32 elements of 16 bits of a and b, alternating: a's in the low halves of 32-bit lanes, b's in the high ones.
+static inline void zip(int32_t* to, const void* a, const void* b) {
+    typedef uint16_t v32 __attribute__((vector_size(64)));
+    const v32 low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    v32 first, second;
+    std::memcpy(&first, a, sizeof first);
+    std::memcpy(&second, b, sizeof second);
+    v32 lower = __builtin_shuffle(first, second, low), upper = __builtin_shuffle(first, second, low + 16);
+    std::memcpy(to, &lower, sizeof lower);
+    std::memcpy(to + LANES, &upper, sizeof upper);
+}
+
 // A 16 x 16 block of 32-bit elements, rows to columns.
 static inline void transpose(vi rows[LANES]) {
     const vi low32 = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};

@@ -130,6 +130,40 @@ def chat(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Hub id, checkpoint directory, config.json, or tiny.")],
+    dtype: Annotated[str, typer.Option(help="Of activations, KV and weights.", metavar="WORD")] = "auto",
+    quantization: Annotated[str, typer.Option(help="Of linear weights: none, int8, int4.", metavar="WORD")] = "none",
+    batch: Annotated[int, typer.Option(help="Sequences at once.", metavar="N")] = 1,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each.", metavar="N", show_default="all the model can")
+    ] = None,
+    overhead: Annotated[str, typer.Option(help="Percent of weights and KV.", metavar="N[-N]")] = "10-20",
+    block_size: Annotated[int, typer.Option(help="Tokens in a KV block.", metavar="N")] = 32,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: every number in bytes.")] = False,
+) -> None:
+    """Say what a model takes in memory, with the formulas.
+
+    Loads no weights and needs no GPU: config.json is enough.
+    """
+    from inferd.server.plan import PlanOptions  # noqa: PLC0415
+    from inferd.server.plan_table import run  # noqa: PLC0415
+
+    asked = PlanOptions(
+        model=model,
+        revision=revision,
+        dtype=dtype,
+        quantization=quantization,
+        batch=batch,
+        context=context,
+        overhead=overhead,
+        block_size=block_size,
+    )
+    raise typer.Exit(run(asked, as_json=as_json))
+
+
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
     """Check this machine: packages, torch, memory, disk, port, compiler.
 

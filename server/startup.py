@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import platform
-import shlex
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,10 +27,10 @@ from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import format_bytes
 from inferd.engine.api.supervisor import STOP_GRACE_S, Supervisor, describe_exit
+from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router
@@ -50,16 +47,6 @@ _DEAD_GRACE_S = 0.5
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
 """Field 22 of /proc/PID/stat, counted after the name in parentheses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything known before an engine exists."""
-
-    settings: Settings
-    facts: ModelFacts
-    model: ServedModel
-    config: EngineConfig
 
 
 def serve(settings: Settings) -> int:
@@ -91,6 +78,7 @@ def make_plan(settings: Settings) -> Plan:
     asked = EngineConfig(
         model_path=str(checkpoint.path),
         dtype=settings.dtype,
+        quantization=settings.quantization,
         device=settings.device,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
@@ -100,9 +88,9 @@ def make_plan(settings: Settings) -> Plan:
         prefix_caching=settings.prefix_caching,
         num_threads=settings.num_threads,
     )
-    config, _, decisions = resolve(asked, facts, Machine.detect())
+    config, memory, decisions = resolve(asked, facts, Machine.detect())
     for decision in decisions:
-        is_cut = decision.field == "max_model_len" and config.max_model_len != facts.shape.max_positions
+        is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         level = logging.WARNING if is_cut else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
@@ -111,9 +99,9 @@ def make_plan(settings: Settings) -> Plan:
         checkpoint.path,
         settings.served_names,
         max_model_len=config.max_model_len,
-        vocab_size=facts.shape.vocab_size,
+        vocab_size=facts.arch.vocab_size,
     )
-    return Plan(settings, facts, model, config)
+    return Plan(settings, facts, model, config, memory)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -234,6 +222,9 @@ class _Service:
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
+        warning = deviation(self._router.ready)
+        if warning is not None:
+            logger.warning(warning)
         total_s = time.monotonic() - self._started_s
         card = ready_card(self._plan, self._router.ready, self._listener, total_s)
         if self._settings.log_format == "json":
@@ -273,35 +264,3 @@ class _Service:
                 await asyncio.wait_for(self._router.drained(), _CLOSE_GRACE_S)
             except TimeoutError:
                 self._engine_died("the engine process does not answer")
-
-
-def describe_plan(plan: Plan) -> str:
-    """The model and what it will take, in one line."""
-    shape, config = plan.facts.shape, plan.config
-    weights, kv = shape.weights_bytes(config.dtype), config.kv_memory_bytes
-    assert kv is not None
-    return (
-        f"{plan.facts.arch.architecture}, {shape.num_params / 1e6:.1f} M parameters, {config.dtype} on "
-        f"{config.device}; plan {format_bytes(weights)} weights, {format_bytes(kv)} KV"
-    )
-
-
-def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
-    """What a person needs first: where it is, what it serves, and a line to paste."""
-    settings, name = plan.settings, plan.settings.served_names[0]
-    url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
-    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
-    return (
-        f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, {ready.dtype}, "
-        f"context {ready.max_model_len}, {ready.num_blocks * ready.block_size} KV tokens)\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-    )
-
-
-def _reachable_host(listener: socket.socket) -> str:
-    """The listening address as a client on this machine writes it."""
-    host: str = listener.getsockname()[0]
-    if host in ("0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+KERNEL_CACHE = ROOT / "build" / "kernels"
+"""Where tests keep the compiled C++ kernels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run every case of every test")
+    parser.addoption(
+        "--kernels", choices=("cpp", "reference"), default="cpp", help="what computes in tests/cpu (default: cpp)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,13 +26,17 @@ class Tier:
     """pytest-xdist processes; 0: none."""
     threads: int = 2
     """Threads of each process's numeric libraries."""
+    options: tuple[str, ...] = ()
+    is_long: bool = False
+    """Run with `--long` only."""
 
 
 TIERS = (
     Tier("arch + unit + property", 60, ("arch", "unit", "property", "deploy"), workers=2, threads=1),
     Tier("simulation", 90, ("sim",), workers=2, threads=1),
-    Tier("cpu models", 60, ("cpu",)),
-    Tier("kernels", 90, ("kernels",)),
+    Tier("cpu models", 90, ("cpu",), workers=2, threads=1),
+    Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
+    Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api", 80, ("api",)),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1),
     Tier("security", 40, ("security",)),
@@ -53,7 +57,7 @@ def main() -> int:
             return _report(rows)
     for tier in TIERS:
         folders = [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).is_dir()]
-        if not folders or (options.only and tier.name not in options.only):
+        if not folders or (options.only and tier.name not in options.only) or (tier.is_long and not options.long):
             continue
         print(f"\n== {tier.name} (budget {tier.budget_s} s)", flush=True)
         started = time.monotonic()
@@ -63,7 +67,7 @@ def main() -> int:
 
 
 def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
-    command = [options.python, "-m", "pytest", "-q", *folders]
+    command = [options.python, "-m", "pytest", "-q", *folders, *tier.options]
     if tier.workers:
         command += ["-n", str(tier.workers)]
     if options.long:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,10 @@ class Checkpoint:
         return sum(info.num_bytes for info in self.tensors.values())
 
 
-def locate(model: str, revision: str | None = None) -> Path:
+def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_FILES) -> Path:
     """The directory of `model`: the embedded one, a local directory, or a hub id (downloaded, with progress on stderr).
 
-    Raises `ModelError`. `HF_HUB_OFFLINE=1` keeps to what is cached.
+    `files` are patterns of what is wanted of a hub id. Raises `ModelError`. `HF_HUB_OFFLINE=1` keeps to what is cached.
     """
     if model == EMBEDDED_NAME:
         return EMBEDDED_PATH
@@ -101,7 +102,7 @@ def locate(model: str, revision: str | None = None) -> Path:
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         hint = "" if "/" in model else f"; the embedded model is called `{EMBEDDED_NAME}`"
         raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either{hint}")
-    return _download(model, revision)
+    return _download(model, revision, files)
 
 
 def _local_directory(model: str) -> Path | None:
@@ -120,9 +121,9 @@ def _local_directory(model: str) -> Path | None:
     return None
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
+def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
     try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(files)))
     except LocalEntryNotFoundError as error:
         if constants.HF_HUB_OFFLINE:
             why, way_out = "HF_HUB_OFFLINE is set", "unset it to download"

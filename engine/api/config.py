@@ -6,25 +6,44 @@ memory, never a device, and it is torch-free: a model that cannot fit is refused
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 
+from inferd.engine.api.capacity import (
+    longest_context,
+    longest_in_pool,
+    options,
+    plan_sequences,
+    pool_shortage,
+    shortage,
+    ways_out,
+)
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import DTYPE_BYTES, MemoryPlan, ModelShape, format_bytes
+from inferd.engine.api.planner import (
+    MemoryPlan,
+    Workload,
+    block_bytes,
+    blocks_per_seq,
+    format_bytes,
+    plan_memory,
+    pool_of,
+    refusal,
+)
+from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.arch.description import Arch
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu"]
 
 BLOCK_SIZES = (16, 32, 64, 128)
-_AUTO_BLOCK_SIZE = 32
-_AUTO_MAX_NUM_SEQS = 128
-_AUTO_MAX_NUM_BATCHED_TOKENS = 256
+AUTO_BLOCK_SIZE = 32
+AUTO_MAX_NUM_BATCHED_TOKENS = 256
 """Matrix products of 256 rows are large enough for a CPU; a longer chunk would only hold up decodes longer."""
+_AUTO_MAX_NUM_SEQS = 128
 _AUTO_KV_BYTES = 4 * 2**30
 """Most that "auto" takes for the cache on a CPU, unless one sequence of full length needs more."""
 _AUTO_MEMORY_SHARE = 0.6
@@ -36,6 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     dtype: Dtype = "auto"
+    """Of activations and KV, and of weights that are not quantized."""
+    quantization: Quantization = "none"
+    """What the linear layers' weights are stored in."""
     device: DeviceKind = "auto"
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output together."""
@@ -67,8 +89,8 @@ def resolve(
     config: EngineConfig, facts: ModelFacts, machine: Machine
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
     """Settle every "auto". Raises `ConfigError` or `CapacityError` with what was asked and what would work."""
-    shape = facts.shape
-    _check_bounds(config, shape)
+    _check_bounds(config, facts.arch)
+    check_quantization(config.quantization, facts.arch)
     chosen: dict[str, tuple[object, str]] = {}
     if config.device == "auto":
         chosen["device"] = ("cpu", "the device this version serves on")
@@ -80,29 +102,64 @@ def resolve(
     if config.max_num_seqs is None:
         chosen["max_num_seqs"] = (_AUTO_MAX_NUM_SEQS, "default")
     if config.max_num_batched_tokens is None:
-        chosen["max_num_batched_tokens"] = (_AUTO_MAX_NUM_BATCHED_TOKENS, "default on a CPU")
+        chosen["max_num_batched_tokens"] = (AUTO_MAX_NUM_BATCHED_TOKENS, "default on a CPU")
     if config.block_size is None:
-        chosen["block_size"] = (_AUTO_BLOCK_SIZE, "default on a CPU")
+        chosen["block_size"] = (AUTO_BLOCK_SIZE, "default on a CPU")
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
-    memory = _fit(settled, shape, machine)
+    memory = _fit(settled, facts.arch, machine)
     chosen |= memory
     settled = msgspec.structs.replace(settled, **{field: value for field, (value, _) in memory.items()})
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
-    assert settled.block_size is not None and settled.num_blocks is not None
-    return settled, shape.plan(settled.dtype, settled.block_size, settled.num_blocks), decisions
+    return settled, plan_of(settled, facts.arch), decisions
+
+
+def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
+    """The memory of an engine with these settled settings."""
+    assert config.num_blocks is not None
+    work = _workload(config, config.max_model_len)
+    return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
+
+
+def precision_of(config: EngineConfig) -> Precision:
+    assert config.dtype != "auto"
+    return Precision(config.dtype, config.quantization)
+
+
+def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
+    """(dtype that this machine computes `dtype` in, why). float32 holds every float16 and bfloat16 exactly."""
+    if dtype == "float16":
+        return "float32", "there is no float16 matrix product on a CPU"
+    if dtype == "bfloat16" and not machine.has_bf16_matmul:
+        return "float32", "this processor has no bfloat16 matrix product"
+    return dtype, "as asked"
+
+
+def served_precisions(dtype: str, machine: Machine) -> tuple[Precision, ...]:
+    """Every precision of weights that can be served here, the largest first; quantized ones beside `dtype`."""
+    plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
+    return (*map(Precision, plain), Precision(dtype, "int8"), Precision(dtype, "int4"))
+
+
+def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
+    assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
+    assert config.block_size is not None and max_model_len is not None
+    return Workload(
+        num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        step_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+    )
 
 
 def _dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
-    """(dtype of weights and activations, why). float32 holds every float16 and bfloat16 exactly."""
-    dtype = _auto_dtype(facts) if asked == "auto" else (asked, "as asked")
-    if dtype[0] == "float16":
-        return "float32", "there is no float16 matrix product on a CPU"
-    if dtype[0] == "bfloat16" and not machine.has_bf16_matmul:
-        return "float32", "this processor has no bfloat16 matrix product"
-    return dtype
+    """(dtype of weights and activations, why)."""
+    dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "as asked")
+    served, reason = served_dtype(dtype, machine)
+    return (dtype, why) if served == dtype else (served, reason)
 
 
-def _auto_dtype(facts: ModelFacts) -> tuple[str, str]:
+def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
+    """(dtype that "auto" asks for, why)."""
     if facts.is_embedded:
         return "float32", "the embedded model answers the same on every machine in float32"
     if facts.dtype not in DTYPE_BYTES:
@@ -110,71 +167,77 @@ def _auto_dtype(facts: ModelFacts) -> tuple[str, str]:
     return facts.dtype, "the checkpoint's"
 
 
-def _check_bounds(config: EngineConfig, shape: ModelShape) -> None:
+def check_quantization(quantization: Quantization, arch: Arch) -> None:
+    """Raises `ConfigError` naming the matrix that cannot be stored so."""
+    reason = refusal(arch, quantization)
+    if reason is not None:
+        raise ConfigError(f"this model cannot be stored in {quantization}: {reason}; give another --quantization")
+
+
+def _check_bounds(config: EngineConfig, arch: Arch) -> None:
     if config.block_size is not None and config.block_size not in BLOCK_SIZES:
         raise ConfigError(f"block_size must be one of {BLOCK_SIZES}, but got {config.block_size}")
     for field in ("max_model_len", "kv_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
         value = getattr(config, field)
         if value is not None and value < 1:
             raise ConfigError(f"{field} must be at least 1, but got {value}")
-    if config.max_model_len is not None and config.max_model_len > shape.max_positions:
+    if config.max_model_len is not None and config.max_model_len > arch.max_positions:
         raise ConfigError(
-            f"max_model_len must be at most {shape.max_positions}, the positions this model was made for, "
+            f"max_model_len must be at most {arch.max_positions}, the positions this model was made for, "
             f"but got {config.max_model_len}"
         )
 
 
-def _fit(config: EngineConfig, shape: ModelShape, machine: Machine) -> dict[str, tuple[object, str]]:
+def _fit(config: EngineConfig, arch: Arch, machine: Machine) -> dict[str, tuple[object, str]]:
     """Size the KV pool. An explicit setting is honoured or refused; only an "auto" gives way."""
-    assert config.block_size is not None and config.max_num_seqs is not None
-    block_bytes = shape.kv_bytes_per_token(config.dtype) * config.block_size
-    weights_bytes = shape.weights_bytes(config.dtype)
-    available = machine.memory_available_bytes
-    left = available - weights_bytes
-    if left < block_bytes:
-        raise CapacityError(
-            f"the weights need {format_bytes(weights_bytes)} in {config.dtype} and {format_bytes(available)} "
-            f"of memory are available: {_what_fits(shape, machine)}"
-        )
-    length = config.max_model_len or shape.max_positions
-    blocks_per_seq = math.ceil(length / config.block_size)
+    precision, available = precision_of(config), machine.memory_available_bytes
+    length = _length(config, arch, machine)
+    work = _workload(config, length)
+    size, num_needed = block_bytes(arch, precision, work.block_size), blocks_per_seq(arch, length, work)
+    rest = plan_memory(arch, precision, work, pool_of(0, work))
+    left = available - rest.weights_bytes - rest.working_bytes
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes > left:
             raise CapacityError(
                 f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, and {format_bytes(left)} are left "
-                f"beside the weights ({format_bytes(weights_bytes)}): ask for less, or leave it to be decided"
+                f"beside the weights ({format_bytes(rest.weights_bytes)} in {precision.name}) and "
+                f"{format_bytes(rest.working_bytes)} to work in: ask for less, or leave it to be decided"
             )
-        num_blocks, why = config.kv_memory_bytes // block_bytes, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
+        num_blocks, why = config.kv_memory_bytes // size, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
     else:
         share = int(left * _AUTO_MEMORY_SHARE)
-        wanted = max(min(_AUTO_KV_BYTES // block_bytes, config.max_num_seqs * blocks_per_seq), blocks_per_seq)
-        num_blocks, why = min(share // block_bytes, wanted), f"within {format_bytes(share)}, 60% of the memory left"
-    return _settle_length(config, shape, num_blocks, block_bytes, length, why)
+        wanted = max(min(_AUTO_KV_BYTES // size, work.num_seqs * num_needed), num_needed)
+        num_blocks, why = min(share // size, wanted), f"within {format_bytes(share)}, 60% of the memory left"
+        least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, 1, work)
+        if num_blocks < least:
+            num_blocks, why = least, "the least that serves one sequence"
+    return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why)
+
+
+def _length(config: EngineConfig, arch: Arch, machine: Machine) -> int:
+    """Tokens that one sequence may have beside the weights. Raises `CapacityError` with what would fit."""
+    precision, available = precision_of(config), machine.memory_available_bytes
+    asked = _workload(config, config.max_model_len or arch.max_positions)
+    longest = longest_context(arch, precision, asked, 1, available)
+    if longest >= (config.max_model_len or 1):
+        return config.max_model_len or longest
+    work = asked if config.max_model_len else replace(asked, max_model_len=1)
+    plan = plan_sequences(arch, precision, work, 1)
+    what = f"one sequence of {work.max_model_len} token{'s' if work.max_model_len > 1 else ''}"
+    found = options(arch, served_precisions(config.dtype, machine), asked, 1, available)
+    raise CapacityError(f"{shortage(plan, precision, what, available)}; {ways_out(precision, found)}")
 
 
 def _settle_length(
-    config: EngineConfig, shape: ModelShape, num_blocks: int, block_bytes: int, length: int, why: str
+    config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str
 ) -> dict[str, tuple[object, str]]:
-    assert config.block_size is not None
-    pool_tokens = num_blocks * config.block_size
-    if pool_tokens < 1 or (config.max_model_len is not None and pool_tokens < length):
-        needed = math.ceil(length / config.block_size) * block_bytes
-        raise CapacityError(
-            f"one sequence of max_model_len {length} needs {format_bytes(needed)} of KV cache, and there are "
-            f"{format_bytes(num_blocks * block_bytes)} ({why}): max_model_len {pool_tokens} would fit"
-        )
-    chosen: dict[str, tuple[object, str]] = {
-        "num_blocks": (num_blocks, why),
-        "kv_memory_bytes": (num_blocks * block_bytes, why),
-    }
+    longest = longest_in_pool(arch, work, num_blocks)
+    if longest < (config.max_model_len or 1):
+        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
+    kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size)
+    chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
     if config.max_model_len is None:
-        reason = "the model's positions" if pool_tokens >= length else "one sequence must fit the KV cache"
-        chosen["max_model_len"] = (min(length, pool_tokens), reason)
+        length = min(longest, work.max_model_len)
+        is_whole = length == arch.max_positions
+        chosen["max_model_len"] = (length, "the model's positions" if is_whole else "one sequence must fit the memory")
     return chosen
-
-
-def _what_fits(shape: ModelShape, machine: Machine) -> str:
-    fitting = [name for name in DTYPE_BYTES if shape.weights_bytes(name) < machine.memory_available_bytes * 0.9]
-    if fitting:
-        return f"--dtype {fitting[-1]} would fit ({format_bytes(shape.weights_bytes(fitting[-1]))})"
-    return "no precision served here fits; choose a smaller model or a larger machine"

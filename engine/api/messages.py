@@ -134,6 +134,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     planned_kv_bytes: int
     device: str
     dtype: str
+    quantization: str = "none"
+    """Of the linear layers' weights."""
     kernels: tuple[tuple[str, str], ...] = ()
     """(op, implementation chosen)."""
 

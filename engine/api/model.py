@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
-from inferd.engine.api.planner import ModelShape
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.registry import describe, weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A checkpoint that is consistent, as far as config and headers tell."""
+    """A model that can be served, as far as its config, or config and headers, tell."""
 
     path: Path
     arch: Arch
-    shape: ModelShape
     dtype: str
     """Of the stored weights: "bfloat16", "float16" or "float32"."""
     is_embedded: bool
@@ -26,19 +26,26 @@ class ModelFacts:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
         """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict it."""
-        try:
-            arch = describe(checkpoint.config)
-            weight_map = weights(arch)
-        except ArchError as error:
-            raise ModelError(f"{checkpoint.path}: {error}") from error
-        contradictions = weight_map.compare({name: info.shape for name, info in checkpoint.tensors.items()})
+        arch = _describe(checkpoint.path, checkpoint.config)
+        contradictions = weights(arch).compare({name: info.shape for name, info in checkpoint.tensors.items()})
         if contradictions:
             raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
-        shape = ModelShape(
-            num_params=weight_map.num_elements,
-            num_packed_twice=arch.tied_head_elements,
-            kv_elements_per_token=arch.kv_elements_per_token,
-            max_positions=arch.max_positions,
-            vocab_size=arch.vocab_size,
-        )
-        return cls(checkpoint.path, arch, shape, checkpoint.dtype, checkpoint.is_embedded)
+        return cls(checkpoint.path, arch, checkpoint.dtype, checkpoint.is_embedded)
+
+    @classmethod
+    def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
+        """From a parsed config.json alone: enough for a plan. Raises `ModelError`."""
+        arch = _describe(path, config)
+        return cls(path, arch, arch.dtype, is_embedded=False)
+
+    @property
+    def num_params(self) -> int:
+        """Weights, tied ones counted once."""
+        return weights(self.arch).num_elements
+
+
+def _describe(path: Path, config: Mapping[str, Any]) -> Arch:
+    try:
+        return describe(config)
+    except ArchError as error:
+        raise ModelError(f"{path}: {error}") from error

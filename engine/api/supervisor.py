@@ -32,6 +32,9 @@ a step 5 to 14 times its time (0.6B shape cut to 8 layers, 2 busy cores, Zen 4, 
 _MAX_SILENCE_S = 5.0
 """Twenty missed beats."""
 
+ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process")
+"""What `spawn` runs."""
+
 STOP_GRACE_S = 5.0
 """How long the engine has to exit after it was asked to, before it is killed."""
 
@@ -80,7 +83,7 @@ class Supervisor:
             spawned_s=time.monotonic(),
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "inferd.engine.process"],
+            ENGINE_COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=_ENVIRONMENT | os.environ,

@@ -9,16 +9,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from inferd.engine.arch import paging
+
 
 class ArchError(ValueError):
     """config.json describes nothing that can be served: which field, its value, and what would do."""
 
 
 class Activation(StrEnum):
-    """The gate of the MLP."""
+    """Of the MLP's gate, or of the whole MLP where it has no gate."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+
+
+class NormKind(StrEnum):
+    """How a layer's input is brought to size."""
+
+    RMS = "rms"
+    RMS_ONE_PLUS = "rms_one_plus"
+    """RMS norm whose stored weight is what is added to one."""
+    LAYER = "layer"
+    """Layer norm: mean taken off, weight and bias."""
+
+
+class QKNorm(StrEnum):
+    """What the RMS norm of q and k, before the rotation, runs over."""
+
+    NONE = "none"
+    HEAD = "head"
+    PROJECTION = "projection"
+    """All heads of a token at once."""
 
 
 _MAX_UNUSED_PLANES = 0.15
@@ -32,6 +53,37 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """The base grows with the number of positions served beyond the original ones ("dynamic NTK")."""
+
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Divided by `factor` where a frequency turns fewer than `beta_slow` times over the original context, kept where it
+    turns more than `beta_fast` times, between the two in between (YaRN: Peng et al. 2023, arXiv:2309.00071)."""
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """Whether the two ends of the ramp are whole numbers of frequencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """A divisor per frequency: `short_factors` up to the original positions, `long_factors` where more are served
+    (Ding et al. 2024, arXiv:2402.13753)."""
+
+    original_max_positions: int
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Llama3Scaling:
     """Low rotary frequencies are divided by `factor`, high ones kept, those between interpolated (Llama 3.1)."""
 
@@ -41,13 +93,18 @@ class Llama3Scaling:
     original_max_positions: int
 
 
+RopeScaling = LinearScaling | DynamicScaling | YarnScaling | LongRopeScaling | Llama3Scaling
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `rotary_dim` elements of each head."""
 
     theta: float
     rotary_dim: int
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
+    attention_factor: float = 1.0
+    """Multiplies every cosine and sine, and so a score by its square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +118,15 @@ class CacheGroup:
     window: int | None
     layers: tuple[int, ...]
 
+    def max_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        """Most blocks of this group that a sequence of `num_tokens` needs at once, `step_tokens` a step at most."""
+        return paging.max_blocks(self.window, num_tokens, step_tokens, block_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
-    """One decoder: `num_layers` times (norm, attention, add, norm, gated MLP, add), then norm and head."""
+    """One decoder: `num_layers` times (norm, attention, add, norm, MLP, add), then norm and head; the fields after
+    `windows` say where a family departs from that."""
 
     architecture: str
     """The name in config.json's `architectures`."""
@@ -79,20 +141,37 @@ class Arch:
     max_positions: int
     norm_eps: float
     activation: Activation
-    rope: Rope
+    ropes: tuple[Rope | None, ...]
+    """Per layer; None where a layer knows no positions."""
     attention_scale: float
     tie_embeddings: bool
     dtype: str
     """Of the stored weights, as config.json names it: float32, bfloat16 or float16."""
     windows: tuple[int | None, ...]
     """Per layer: how many last positions its attention sees, None for all."""
-    has_qk_norm: bool = False
-    """RMS norm over each head of q and k, before the rotation."""
+    norm: NormKind = NormKind.RMS
+    has_pre_norms: bool = True
+    """Attention and MLP read their input normed."""
+    has_post_norms: bool = False
+    """The outputs of attention and MLP are normed before they are added."""
+    qk_norm: QKNorm = QKNorm.NONE
+    has_gate: bool = True
+    """MLP: down(activation(gate(x)) * up(x)); without a gate, down(activation(up(x)))."""
     has_qkv_bias: bool = False
     has_o_bias: bool = False
     has_mlp_bias: bool = False
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    rounds_embedding_multiplier: bool = False
+    """To the dtype that the model runs in, before it multiplies."""
+    residual_multiplier: float = 1.0
+    """Of the outputs of attention and MLP, before they are added."""
+    logits_divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert len(self.ropes) == len(self.windows) == self.num_layers
+        assert self.residual_multiplier == 1.0 or not self.has_post_norms, "one thing before the add, not two"
 
     @property
     def q_size(self) -> int:

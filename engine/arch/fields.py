@@ -1,6 +1,6 @@
 """Reads config.json field by field: a value is either valid or refused by name, with the rule and what was found.
 
-Knows the fields that many families share (rope, dtype, head counts), no family.
+Knows the fields that many families share (dtype, head counts), no family.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from inferd.engine.arch.description import Activation, ArchError, LinearScaling, Llama3Scaling, Rope
+from inferd.engine.arch.description import Activation, ArchError
 
 Value = TypeVar("Value")
 
@@ -20,18 +20,22 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "gelu_new": Activation.GELU_TANH,
 }
-_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class Fields:
     """The fields of one JSON object. A field that is absent or null takes the default; without one it is refused."""
 
     def __init__(self, values: Mapping[str, Any], owner: str) -> None:
-        self._values, self._owner = values, owner
+        self._values, self.owner = values, owner
+
+    def defaulting(self, **defaults: Any) -> Fields:
+        """The same object, where an absent field (not one that is null) has the value given here: a family's own
+        defaults, which its checkpoints omit."""
+        return Fields({**defaults, **self._values}, self.owner)
 
     def refuse(self, name: str, rule: str) -> ArchError:
         """The error that refuses field `name` of this config, whatever it holds."""
-        return ArchError(f"{self._owner}: {name} {rule}, but it is {self._values.get(name)!r}")
+        return ArchError(f"{self.owner}: {name} {rule}, but it is {self._values.get(name)!r}")
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -48,6 +52,26 @@ class Fields:
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
             raise self.refuse(name, "must be a finite number above 0")
         return float(value)
+
+    def positive_or_none(self, name: str) -> float | None:
+        """None where the field is absent or null."""
+        return self.positive(name) if self.has(name) else None
+
+    def positives(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of exactly `length` numbers above 0."""
+        values = self._get(name, None)
+        if not isinstance(values, list) or len(values) != length:
+            raise self.refuse(name, f"must be a list of {length} numbers")
+        items = Fields({str(index): value for index, value in enumerate(values)}, f"{self.owner}: {name}")
+        return tuple(items.positive(str(index)) for index in range(length))
+
+    def choices(self, name: str, known: Mapping[Any, Value], length: int) -> tuple[Value, ...]:
+        """A list of exactly `length` of what is `known`."""
+        values = self._get(name, None)
+        allowed = tuple(known)
+        if not isinstance(values, list) or len(values) != length or any(value not in allowed for value in values):
+            raise self.refuse(name, f"must be a list of {length}, each one of {', '.join(map(str, allowed))}")
+        return tuple(known[value] for value in values)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
@@ -68,14 +92,14 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.refuse(name, "must be an object")
-        return Fields(value, f"{self._owner}: {name}")
+        return Fields(value, f"{self.owner}: {name}")
 
     def dtype(self) -> str:
         """Of the weights: `dtype`, or `torch_dtype` as older files call it."""
         return self.choice("dtype" if self.has("dtype") else "torch_dtype", _DTYPES, default="float32")
 
-    def activation(self) -> Activation:
-        return self.choice("hidden_act", _ACTIVATIONS)
+    def activation(self, name: str) -> Activation:
+        return self.choice(name, _ACTIVATIONS)
 
     def heads(self) -> tuple[int, int]:
         """(query heads, KV heads); KV heads divide query heads."""
@@ -94,42 +118,13 @@ class Fields:
             )
         head_dim = self.integer("head_dim", default=hidden_size // num_heads)
         if head_dim % 2:
-            raise ArchError(f"{self._owner}: head_dim must be even, but it is {head_dim}")
+            raise ArchError(f"{self.owner}: head_dim must be even, but it is {head_dim}")
         return head_dim
-
-    def rope(self, head_dim: int, max_positions: int) -> Rope:
-        """Rotary embedding from `rope_parameters`, or from `rope_theta` and `rope_scaling` as older files have it."""
-        section = self.section("rope_parameters") or self.section("rope_scaling") or Fields({}, self._owner)
-        if section.has("full_attention") or section.has("sliding_attention"):
-            raise ArchError(f"{self._owner}: rope_parameters that differ by layer type are not supported")
-        theta = section.positive("rope_theta") if section.has("rope_theta") else self.positive("rope_theta", 10000.0)
-        for fields in (self, section):
-            if fields.has("partial_rotary_factor") and fields.positive("partial_rotary_factor") != 1.0:
-                raise fields.refuse("partial_rotary_factor", "must be 1 in this family")
-        return Rope(theta, head_dim, section.rope_scaling(max_positions))
-
-    def rope_scaling(self, max_positions: int) -> LinearScaling | Llama3Scaling | None:
-        """The scaling that this object, a `rope_parameters` or `rope_scaling`, describes."""
-        name = "rope_type" if self.has("rope_type") else "type"
-        rope_type = self.choice(name, {known: known for known in _ROPE_TYPES}, default="default")
-        if rope_type == "linear":
-            return LinearScaling(self.positive("factor"))
-        if rope_type != "llama3":
-            return None
-        scaling = Llama3Scaling(
-            factor=self.positive("factor"),
-            low_freq_factor=self.positive("low_freq_factor"),
-            high_freq_factor=self.positive("high_freq_factor"),
-            original_max_positions=self.integer("original_max_position_embeddings", default=max_positions),
-        )
-        if scaling.high_freq_factor <= scaling.low_freq_factor:
-            raise self.refuse("high_freq_factor", f"must be above low_freq_factor ({scaling.low_freq_factor})")
-        return scaling
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._values.get(name)
         if value is not None:
             return value
         if default is None:
-            raise ArchError(f"{self._owner}: config.json lacks {name}")
+            raise ArchError(f"{self.owner}: config.json lacks {name}")
         return default

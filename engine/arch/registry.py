@@ -9,10 +9,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inferd.engine.arch import llama, qwen3
+from inferd.engine.arch import (
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    starcoder2,
+)
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.weights import WeightMap, standard_weights
+from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weight_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +32,21 @@ class Family:
     """How to read a config of this family, and what its tensors are called."""
 
     describe: Callable[[str, Fields], Arch]
-    weights: Callable[[Arch], WeightMap] = standard_weights
+    names: TensorNames = LLAMA_NAMES
 
 
 _FAMILIES: dict[str, Family] = {
+    "Gemma2ForCausalLM": Family(gemma2.describe, gemma2.NAMES),
+    "Gemma3ForCausalLM": Family(gemma3.describe, gemma3.NAMES),
+    "GraniteForCausalLM": Family(granite.describe),
     "LlamaForCausalLM": Family(llama.describe),
+    "MistralForCausalLM": Family(mistral.describe),
+    "Olmo2ForCausalLM": Family(olmo2.describe, olmo2.NAMES),
+    "Phi3ForCausalLM": Family(phi3.describe, phi3.NAMES),
+    "Qwen2ForCausalLM": Family(qwen2.describe),
     "Qwen3ForCausalLM": Family(qwen3.describe),
+    "SmolLM3ForCausalLM": Family(smollm3.describe),
+    "Starcoder2ForCausalLM": Family(starcoder2.describe, starcoder2.NAMES),
 }
 
 
@@ -53,4 +74,4 @@ def describe(config: Mapping[str, Any]) -> Arch:
 
 def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
-    return _FAMILIES[arch.architecture].weights(arch)
+    return weight_map(arch, _FAMILIES[arch.architecture].names)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from inferd.engine.arch.description import Arch
+from inferd.engine.arch.description import Arch, NormKind, QKNorm
 
 Shape = tuple[int, ...]
 
@@ -99,47 +99,75 @@ def _shorten(names: Iterable[str]) -> str:
     return ", ".join(listed[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def standard_weights(arch: Arch) -> WeightMap:
-    """The names that Llama gave its tensors and most families kept."""
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a family calls the tensors of a layer, by what we call them; the defaults are Llama's, which most families
+    kept. Tensors that we fuse may be one or several in the checkpoint. None: there is no such tensor."""
+
+    attention_norm: str | None = "input_layernorm"
+    attention_post_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_post_norm: str | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    o: str = "o_proj"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    up: str = "up_proj"
+    """Of an MLP without a gate."""
+    down: str = "down_proj"
+
+
+LLAMA_NAMES = TensorNames()
+
+
+def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
+    """Every tensor of `arch` in a checkpoint that uses `names`."""
     embedding = Source("model.embed_tokens.weight", (arch.vocab_size, arch.hidden_size), "embed.weight")
-    sources = [embedding, Source("model.norm.weight", (arch.hidden_size,), "norm.weight")]
+    sources = [embedding, *_norm(arch, "model.norm", "norm")]
     for layer in range(arch.num_layers):
-        sources.extend(_attention(arch, layer))
-        sources.extend(_mlp(arch, layer))
+        theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
+        for part in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
+            name = getattr(names, part)
+            if name is not None:
+                sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
+        sources.extend(_attention(arch, names, f"{theirs}.self_attn", f"{ours}.attention"))
+        sources.extend(_mlp(arch, names, f"{theirs}.mlp", f"{ours}.mlp"))
     if arch.tie_embeddings:
         return WeightMap(tuple(sources), (Tie("lm_head.weight", embedding.tensor),))
     return WeightMap((*sources, Source("lm_head.weight", embedding.shape, "lm_head.weight")))
 
 
-def _attention(arch: Arch, layer: int) -> Iterator[Source]:
-    theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
-    yield Source(f"{theirs}.input_layernorm.weight", (arch.hidden_size,), f"{ours}.attention_norm.weight")
-    qkv = (("q_proj", arch.q_size), ("k_proj", arch.kv_size), ("v_proj", arch.kv_size))
+def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
+    yield Source(f"{tensor}.weight", (arch.hidden_size,), f"{parameter}.weight")
+    if arch.norm is NormKind.LAYER:
+        yield Source(f"{tensor}.bias", (arch.hidden_size,), f"{parameter}.bias")
+
+
+def _attention(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
+    sizes = (arch.q_size, arch.kv_size, arch.kv_size)
+    yield from _linear(theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
+    yield from _linear(theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
+    if arch.qk_norm is not QKNorm.NONE:
+        is_per_head = arch.qk_norm is QKNorm.HEAD
+        for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
+            yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{name}.weight")
+
+
+def _mlp(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
+    wide, narrow, has_bias = arch.intermediate_size, arch.hidden_size, arch.has_mlp_bias
+    if arch.has_gate:
+        yield from _linear(theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
+    else:
+        yield from _linear(theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
+    yield from _linear(theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+
+
+def _linear(
+    theirs: str, tensors: tuple[str, ...], out_sizes: tuple[int, ...], in_size: int, ours: str, has_bias: bool
+) -> Iterator[Source]:
+    """The rows of one of our matrices, [sum(out_sizes), in_size]: from a tensor per size, or from one of all."""
     row = 0
-    for name, size in qkv:
-        tensor = f"{theirs}.self_attn.{name}"
-        yield Source(f"{tensor}.weight", (size, arch.hidden_size), f"{ours}.attention.qkv.weight", row)
-        if arch.has_qkv_bias:
-            yield Source(f"{tensor}.bias", (size,), f"{ours}.attention.qkv.bias", row)
-        row += size
-    if arch.has_qk_norm:
-        for name in ("q_norm", "k_norm"):
-            yield Source(f"{theirs}.self_attn.{name}.weight", (arch.head_dim,), f"{ours}.attention.{name}.weight")
-    tensor = f"{theirs}.self_attn.o_proj"
-    yield Source(f"{tensor}.weight", (arch.hidden_size, arch.q_size), f"{ours}.attention.o.weight")
-    if arch.has_o_bias:
-        yield Source(f"{tensor}.bias", (arch.hidden_size,), f"{ours}.attention.o.bias")
-
-
-def _mlp(arch: Arch, layer: int) -> Iterator[Source]:
-    theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
-    yield Source(f"{theirs}.post_attention_layernorm.weight", (arch.hidden_size,), f"{ours}.mlp_norm.weight")
-    for name, row in (("gate_proj", 0), ("up_proj", arch.intermediate_size)):
-        tensor = f"{theirs}.mlp.{name}"
-        yield Source(f"{tensor}.weight", (arch.intermediate_size, arch.hidden_size), f"{ours}.mlp.gate_up.weight", row)
-        if arch.has_mlp_bias:
-            yield Source(f"{tensor}.bias", (arch.intermediate_size,), f"{ours}.mlp.gate_up.bias", row)
-    tensor = f"{theirs}.mlp.down_proj"
-    yield Source(f"{tensor}.weight", (arch.hidden_size, arch.intermediate_size), f"{ours}.mlp.down.weight")
-    if arch.has_mlp_bias:
-        yield Source(f"{tensor}.bias", (arch.hidden_size,), f"{ours}.mlp.down.bias")
+    for name, out_size in zip(tensors, out_sizes if len(tensors) > 1 else (sum(out_sizes),), strict=True):
+        yield Source(f"{theirs}.{name}.weight", (out_size, in_size), f"{ours}.weight", row)
+        if has_bias:
+            yield Source(f"{theirs}.{name}.bias", (out_size,), f"{ours}.bias", row)
+        row += out_size

@@ -1,31 +1,23 @@
 """The KV cache as its users see it: a `BlockTable` per request, extended, committed and released without block lists.
 
 Owns what pool and index must agree on: eviction, and that a block is found only after its ids were applied. Layers form
-cache groups by attention kind; there is one so far, `FULL_GROUP`, and only this file would see more. Knows no steps, no
-queue and no clock.
+cache groups by what they see, all positions or a window: a table has blocks for each group, all from one pool, and who
+uses a table sees no groups. Knows no steps, no queue and no clock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from inferd.engine.arch.paging import max_tokens, num_dead_blocks
+from inferd.engine.cache.group import Appended, GroupBlocks, num_usable
 from inferd.engine.cache.pool import BlockPool
-from inferd.engine.cache.prefix import HashBlock, Node, PrefixIndex, blake2b_block
+from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake2b_block
 from inferd.engine.request import Request
 
-FULL_GROUP = 0
-"""The cache group of layers that attend to every position."""
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Blocks that a table gained: `block_ids[i]` is entry `first + i` of cache group `group`."""
-
-    group: int
-    first: int
-    block_ids: tuple[int, ...]
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +34,40 @@ class KVCache:
     """The pool, the index, and the tables open on them."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, shares_prefixes: bool = True, hash_block: HashBlock = blake2b_block
+        self,
+        num_blocks: int,
+        block_size: int,
+        windows: Sequence[int | None] = (None,),
+        *,
+        step_tokens: int = 1,
+        shares_prefixes: bool = True,
+        hash_block: HashBlock = blake2b_block,
     ) -> None:
-        """Without `shares_prefixes` nothing enters the index, and so nothing is found in it."""
+        """`windows`: of each cache group, how many last positions its layers see; None for all.
+
+        `step_tokens`: most positions of one request that a step computes; matters where a group has a window. Without
+        `shares_prefixes` nothing enters the index, and so nothing is found in it.
+        """
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
+        if not windows or any(window is not None and window < 1 for window in windows):
+            raise ValueError(f"a cache has at least one group, and a window at least one position, not {windows}")
         self.block_size = block_size
+        self.windows = tuple(windows)
+        self.step_tokens = step_tokens
         self.shares_prefixes = shares_prefixes
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex(hash_block)
+        self.index = PrefixIndex(block_size, self.windows, num_blocks, hash_block)
         self._open: set[BlockTable] = set()
+
+    @property
+    def has_windows(self) -> bool:
+        return any(window is not None for window in self.windows)
 
     @property
     def max_tokens(self) -> int:
         """Positions that one request alone can hold."""
-        return self.pool.num_blocks * self.block_size
+        return max_tokens(self.windows, self.pool.num_blocks, self.step_tokens, self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -81,9 +92,16 @@ class KVCache:
         return pool.take(num_blocks)
 
     def forget(self, block_id: int) -> None:
-        """Drop an indexed block from the index, with all that lies behind it."""
-        for dropped in self.index.drop(block_id):
-            self.pool.clear_content(dropped)
+        """Drop an indexed block from the index, with all that cannot be hit without it."""
+        self._clear(self.index.drop(block_id))
+
+    def forget_chain(self, node: Node) -> None:
+        """Drop a node from the index, with all that lies behind it."""
+        self._clear(self.index.drop_node(node))
+
+    def _clear(self, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            self.pool.clear_content(block_id)
 
     def reset(self) -> None:
         """Forget every cached block that no request holds."""
@@ -97,25 +115,29 @@ class KVCache:
         refs: Counter[int] = Counter()
         for table in self._open:
             table.check()
-            refs.update(table.block_ids)
+            refs.update(block_id for blocks in table.block_ids for block_id in blocks)
+        del refs[GONE]
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference nobody owns"
             assert self.pool.has_content(block_id) == self.index.holds(block_id), f"block {block_id}: index and pool"
 
 
 class BlockTable:
-    """One request's blocks, in order of position. Empty until admitted and after `release`."""
+    """One request's blocks by cache group, in order of position. Empty until admitted and after `release`."""
 
     __slots__ = (
-        "_blocks",
         "_cache",
+        "_due",
+        "_first_node",
+        "_groups",
         "_is_sealed",
         "_keys",
         "_num_indexed",
-        "_num_sent",
         "_request",
         "_tail",
+        "_windowed",
         "capacity",
+        "has_unsent",
     )
 
     def __init__(self, cache: KVCache, request: Request) -> None:
@@ -125,18 +147,24 @@ class BlockTable:
         self._clear()
 
     def _clear(self) -> None:
-        self._blocks: list[int] = []
-        self._num_sent = 0
+        self._groups = [GroupBlocks(group, window, []) for group, window in enumerate(self._cache.windows)]
+        self._windowed = [group for group in self._groups if group.window is not None]
         self._tail: Node | str = self._request.cache_salt
+        self._first_node: Node | None = None
+        """Where the index first holds a block that this table hit or computed."""
         self._num_indexed = 0
         self._is_sealed = not self._cache.shares_prefixes
+        self._due = 0
+        """Applied positions with which `commit` next has something to do."""
         self.capacity = 0
         """Positions that the blocks can hold."""
+        self.has_unsent = False
+        """Whether `take_appended` has anything to give."""
 
     @property
-    def block_ids(self) -> tuple[int, ...]:
-        """For checks: nothing that schedules may look at it."""
-        return tuple(self._blocks)
+    def block_ids(self) -> tuple[tuple[int, ...], ...]:
+        """By cache group, `GONE` where dead. For checks: nothing that schedules may look at it."""
+        return tuple(tuple(group.blocks) for group in self._groups)
 
     @property
     def num_hittable(self) -> int:
@@ -155,104 +183,173 @@ class BlockTable:
 
     def key(self, index: int) -> bytes:
         """The chain key of block `index`, which known ids must fill. Computed once: ids never change."""
-        keys = self._keys
-        while len(keys) <= index + 1:
-            keys.append(self._cache.index.block_key(keys[-1], self._block_ids_at(len(keys) - 1)))
-        return keys[index + 1]
+        while len(self._keys) <= index + 1:
+            self._content(len(self._keys) - 1)
+        return self._keys[index + 1]
 
     def keys(self, first: int, end: int) -> Iterator[bytes]:
         """The chain keys of blocks `first` to `end - 1`."""
         return map(self.key, range(first, end))
 
-    def _block_ids_at(self, index: int) -> tuple[int, ...]:
-        size = self._cache.block_size
+    def _content(self, index: int) -> tuple[bytes, tuple[int, ...]]:
+        """(key, ids) of block `index`; the keys of those before it are known."""
+        size, keys = self._cache.block_size, self._keys
         ids = tuple(self._request.ids[index * size : (index + 1) * size])
         assert len(ids) == size, f"block {index} is not full of known ids"
-        return ids
+        if len(keys) == index + 1:
+            keys.append(self._cache.index.block_key(keys[index], ids))
+        return keys[index + 1], ids
+
+    # -- admission ---------------------------------------------------------------------------------------------------
 
     def match(self) -> PrefixMatch:
-        """The longest prefix of the known ids that the index holds, bounded by `num_hittable`."""
-        index, pool = self._cache.index, self._cache.pool
+        """The longest prefix of the known ids that can be used, bounded by `num_hittable`."""
+        cache = self._cache
         nodes: list[Node] = []
         parent: Node | str = self._request.cache_salt
         for i in range(self.num_hittable):
-            node = index.find(parent, self.key(i), self._block_ids_at(i))
+            node = cache.index.find(parent, *self._content(i))
             if node is None:
                 break
             nodes.append(node)
             parent = node
-        num_unheld = sum(not pool.is_held(node.block_id) for node in nodes)
-        return PrefixMatch(tuple(nodes), len(nodes) * self._cache.block_size, num_unheld)
+        del nodes[num_usable(nodes, cache.windows, cache.block_size) :]
+        num_tokens = len(nodes) * cache.block_size
+        num_unheld = 0
+        for group, window in enumerate(cache.windows):
+            seen = nodes[num_dead_blocks(window, num_tokens, cache.block_size) :]
+            num_unheld += sum(not cache.pool.is_held(node.block_ids[group]) for node in seen)
+        return PrefixMatch(tuple(nodes), num_tokens, num_unheld)
 
     def num_free_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would take."""
-        return self._cache.num_blocks_for(num_tokens) - len(match.nodes) + match.num_unheld
+        return sum(self._entries_at_start(match, num_tokens)) - len(match.nodes) * len(self._groups) + match.num_unheld
 
     def admit(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Hold the matched blocks and take the rest, up to `num_tokens` positions; without room, do nothing: false."""
-        assert not self._blocks, "admitted twice"
+        """Hold the matched blocks and take what the request starts with, on its way to `num_tokens` positions.
+
+        That is all of them where a group sees everything, and a window's and a step's where it has a window. Without
+        room, do nothing: false.
+        """
+        assert self.capacity == 0, "admitted twice"
         if self.num_free_needed(match, num_tokens) > self._cache.pool.num_free:
             return False
-        for node in match.nodes:
-            self._cache.pool.hold(node.block_id)
-            self._blocks.append(node.block_id)
+        for group in self._groups:
+            for block_id in group.hit(match.nodes, self._cache.block_size):
+                self._cache.pool.hold(block_id)
         if match.nodes:
-            self._tail, self._num_indexed = match.nodes[-1], len(match.nodes)
-        self.capacity = len(self._blocks) * self._cache.block_size
-        extended = self.extend(num_tokens)
-        assert extended, "the room counted was not there"
+            self._first_node, self._tail, self._num_indexed = match.nodes[0], match.nodes[-1], len(match.nodes)
+        for group, num_entries in zip(self._groups, self._entries_at_start(match, num_tokens), strict=True):
+            taken = self._cache.take(num_entries - len(group.blocks))
+            assert taken is not None, "the room counted was not there"
+            group.blocks += taken
+        self.capacity = min(len(group.blocks) for group in self._groups) * self._cache.block_size
+        self.has_unsent = True
+        self._set_due()
         return True
+
+    def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
+        """Entries of each group that a request is admitted with."""
+        cache, num_cached = self._cache, match.num_tokens
+        return [
+            cache.num_blocks_for(group.num_tokens_at_start(num_cached, num_tokens, cache.step_tokens))
+            for group in self._groups
+        ]
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
 
     def extend(self, num_tokens: int) -> bool:
         """Make room for `num_tokens` positions in all; false, and nothing done, where the pool has not enough."""
-        num_missing = self._cache.num_blocks_for(num_tokens) - len(self._blocks)
-        if num_missing > 0:
-            taken = self._cache.take(num_missing)
-            if taken is None:
-                return False
-            self._blocks.extend(taken)
-            self.capacity = len(self._blocks) * self._cache.block_size
+        num_entries = self._cache.num_blocks_for(num_tokens)
+        num_missing = 0
+        for group in self._groups:
+            num_missing += max(0, num_entries - len(group.blocks))
+        taken = self._cache.take(num_missing)
+        if taken is None:
+            return False
+        for group in self._groups:
+            while len(group.blocks) < num_entries:
+                group.blocks.append(taken.pop())
+        self.capacity = max(self.capacity, num_entries * self._cache.block_size)
+        self.has_unsent = True
         return True
 
-    def take_appended(self) -> tuple[Appended, ...]:
+    def can_extend_after(self, num_computed: int, num_tokens: int) -> bool:
+        """Whether blocks that die once `num_computed` positions are applied make the room that `extend` lacks now."""
+        size, num_entries = self._cache.block_size, self._cache.num_blocks_for(num_tokens)
+        num_dying = sum(
+            max(0, num_dead_blocks(group.window, num_computed, size) - group.first) for group in self._groups
+        )
+        num_missing = sum(max(0, num_entries - len(group.blocks)) for group in self._groups)
+        return num_missing <= self._cache.pool.num_free + num_dying
+
+    def take_appended(self) -> list[Appended]:
         """What the table gained since the last call, one entry per cache group that gained any."""
-        first = self._num_sent
-        if first == len(self._blocks):
-            return ()
-        self._num_sent = len(self._blocks)
-        return (Appended(FULL_GROUP, first, tuple(self._blocks[first:])),)
+        self.has_unsent = False
+        return [group.take_appended() for group in self._groups if group.num_sent < len(group.blocks)]
 
     def commit(self, num_computed: int) -> None:
-        """Index the blocks that `num_computed` applied positions fill."""
-        size = self._cache.block_size
-        while (self._num_indexed + 1) * size <= num_computed and not self._is_sealed:
+        """Index the blocks that `num_computed` applied positions fill, and give back those that no later query sees.
+
+        A launched row starts at `num_computed` or behind it, so it needs none of them either.
+        """
+        if num_computed < self._due:
+            return
+        self._index(num_computed)
+        for group in self._windowed:
+            for block_id in group.take_dead(num_computed, self._cache.block_size):
+                self._cache.pool.release(block_id)
+        self._set_due()
+
+    def _index(self, num_computed: int) -> None:
+        while not self._is_sealed and (self._num_indexed + 1) * self._cache.block_size <= num_computed:
             i = self._num_indexed
-            node = self._cache.index.insert(self._tail, self.key(i), self._block_ids_at(i), self._blocks[i])
+            key, ids = self._content(i)
+            own = [group.blocks[i] for group in self._groups]
+            node = self._cache.index.insert(self._tail, key, ids, own)
             if node is None:
                 self._is_sealed = True
                 return
-            if node.block_id == self._blocks[i]:
-                self._cache.pool.mark_content(node.block_id)
+            for group, block_id in enumerate(own):
+                if node.block_ids[group] == block_id:
+                    self._cache.pool.mark_content(block_id)
+                    if self._first_node is None:
+                        self._first_node = node
             self._tail = node
-            self._num_indexed += 1
+            self._num_indexed = i + 1
+
+    def _set_due(self) -> None:
+        size = self._cache.block_size
+        self._due = _NEVER if self._is_sealed else (self._num_indexed + 1) * size
+        for group in self._windowed:
+            self._due = min(self._due, group.next_death(size))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop every block of this table from the index: what they hold is not to be trusted."""
-        for block_id in self._blocks:
-            if self._cache.index.holds(block_id):
-                self._cache.forget(block_id)
+        """Drop all that this table hit or computed from the index: what it holds is not to be trusted."""
+        if self._first_node is not None and self._first_node.is_live:
+            self._cache.forget_chain(self._first_node)
         self._is_sealed = True
 
     def release(self) -> None:
         """Give all blocks back, the deepest first, so that a chain is evicted from its end."""
-        for block_id in reversed(self._blocks):
-            self._cache.pool.release(block_id)
+        first, end = min(group.first for group in self._groups), max(len(group.blocks) for group in self._groups)
+        for i in range(end - 1, first - 1, -1):
+            for group in self._groups:
+                if group.first <= i < len(group.blocks):
+                    self._cache.pool.release(group.blocks[i])
         self._clear()
 
     def check(self) -> None:
-        assert len(set(self._blocks)) == len(self._blocks), "a block is twice in one table"
-        assert self._num_sent <= len(self._blocks)
-        assert self.capacity == len(self._blocks) * self._cache.block_size
-        assert self._num_indexed <= len(self._blocks)
+        size = self._cache.block_size
+        held = [block_id for group in self._groups for block_id in group.held]
+        assert GONE not in held and len(set(held)) == len(held), "a block is twice in one table"
+        assert self.capacity == min(len(group.blocks) for group in self._groups) * size
         assert len(self._keys) <= self.num_full + 1
-        assert not self._blocks or self._request.scheduled <= self.capacity, "positions without a block"
+        assert not held or self._request.scheduled <= self.capacity, "positions without a block"
+        for group in self._groups:
+            assert group.num_sent <= len(group.blocks) and self._num_indexed <= len(group.blocks)
+            assert all(block_id == GONE for block_id in group.blocks[: group.first])
+            num_dead = num_dead_blocks(group.window, self._request.computed, size)
+            assert not held or group.first == num_dead, "a block that is seen was given back, or a dead one kept"

@@ -1,34 +1,131 @@
-"""RMS norm with its weight, alone or after a residual add."""
+"""Norms of the stream between layers, each alone or after the add before it, and what may stand in a norm's place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from inferd.engine.arch.description import Arch, NormKind
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
+from inferd.kernels.layer_norm import add_layer_norm, layer_norm
 from inferd.kernels.rms_norm import add_rms_norm, rms_norm
 
 
+class Step(Protocol):
+    """[T, hidden] -> [T, hidden]."""
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Norm(Step, Protocol):
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of x + residual, x + residual)."""
+        ...
+
+
 class RMSNorm:
-    """Over the last dimension, of `size`."""
+    """Over the last dimension, of `size`; the weight is what the checkpoint stores plus `offset`, then in fp32."""
 
     weight: Tensor
 
-    def __init__(self, size: int, eps: float, place: Placement) -> None:
-        self.eps = eps
-        self._parameter = Parameter((size,), place.dtype, place.device, self._take)
+    def __init__(self, size: int, eps: float, place: Placement, offset: float = 0.0) -> None:
+        self.eps, self._offset = eps, offset
+        dtype = torch.float32 if offset else place.dtype
+        self._parameter = Parameter((size,), dtype, place.device, self._take)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._parameter
 
     def _take(self, weight: Tensor) -> None:
-        self.weight = weight
+        self.weight = weight.add_(self._offset) if self._offset else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of x + residual, x + residual)."""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class LayerNorm:
+    """Over the last dimension, of `size`, with weight and bias."""
+
+    _weight: Tensor
+    _bias: Tensor
+
+    def __init__(self, size: int, eps: float, place: Placement) -> None:
+        self._eps = eps
+        self._weight_parameter = Parameter((size,), place.dtype, place.device, self._take_weight)
+        self._bias_parameter = Parameter((size,), place.dtype, place.device, self._take_bias)
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        yield "weight", self._weight_parameter
+        yield "bias", self._bias_parameter
+
+    def _take_weight(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def _take_bias(self, bias: Tensor) -> None:
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return add_layer_norm(x, residual, self._weight, self._bias, self._eps)
+
+
+class NoNorm:
+    """Where a family has no norm."""
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        return iter(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return total, total
+
+
+class Scale:
+    """Times a number."""
+
+    def __init__(self, multiplier: float) -> None:
+        self._multiplier = multiplier
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        return iter(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self._multiplier
+
+
+def stream_norm(arch: Arch, place: Placement) -> Norm:
+    """The family's norm over hidden states."""
+    if arch.norm is NormKind.LAYER:
+        return LayerNorm(arch.hidden_size, arch.norm_eps, place)
+    return rms_norm_of(arch, arch.hidden_size, place)
+
+
+def branch_input(arch: Arch, place: Placement) -> Norm:
+    """What attention and MLP read the stream through."""
+    return stream_norm(arch, place) if arch.has_pre_norms else NoNorm()
+
+
+def branch_output(arch: Arch, place: Placement) -> Step:
+    """What their results pass before they are added to the stream."""
+    if arch.has_post_norms:
+        return stream_norm(arch, place)
+    return NoNorm() if arch.residual_multiplier == 1.0 else Scale(arch.residual_multiplier)
+
+
+def rms_norm_of(arch: Arch, size: int, place: Placement) -> RMSNorm:
+    """The family's RMS norm, over `size`."""
+    return RMSNorm(size, arch.norm_eps, place, offset=1.0 if arch.norm is NormKind.RMS_ONE_PLUS else 0.0)

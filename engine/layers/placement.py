@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from inferd.engine.quant.dense import DENSE
+from inferd.engine.quant.scheme import Scheme
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The dtype of weights and activations, and their device."""
+    """The dtype of activations and of what is not quantized, the device, and what linear layers keep weights in."""
 
     dtype: torch.dtype
     device: torch.device
+    scheme: Scheme = DENSE

@@ -1,7 +1,12 @@
-"""Rotary angles: the table of cosines and sines that every layer reads by absolute position.
+"""Rotary angles: the table of cosines and sines that a layer reads by absolute position.
 
 Frequencies and angles are formed in fp32, as the models were trained: a more exact angle at position 100,000 would be
 another one.
+
+Two scalings depend on how long a sequence is. A key is rotated once and stays in the cache, and a token must not depend
+on what follows it, so here the length is that of the longest sequence served, for every sequence: dynamic scaling takes
+its base, and LongRoPE its set of factors, from that number. transformers takes them from the sequence at hand, and so
+agrees for a sequence of that length, and for all where the length served is no more than the original one.
 """
 
 from __future__ import annotations
@@ -11,26 +16,70 @@ import math
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import LinearScaling, Llama3Scaling, Rope
+from inferd.engine.arch.description import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
+)
 
 
-def cos_sin_table(rope: Rope, num_positions: int, device: torch.device) -> Tensor:
-    """[num_positions, rotary_dim] fp32: per position rotary_dim / 2 cosines, then as many sines."""
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope)
-    return torch.cat([angles.cos(), angles.sin()], dim=1).to(device)
+def cos_sin_table(rope: Rope | None, num_positions: int, device: torch.device) -> Tensor:
+    """[num_positions, rotary_dim] fp32: per position rotary_dim / 2 cosines, then as many sines.
+
+    Without rope two elements of each head are turned by no angle: the least that a kernel rotates.
+    """
+    if rope is None:
+        return torch.tensor([[1.0, 0.0]]).repeat(num_positions, 1).to(device)
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
+    return torch.cat([angles.cos(), angles.sin()], dim=1).mul_(rope.attention_factor).to(device)
 
 
-def inverse_frequencies(rope: Rope) -> Tensor:
-    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says."""
+def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
+    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says where `num_positions` are served."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
-    frequencies = 1.0 / rope.theta**exponents
+    periods = rope.theta**exponents
+    frequencies = 1.0 / periods
     match rope.scaling:
         case None:
             return frequencies
         case LinearScaling(factor):
             return frequencies / factor
+        case DynamicScaling() as scaling:
+            return 1.0 / _dynamic_base(rope, scaling, num_positions) ** exponents
+        case YarnScaling() as scaling:
+            return _scale_yarn(periods, rope, scaling)
+        case LongRopeScaling() as scaling:
+            is_long = num_positions > scaling.original_max_positions
+            factors = scaling.long_factors if is_long else scaling.short_factors
+            return 1.0 / (torch.tensor(factors) * periods)
         case Llama3Scaling() as scaling:
             return _scale_llama3(frequencies, scaling)
+
+
+def _dynamic_base(rope: Rope, scaling: DynamicScaling, num_positions: int) -> float:
+    stretch = max(num_positions, scaling.original_max_positions) / scaling.original_max_positions
+    growth: float = (scaling.factor * stretch - (scaling.factor - 1)) ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return rope.theta * growth
+
+
+def _scale_yarn(periods: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
+    """A ramp over the frequencies' indices, from all kept to all divided."""
+
+    def index_that_turns(rotations: float) -> float:
+        turns = scaling.original_max_positions / (rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    start, end = index_that_turns(scaling.beta_fast), index_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(start, 0), min(end, rope.rotary_dim - 1)
+    if start == end:
+        end += 0.001
+    kept = 1 - ((torch.arange(len(periods), dtype=torch.float32) - start) / (end - start)).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 def _scale_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -40,7 +89,7 @@ def _scale_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     fits = scaling.original_max_positions / wavelengths
     smooth = (fits - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     slowed = frequencies / scaling.factor
-    between = (1 - smooth) * slowed + smooth * frequencies
+    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
     is_low = wavelengths > scaling.original_max_positions / scaling.low_freq_factor
     is_high = wavelengths < scaling.original_max_positions / scaling.high_freq_factor
     return torch.where(is_low, slowed, torch.where(is_high, frequencies, between))

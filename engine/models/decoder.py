@@ -6,7 +6,8 @@ files: `loader` fills the parameters it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,29 +15,37 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.layers.attention import Attention
 from inferd.engine.layers.linear import Linear
-from inferd.engine.layers.mlp import GatedMLP
-from inferd.engine.layers.norm import RMSNorm
+from inferd.engine.layers.mlp import MLP
+from inferd.engine.layers.norm import branch_input, branch_output, stream_norm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
+from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 from inferd.kernels.paged_attention import AttentionBatch
 
 
 class DecoderLayer:
-    """norm, attention, add, norm, MLP; the last add is fused with the next layer's norm."""
+    """norm, attention, add, norm, MLP; the last add is fused with the next layer's norm.
+
+    A family may norm or scale what attention and MLP give before it is added, and may leave out the norms before them.
+    """
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
-        self._attention_norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
+        self._attention_norm = branch_input(arch, place)
         self._attention = Attention(arch, layer, place)
-        self._mlp_norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
-        self._mlp = GatedMLP(arch, place)
+        self._after_attention = branch_output(arch, place)
+        self._mlp_norm = branch_input(arch, place)
+        self._mlp = MLP(arch, place)
+        self._after_mlp = branch_output(arch, place)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
             ("attention_norm", self._attention_norm),
             ("attention", self._attention),
+            ("attention_post_norm", self._after_attention),
             ("mlp_norm", self._mlp_norm),
             ("mlp", self._mlp),
+            ("mlp_post_norm", self._after_mlp),
         )
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
@@ -49,54 +58,82 @@ class DecoderLayer:
             normed, residual = self._attention_norm(x), x
         else:
             normed, residual = self._attention_norm.add(x, residual)
-        x = self._attention(normed, batch, cos_sin, kv)
+        x = self._after_attention(self._attention(normed, batch, cos_sin, kv))
         normed, residual = self._mlp_norm.add(x, residual)
-        return self._mlp(normed), residual
+        return self._after_mlp(self._mlp(normed)), residual
 
 
 class Decoder:
-    """`arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows)."""
+    """`arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows).
+
+    `recipe` says what the weights of linear layers are kept in. Raises `QuantizationError` where it cannot keep one.
+    """
 
     _embedding: Tensor
 
     def __init__(
-        self, arch: Arch, dtype: torch.dtype, device: torch.device | str, max_positions: int | None = None
+        self,
+        arch: Arch,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int | None = None,
+        recipe: Recipe = UNQUANTIZED,
     ) -> None:
-        place = Placement(dtype, torch.device(device))
+        place = Placement(dtype, torch.device(device), recipe.layers)
         self.arch, self.dtype, self.device = arch, dtype, place.device
         self._embed = Parameter((arch.vocab_size, arch.hidden_size), dtype, place.device, self._take_embedding)
         self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
-        self._norm = RMSNorm(arch.hidden_size, arch.norm_eps, place)
-        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, place)
-        self._cos_sin = cos_sin_table(arch.rope, max_positions or arch.max_positions, place.device)
+        self._norm = stream_norm(arch, place)
+        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, replace(place, scheme=recipe.head))
+        self._kv_places = {
+            layer: (group, plane)
+            for group, members in enumerate(arch.cache_groups)
+            for plane, layer in enumerate(members.layers)
+        }
+        """By layer: its cache group, and its plane of the pool."""
+        num_positions = max_positions or arch.max_positions
+        tables = {rope: cos_sin_table(rope, num_positions, place.device) for rope in set(arch.ropes)}
+        self._cos_sin = [tables[rope] for rope in arch.ropes]
+        self._embedding_multiplier = arch.embedding_multiplier
+        if arch.rounds_embedding_multiplier:
+            self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))
 
     def parameters(self) -> dict[str, Parameter]:
         """Every parameter by the name that the weight map uses. A tied head has none of its own."""
-        named = {"embed.weight": self._embed, "norm.weight": dict(self._norm.parameters())["weight"]}
+        named = {"embed.weight": self._embed}
+        named.update((f"norm.{name}", parameter) for name, parameter in self._norm.parameters())
         for index, layer in enumerate(self._layers):
             named.update((f"layers.{index}.{name}", parameter) for name, parameter in layer.parameters())
         if not self.arch.tie_embeddings:
             named.update((f"lm_head.{name}", parameter) for name, parameter in self._lm_head.parameters())
         return named
 
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor) -> Tensor:
         """Final hidden states [T, hidden] in the model's dtype, normed.
 
-        token_ids [T] int64; kv [layers, blocks, 2, G, block_size, D], which holds the KV of all earlier positions of
-        each row and receives that of these. A row's result depends on nothing but its own tokens.
+        token_ids [T] int64; a batch for each of the arch's cache groups, alike but for its block tables; kv [planes,
+        blocks, 2, G, block_size, D], which holds the KV of those earlier positions of each row that its layers see, and
+        receives that of these. A row's result depends on nothing but its own tokens.
         """
-        x = torch.nn.functional.embedding(token_ids, self._embedding)
+        x = self._embed_ids(token_ids)
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            x, residual = layer(x, residual, batch, self._cos_sin, kv[index])
+            group, plane = self._kv_places[index]
+            x, residual = layer(x, residual, batches[group], self._cos_sin[index], kv[plane])
         assert residual is not None
         return self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab] fp32, rounded to the model's dtype on the way, as transformers does."""
         logits = self._lm_head(hidden).to(torch.float32)
+        if self.arch.logits_divisor != 1.0:
+            logits = logits / self.arch.logits_divisor
         cap = self.arch.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _embed_ids(self, token_ids: Tensor) -> Tensor:
+        x = torch.nn.functional.embedding(token_ids, self._embedding)
+        return x if self._embedding_multiplier == 1.0 else x * self._embedding_multiplier
 
     def _take_embedding(self, embedding: Tensor) -> None:
         self._embedding = embedding

@@ -22,8 +22,9 @@ class PlanDraft:
 
     def add(self, entry: Entry, num_tokens: int) -> None:
         request, slot = entry.request, entry.slot
-        for appended in entry.table.take_appended():
-            self.updates.append(TableUpdate(slot, appended.group, appended.first, appended.block_ids))
+        if entry.table.has_unsent:
+            for appended in entry.table.take_appended():
+                self.updates.append(TableUpdate(slot, *appended))
         start = request.scheduled
         self.budget.spend(num_tokens)
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))

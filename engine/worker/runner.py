@@ -31,6 +31,15 @@ class Runner:
     def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
 
+    @property
+    def cache_windows(self) -> tuple[int | None, ...]:
+        """By cache group, as plans number them: how many last positions its layers see; None for all.
+
+        A window that no sequence outgrows is none.
+        """
+        windows = (group.window for group in self._decoder.arch.cache_groups)
+        return tuple(None if window is None or window >= self._slots.max_model_len else window for window in windows)
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan to its end. Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""

@@ -15,15 +15,18 @@ from inferd.engine.worker.device import Device
 
 
 class Slots:
-    """State of `num_slots` requests of at most `max_model_len` tokens."""
+    """State of `num_slots` requests of at most `max_model_len` tokens, with a block table for each cache group."""
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int, device: Device) -> None:
-        max_blocks = -(-max_model_len // block_size)
-        self._device = device
+    def __init__(
+        self, num_slots: int, max_model_len: int, block_size: int, device: Device, num_groups: int = 1
+    ) -> None:
+        table_shape = (num_groups, num_slots, -(-max_model_len // block_size))
+        self._device, self.max_model_len = device, max_model_len
         self.token_ids = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int64, device=device.torch_device)
         """[slots, max_model_len + 1]: the id at each position that exists, prompt and output."""
-        self.block_tables = torch.zeros((num_slots, max_blocks), dtype=torch.int32, device=device.torch_device)
-        """[slots, blocks]: entry i is the block of positions i * block_size .. (i + 1) * block_size."""
+        self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=device.torch_device)
+        """[groups, slots, blocks]: entry i is the block of positions i * block_size .. (i + 1) * block_size. Entries
+        behind a group's window hold blocks that are somebody else's now, or stem from the slot's last request."""
         self._admissions: list[Admission | None] = [None] * num_slots
 
     def admit(self, admission: Admission) -> None:
@@ -32,9 +35,8 @@ class Slots:
         self.token_ids[admission.slot, : len(admission.token_ids)] = self._device.to_device(admission.token_ids)
 
     def extend_table(self, update: TableUpdate) -> None:
-        assert update.group == 0, "one cache group so far"
         ids = self._device.to_device(update.block_ids, torch.int32)
-        self.block_tables[update.slot, update.first : update.first + len(update.block_ids)] = ids
+        self.block_tables[update.group, update.slot, update.first : update.first + len(update.block_ids)] = ids
 
     def params(self, slot: int) -> SamplingParams:
         return self._admitted(slot).params

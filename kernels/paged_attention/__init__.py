@@ -37,7 +37,7 @@ PAGED_ATTENTION: Op[Key, Run] = Op(
         Implementation(
             "cpp",
             cpu.paged_attention,
-            lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.heads_per_kv_head),
+            lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.heads_per_kv_head, key.block_size),
         ),
         Implementation("reference", reference.paged_attention, always),
     ],

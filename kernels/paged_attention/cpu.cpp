@@ -25,6 +25,7 @@ using namespace simd;
 constexpr int SPLIT = 256;
 constexpr int PANEL = 64;  // keys turned at a time: four vectors
 constexpr int MAX_ROWS = 64;
+constexpr int AHEAD = 64;  // keys that are fetched ahead; values are fetched while the keys of their tile are turned
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
 struct Problem {
@@ -71,7 +72,7 @@ struct Element<bf16> {
 struct Scratch {
     std::vector<int32_t> keys, values, query;
     std::vector<float> scores, summed, peak, total;
-    std::vector<char> weights;
+    std::vector<char> weights, partly_seen;
 };
 
 // One lane of `a` times R rows of broadcast lanes, for `num` lanes in sequence: acc[r][v] += row[r][c] * panel[c][v].
@@ -97,6 +98,7 @@ class Worker {
         s_.values.resize(SPLIT / Element<T>::PER_LANE * width_);
         s_.query.resize(MAX_ROWS * lanes_);
         s_.scores.resize(MAX_ROWS * SPLIT);
+        s_.partly_seen.resize(LANES * p_.head_dim * sizeof(T));
         s_.weights.resize(MAX_ROWS * SPLIT * sizeof(T));
         s_.summed.resize(MAX_ROWS * width_);
         s_.peak.resize(MAX_ROWS);
@@ -162,10 +164,26 @@ class Worker {
         return reinterpret_cast<const T*>(p_.kv) + plane * p_.block_size * p_.head_dim;
     }
 
-    // The vector of key or value `position`, or null where no query of the item sees it: its page may not exist.
-    const T* vector_at(const Item& item, int64_t position, int64_t first_seen, int64_t end_seen, bool is_value) const {
-        if (position < first_seen || position >= end_seen) return nullptr;
-        return page(item, position / p_.block_size, is_value) + position % p_.block_size * p_.head_dim;
+    // Sixteen keys or values from `position` on, a multiple of sixteen and so all in one page, head_dim apart. Those that
+    // no query of the item sees are zeros: their memory, or the whole page, may hold anything or not exist.
+    const T* vectors_at(const Item& item, int64_t position, int64_t first_seen, int64_t end_seen, bool is_value) {
+        const bool is_seen = position + LANES > first_seen && position < end_seen;
+        const T* first = is_seen ? page(item, position / p_.block_size, is_value) + position % p_.block_size * p_.head_dim : nullptr;
+        if (is_seen && position >= first_seen && position + LANES <= end_seen) return first;
+        T* copy = reinterpret_cast<T*>(s_.partly_seen.data());
+        std::memset(copy, 0, LANES * p_.head_dim * sizeof(T));
+        for (int64_t i = std::max<int64_t>(0, first_seen - position); i < LANES && position + i < end_seen; i++)
+            std::memcpy(copy + i * p_.head_dim, first + i * p_.head_dim, p_.head_dim * sizeof(T));
+        return copy;
+    }
+
+    // Pages lie anywhere, so the processor does not see them coming: sixteen keys or values from `position` on.
+    void prefetch(const Item& item, int64_t position, int64_t first_seen, int64_t end_seen, bool is_value) const {
+        if (position + LANES <= first_seen || position >= end_seen) return;
+        const T* first = page(item, position / p_.block_size, is_value) + position % p_.block_size * p_.head_dim;
+        const char* bytes = reinterpret_cast<const char*>(first);
+        const int64_t num_bytes = std::min<int64_t>(LANES, end_seen - position) * p_.head_dim * int64_t(sizeof(T));
+        for (int64_t offset = 0; offset < num_bytes; offset += 64) __builtin_prefetch(bytes + offset, 0, 2);
     }
 
     void attend(const Item& item, int tile, int64_t first_position, int num_rows) {
@@ -174,6 +192,8 @@ class Worker {
         const int64_t first_seen = p_.window ? std::max<int64_t>(start, first_position - p_.window + 1) : start;
         const int num_panels = int((end_seen - start + PANEL - 1) / PANEL);
         const int first_panel = int((first_seen - start) / PANEL);
+        for (int64_t ahead = 0; ahead < AHEAD; ahead += LANES)
+            prefetch(item, start + first_panel * PANEL + ahead, first_seen, end_seen, false);
         for (int panel = first_panel; panel < num_panels; panel++) {
             pack_keys(item, start + panel * PANEL, first_seen, end_seen);
             score(panel, num_rows);
@@ -185,25 +205,25 @@ class Worker {
 
     void pack_keys(const Item& item, int64_t start, int64_t first_seen, int64_t end_seen) {
         for (int group = 0; group < PANEL / LANES; group++) {
-            const T* rows[LANES];
-            for (int i = 0; i < LANES; i++)
-                rows[i] = vector_at(item, start + group * LANES + i, first_seen, end_seen, false);
+            const int64_t position = start + group * LANES;
+            prefetch(item, position + AHEAD, first_seen, end_seen, false);
+            prefetch(item, position, first_seen, end_seen, true);
+            const T* rows = vectors_at(item, position, first_seen, end_seen, false);
+            int32_t* place = &s_.keys[group * LANES];
             int64_t c = 0;
             for (; (c + LANES) * Element<T>::PER_LANE <= p_.head_dim; c += LANES) {
                 vi block[LANES];
-                for (int i = 0; i < LANES; i++)
-                    block[i] = rows[i] ? load_i(reinterpret_cast<const int32_t*>(rows[i]) + c) : vi{};
+                for (int i = 0; i < LANES; i++) block[i] = load_i(rows + i * p_.head_dim + c * Element<T>::PER_LANE);
                 transpose(block);
-                for (int i = 0; i < LANES; i++) store_i(&s_.keys[(c + i) * PANEL + group * LANES], block[i]);
+                for (int i = 0; i < LANES; i++) store_i(place + (c + i) * PANEL, block[i]);
             }
             for (; c < lanes_; c++)
                 for (int i = 0; i < LANES; i++) {
                     int32_t lane = 0;
-                    int64_t left = p_.head_dim - c * Element<T>::PER_LANE;
-                    if (rows[i])
-                        std::memcpy(&lane, rows[i] + c * Element<T>::PER_LANE,
-                                    sizeof(T) * std::min<int64_t>(left, Element<T>::PER_LANE));
-                    s_.keys[c * PANEL + group * LANES + i] = lane;
+                    const int64_t left = p_.head_dim - c * Element<T>::PER_LANE;
+                    std::memcpy(&lane, rows + i * p_.head_dim + c * Element<T>::PER_LANE,
+                                sizeof(T) * std::min<int64_t>(left, Element<T>::PER_LANE));
+                    place[c * PANEL + i] = lane;
                 }
         }
     }
@@ -229,38 +249,31 @@ class Worker {
     // Pairs of keys (or single ones in fp32) by the elements of the head: [SPLIT / PER_LANE][width] lanes.
     void pack_values(const Item& item, int64_t start, int64_t first_seen, int64_t end_seen, int first_panel, int num_panels) {
         constexpr int PER_LANE = Element<T>::PER_LANE;
-        for (int64_t k = first_panel * PANEL; k < num_panels * PANEL; k += PER_LANE) {
+        for (int64_t k = first_panel * PANEL; k < num_panels * PANEL; k += LANES) {
+            const T* rows = vectors_at(item, start + k, first_seen, end_seen, true);
             int32_t* place = &s_.values[k / PER_LANE * width_];
-            const T* first = vector_at(item, start + k, first_seen, end_seen, true);
-            if constexpr (PER_LANE == 1) {
-                for (int64_t d = 0; d < width_; d++) place[d] = 0;
-                if (first) std::memcpy(place, first, p_.head_dim * sizeof(T));
-            } else {
-                const T* second = vector_at(item, start + k + 1, first_seen, end_seen, true);
-                interleave(place, first, second);
+            for (int i = 0; i < LANES; i += PER_LANE, place += width_) {
+                if constexpr (PER_LANE == 1) {
+                    std::memcpy(place, rows + i * p_.head_dim, p_.head_dim * sizeof(T));
+                    std::fill(place + p_.head_dim, place + width_, 0);
+                } else {
+                    interleave(place, rows + i * p_.head_dim, rows + (i + 1) * p_.head_dim);
+                }
             }
         }
     }
 
     void interleave(int32_t* place, const T* first, const T* second) const {
         int64_t d = 0;
-        for (; d + LANES <= p_.head_dim; d += LANES) {
-            vu a = first ? widen_bits(first + d) : vu{};
-            vu b = second ? widen_bits(second + d) : vu{};
-            store_i(place + d, (vi)(a | (b << 16)));
-        }
+        for (; d + 2 * LANES <= p_.head_dim; d += 2 * LANES) zip(place + d, first + d, second + d);
         for (; d < width_; d++) {
             uint16_t a = 0, b = 0;
-            if (first && d < p_.head_dim) std::memcpy(&a, first + d, sizeof a);
-            if (second && d < p_.head_dim) std::memcpy(&b, second + d, sizeof b);
+            if (d < p_.head_dim) {
+                std::memcpy(&a, first + d, sizeof a);
+                std::memcpy(&b, second + d, sizeof b);
+            }
             place[d] = int32_t(uint32_t(a) | uint32_t(b) << 16);
         }
-    }
-
-    static vu widen_bits(const T* p) {
-        vh h;
-        std::memcpy(&h, p, sizeof h);
-        return __builtin_convertvector(h, vu);
     }
 
     // Scores of one row to weights, relative to the tile's own peak; tile_peak_ and tile_total_ of the row.

@@ -12,8 +12,16 @@ _MAX_HEADS_PER_KV_HEAD = 64
 """Rows that `cpu.cpp` holds at once."""
 
 
-def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads_per_kv_head: int) -> str | None:
+_BLOCK_MULTIPLE = 16
+"""Keys that are loaded together lie in one page."""
+
+
+def refuses(
+    device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads_per_kv_head: int, block_size: int
+) -> str | None:
     """Why it cannot run, or None where it can."""
+    if block_size % _BLOCK_MULTIPLE:
+        return f"takes block sizes that are multiples of {_BLOCK_MULTIPLE}, not {block_size}"
     if kv_dtype != dtype:
         return f"takes queries and KV of one dtype, not {dtype} and {kv_dtype}"
     if heads_per_kv_head > _MAX_HEADS_PER_KV_HEAD:

@@ -24,6 +24,8 @@ class Outcome:
     num_cached: int = 0
     num_streamed: int | None = None
     """Token ids seen in the stream; None where the server does not send them."""
+    num_chunks: int = 0
+    """Events that carried tokens or text."""
     error: str | None = None
     """What requests that failed alike have in common: a status and a code, never a text of the server's."""
     message: str | None = None
@@ -58,6 +60,7 @@ class StreamReader:
     _last_s: float | None = None
     _gaps_s: list[float] = field(default_factory=list)
     _num_ids: int = 0
+    _num_chunks: int = 0
     _usage: dict[str, Any] = field(default_factory=dict)
 
     def on_event(self, payload: bytes, now: float) -> None:
@@ -83,6 +86,7 @@ class StreamReader:
         if not num_ids and not text:
             return
         self._num_ids += num_ids
+        self._num_chunks += 1
         num_tokens = num_ids or 1
         if self._last_s is None:
             self._first_s = now
@@ -105,6 +109,7 @@ class StreamReader:
             num_output=num_output,
             num_cached=int((self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             num_streamed=num_streamed,
+            num_chunks=self._num_chunks,
             error=self.error or self._disagreement(num_output, num_streamed),
             message=self.message,
         )

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.options import DEFAULT_CONCURRENCY, LoadOptions
+from inferd.server.bench.lengths import SPELLINGS, parse_lengths
+from inferd.server.bench.options import DEFAULT_CONCURRENCY, DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, LoadOptions
+from inferd.server.bench.slo import SPELLING, parse_objective
 
 bench_app = typer.Typer(name="bench", help="Measure a running server.", no_args_is_help=True)
 
@@ -26,12 +28,23 @@ def bench_serve(
         str | None, typer.Option(envvar="INFERD_API_KEY", help="If it asks for one.", rich_help_panel="Server")
     ] = None,
     api: Annotated[
-        Literal["completions", "chat"], typer.Option(help="Random ids, or words in a chat.", rich_help_panel="Requests")
+        Literal["completions", "chat"], typer.Option(help="A prompt, or one user message.", rich_help_panel="Requests")
     ] = "completions",
+    prompts: Annotated[
+        Literal["ids", "words"],
+        typer.Option(help="Completions of random ids, or of words for servers without.", rich_help_panel="Requests"),
+    ] = "ids",
     num_requests: Annotated[int, typer.Option("--num-requests", "-n", rich_help_panel="Requests")] = 64,
-    input_len: Annotated[int, typer.Option(help="Prompt tokens.", rich_help_panel="Requests")] = 128,
-    output_len: Annotated[int, typer.Option(help="Tokens to generate, exactly.", rich_help_panel="Requests")] = 64,
+    input_len: Annotated[
+        str, typer.Option(help=f"Prompt tokens: {SPELLINGS}.", metavar="LENGTHS", rich_help_panel="Requests")
+    ] = str(DEFAULT_INPUT_LEN),
+    output_len: Annotated[
+        str, typer.Option(help="Tokens to generate, exactly.", metavar="LENGTHS", rich_help_panel="Requests")
+    ] = str(DEFAULT_OUTPUT_LEN),
     shared_prefix: Annotated[int, typer.Option(help="Prompt tokens alike in all.", rich_help_panel="Requests")] = 0,
+    num_prefixes: Annotated[
+        int, typer.Option(help="Different shared prefixes, taken in turn.", rich_help_panel="Requests")
+    ] = 1,
     temperature: Annotated[float, typer.Option(rich_help_panel="Requests")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same requests.", rich_help_panel="Requests")] = 0,
     vocab_size: Annotated[
@@ -45,10 +58,18 @@ def bench_serve(
         float | None, typer.Option(help="Requests/s, instead of a concurrency.", rich_help_panel="Load")
     ] = None,
     arrivals: Annotated[Literal["poisson", "constant"], typer.Option(rich_help_panel="Load")] = "poisson",
+    burstiness: Annotated[
+        float, typer.Option(help="Of Poisson arrivals: below 1 in bunches, above 1 evenly.", rich_help_panel="Load")
+    ] = 1.0,
     warmup: Annotated[int, typer.Option(help="Requests before measuring.", rich_help_panel="Load")] = 2,
     timeout_s: Annotated[float, typer.Option(help="Longest request.", rich_help_panel="Load")] = 600.0,
+    goodput: Annotated[
+        str | None,
+        typer.Option(help=f"Also count what met an objective: {SPELLING}.", metavar="SLO", rich_help_panel="Report"),
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write settings and figures here.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write settings and figures here.", rich_help_panel="Report"),
     ] = None,
 ) -> None:
     """Load a server and report TTFT, TPOT, ITL and throughput. Exits 1 if any request failed."""
@@ -56,13 +77,17 @@ def bench_serve(
         base_url=base_url,
         model=model,
         api=api,
+        prompts=prompts,
         num_requests=num_requests,
         concurrency=_concurrency(concurrency, rate),
         rate=rate,
         arrivals=arrivals,
-        input_len=input_len,
-        output_len=output_len,
+        burstiness=burstiness,
+        input_len=parse_lengths("input_len", input_len),
+        output_len=parse_lengths("output_len", output_len),
         shared_prefix=shared_prefix,
+        num_prefixes=num_prefixes,
+        goodput=None if goodput is None else parse_objective(goodput),
         temperature=temperature,
         seed=seed,
         warmup=warmup,

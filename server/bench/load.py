@@ -1,7 +1,7 @@
 """Sends the requests: a closed loop that keeps N in flight, or an open loop that starts them on time whatever happens.
 
 In an open loop a request's clock starts when it was due, so that a generator or server that falls behind shows in the
-figures instead of hiding in them. Knows requests as bytes and answers as outcomes.
+figures instead of hiding in them. Knows requests as bytes with the length of their answer, and answers as outcomes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 from inferd.server.bench.answer import Outcome, StreamReader
 from inferd.server.bench.client import Client, ClientError, Reply
 from inferd.server.bench.options import LoadOptions
+from inferd.server.bench.prompts import LoadRequest
 
 LAG_PERIOD_S = 0.005
 
@@ -36,19 +37,21 @@ class Run:
 
 
 def arrival_offsets(options: LoadOptions) -> Iterator[float]:
-    """When each request of an open loop is due, in seconds from the start; Poisson gaps have mean 1/rate."""
+    """When each request of an open loop is due, in seconds from the start; random gaps have mean 1/rate."""
     assert options.rate is not None
     rng, due = random.Random(f"{options.seed}/arrivals"), 0.0
     for _ in range(options.num_requests):
         yield due
-        due += rng.expovariate(options.rate) if options.arrivals == "poisson" else 1.0 / options.rate
+        # A gamma distribution of mean 1/rate; its shape 1 is the exponential of Poisson arrivals.
+        is_random, scale_s = options.arrivals == "poisson", 1.0 / (options.rate * options.burstiness)
+        due += rng.gammavariate(options.burstiness, scale_s) if is_random else 1.0 / options.rate
 
 
-async def send(client: Client, options: LoadOptions, body: bytes, start_s: float) -> Outcome:
+async def send(client: Client, options: LoadOptions, request: LoadRequest, start_s: float) -> Outcome:
     """One request to its end; a failure is an outcome."""
-    reader = StreamReader(start_s, options.output_len)
+    reader = StreamReader(start_s, request.output_len)
     try:
-        reply = await client.post(options.path, body, reader.on_event)
+        reply = await client.post(options.path, request.body, reader.on_event)
     except ClientError as error:
         return Outcome(start_s=start_s, error=str(error))
     if reply.status != 200:
@@ -67,14 +70,14 @@ def _refused(start_s: float, reply: Reply) -> Outcome:
 
 
 async def closed_loop(
-    client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone | None = None
+    client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone | None = None
 ) -> list[Outcome]:
     """Keep `concurrency` requests in flight until none is left."""
-    left, outcomes = iter(bodies), []
+    left, outcomes = iter(requests), []
 
     async def worker() -> None:
-        for body in left:
-            outcome = await send(client, options, body, time.perf_counter())
+        for request in left:
+            outcome = await send(client, options, request, time.perf_counter())
             outcomes.append(outcome)
             if on_done is not None:
                 on_done(outcome)
@@ -85,25 +88,27 @@ async def closed_loop(
     return outcomes
 
 
-async def open_loop(client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone) -> list[Outcome]:
+async def open_loop(
+    client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone
+) -> list[Outcome]:
     """Start each request when it is due."""
     outcomes: list[Outcome] = []
     began_s = time.perf_counter()
 
-    async def one(body: bytes, due_s: float) -> None:
-        outcomes.append(await send(client, options, body, due_s))
+    async def one(request: LoadRequest, due_s: float) -> None:
+        outcomes.append(await send(client, options, request, due_s))
         on_done(outcomes[-1])
 
     async with asyncio.TaskGroup() as group:
-        for offset_s, body in zip(arrival_offsets(options), bodies, strict=True):
+        for offset_s, request in zip(arrival_offsets(options), requests, strict=True):
             await asyncio.sleep(began_s + offset_s - time.perf_counter())
-            group.create_task(one(body, began_s + offset_s))
+            group.create_task(one(request, began_s + offset_s))
     return outcomes
 
 
-async def run_load(client: Client, options: LoadOptions, bodies: Iterable[bytes], on_done: OnDone) -> Run:
-    """The measured part. The bodies are made beforehand: making them is no part of the load."""
-    ready = list(bodies)
+async def run_load(client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone) -> Run:
+    """The measured part. The requests are made beforehand: making them is no part of the load."""
+    ready = list(requests)
     lags: list[float] = []
     probe = asyncio.create_task(_probe_lag(lags))
     began_s, cpu_began_s = time.perf_counter(), time.process_time()

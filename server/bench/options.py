@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.bench.lengths import Fixed, Lengths
+from inferd.server.bench.slo import Objective
 
 DEFAULT_CONCURRENCY = 8
+DEFAULT_INPUT_LEN = Fixed(128)
+DEFAULT_OUTPUT_LEN = Fixed(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +22,23 @@ class LoadOptions:
     model: str | None = None
     """None: the first that the server lists."""
     api: Literal["completions", "chat"] = "completions"
+    prompts: Literal["ids", "words"] = "ids"
+    """What a completion's prompt is made of: a server that takes no token ids gets words. A chat is always words."""
     num_requests: int = 64
     concurrency: int = DEFAULT_CONCURRENCY
     """Closed loop: this many requests are in flight until none is left."""
     rate: float | None = None
     """Open loop: requests start at this rate (1/s), whether or not earlier ones are done."""
     arrivals: Literal["poisson", "constant"] = "poisson"
-    input_len: int = 128
-    output_len: int = 64
+    burstiness: float = 1.0
+    """Shape of the gamma distribution that random gaps follow: 1 is Poisson, below it requests come in bunches."""
+    input_len: Lengths = DEFAULT_INPUT_LEN
+    output_len: Lengths = DEFAULT_OUTPUT_LEN
     shared_prefix: int = 0
-    """How much of the input is the same in every request."""
+    """How much of the input begins alike; a prompt drawn shorter than it is that much of the prefix."""
+    num_prefixes: int = 1
+    """Different shared prefixes, which the requests take in turn."""
+    goodput: Objective | None = None
     temperature: float = 0.0
     seed: int = 0
     warmup: int = 2
@@ -38,17 +49,24 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for the first option out of bounds."""
-        for name, low in (("num_requests", 1), ("concurrency", 1), ("input_len", 1), ("output_len", 1), ("warmup", 0)):
+        for name, low in (("num_requests", 1), ("concurrency", 1), ("num_prefixes", 1), ("warmup", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, but got {getattr(self, name)}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate must be a number above 0 (requests per second), but got {self.rate}")
-        if not 0 <= self.shared_prefix <= self.input_len:
+        if not 0 < self.burstiness < float("inf"):
+            raise ConfigError(f"burstiness must be a number above 0 (1: Poisson), but got {self.burstiness}")
+        if not 0 <= self.shared_prefix <= self.input_len.most:
             raise ConfigError(
                 f"shared_prefix must be from 0 to input_len ({self.input_len}), but got {self.shared_prefix}"
             )
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url must begin with http:// or https://, but got {self.base_url!r}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Every choice by name, lengths and objective as they are spelt."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value if isinstance(value, int | float | str | None) else str(value) for name, value in values}
 
     @property
     def path(self) -> str:

@@ -1,14 +1,16 @@
-"""The requests of a load run: the same for the same options, and different from one another beyond the shared prefix.
+"""The requests of a load run: the same for the same options, and different from one another beyond a shared prefix.
 
 Prompt ids are drawn from what the server's own tokenizer makes of a page of text, so that every id is an ordinary one
-on any model. Chat prompts are words of that page; how many make the length asked for is measured once.
+on any model. Chat prompts, and completions for a server that takes no ids, are words of that page; how many make the
+length asked for is measured once.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -35,68 +37,105 @@ PAGE = (
 class Prompts(Protocol):
     """Makes the part of a request that says what to complete."""
 
-    def fields(self, index: int) -> dict[str, Any]: ...
+    def fields(self, index: int, num_tokens: int) -> dict[str, Any]: ...
 
 
 class IdPrompts:
-    """Random token ids: the shared prefix first, then ids of request `index` alone."""
+    """Random token ids: a shared prefix first, then ids of request `index` alone."""
 
-    def __init__(self, options: LoadOptions, ids: list[int]) -> None:
-        self._options, self._ids = options, ids
-        self._prefix = random.Random(f"{options.seed}/prefix").choices(ids, k=options.shared_prefix)
+    def __init__(self, options: LoadOptions, ids: Sequence[int]) -> None:
+        self._seed, self._ids = options.seed, ids
+        self._prefixes = _prefixes(options, ids, options.shared_prefix)
 
-    def fields(self, index: int) -> dict[str, Any]:
-        rng = random.Random(f"{self._options.seed}/{index}")
-        return {"prompt": self._prefix + rng.choices(self._ids, k=self._options.input_len - len(self._prefix))}
+    def fields(self, index: int, num_tokens: int) -> dict[str, Any]:
+        prefix = self._prefixes[index % len(self._prefixes)][:num_tokens]
+        rng = random.Random(f"{self._seed}/{index}")
+        return {"prompt": prefix + rng.choices(self._ids, k=num_tokens - len(prefix))}
 
 
-class ChatPrompts:
-    """One user message of random words, as many as make about the length asked for."""
+class WordPrompts:
+    """Random words, as many as make about the length asked for: one user message, or a text to complete."""
 
     def __init__(self, options: LoadOptions, words_per_token: float) -> None:
-        self._words = PAGE.split()
-        self._num_words = max(1, round(options.input_len * words_per_token))
-        num_prefix = min(self._num_words, round(options.shared_prefix * words_per_token))
-        self._prefix = random.Random(f"{options.seed}/prefix").choices(self._words, k=num_prefix)
-        self._seed = options.seed
+        self._words, self._words_per_token = PAGE.split(), words_per_token
+        self._seed, self._is_chat = options.seed, options.api == "chat"
+        self._prefixes = _prefixes(options, self._words, round(options.shared_prefix * words_per_token))
 
-    def fields(self, index: int) -> dict[str, Any]:
+    def fields(self, index: int, num_tokens: int) -> dict[str, Any]:
+        num_words = max(1, round(num_tokens * self._words_per_token))
+        prefix = self._prefixes[index % len(self._prefixes)][:num_words]
         rng = random.Random(f"{self._seed}/{index}")
-        words = self._prefix + rng.choices(self._words, k=self._num_words - len(self._prefix))
-        return {"messages": [{"role": "user", "content": " ".join(words)}]}
+        text = " ".join(prefix + rng.choices(self._words, k=num_words - len(prefix)))
+        return {"messages": [{"role": "user", "content": text}]} if self._is_chat else {"prompt": text}
+
+
+Item = TypeVar("Item")
+
+
+def _prefixes(options: LoadOptions, items: Sequence[Item], length: int) -> list[list[Item]]:
+    """The shared prefixes; the first is the same however many there are."""
+    names = ["prefix", *(f"prefix/{number}" for number in range(1, options.num_prefixes))]
+    return [random.Random(f"{options.seed}/{name}").choices(items, k=length) for name in names]
 
 
 async def make_prompts(options: LoadOptions, client: Client, model: str) -> Prompts:
     """Ask the server's tokenizer what an ordinary id is. Raises `ConfigError` where it cannot say."""
-    if options.api == "completions" and options.vocab_size is not None:
-        return IdPrompts(options, list(range(options.vocab_size)))
+    if options.api == "chat" or options.prompts == "words":
+        num_tokens = await _count_page(options, client, model)
+        return WordPrompts(options, len(PAGE.split()) / num_tokens)
+    if options.vocab_size is not None:
+        return IdPrompts(options, range(options.vocab_size))
     ids = await _tokenize(client, model)
-    if options.api == "chat":
-        return ChatPrompts(options, len(PAGE.split()) / len(ids))
+    if ids is None:
+        raise ConfigError("/tokenize did not answer with ids; give --vocab-size, or --prompts words, to do without it")
     return IdPrompts(options, sorted(set(ids)))
 
 
-async def _tokenize(client: Client, model: str) -> list[int]:
+async def _count_page(options: LoadOptions, client: Client, model: str) -> int:
+    """Tokens of the page: what the tokenizer says, else the usage of one request that has it for a prompt."""
+    ids = await _tokenize(client, model)
+    if ids is not None:
+        return len(ids)
+    content = {"messages": [{"role": "user", "content": PAGE}]} if options.api == "chat" else {"prompt": PAGE}
+    try:
+        reply = await client.post(options.path, orjson.dumps({"model": model, **content, "max_tokens": 1}))
+    except ClientError as error:
+        raise ConfigError(f"the server's tokens cannot be counted: {error}") from error
+    if reply.status != 200:
+        raise ConfigError(f"the server's tokens cannot be counted: {options.path} answered {reply.status}")
+    return int(orjson.loads(reply.body)["usage"]["prompt_tokens"])
+
+
+async def _tokenize(client: Client, model: str) -> list[int] | None:
+    """The ids of the page, or None where the server has no such route."""
     body = {"model": model, "prompt": PAGE, "add_special_tokens": False}
     try:
         reply = await client.post("/tokenize", orjson.dumps(body))
+        ids: list[int] | None = orjson.loads(reply.body).get("tokens") if reply.status == 200 else None
     except ClientError as error:
         raise ConfigError(f"/tokenize did not answer: {error}") from error
-    if reply.status != 200:
-        raise ConfigError(
-            f"/tokenize answered {reply.status}; give --vocab-size with --api completions to do without it"
-        )
-    ids: list[int] = orjson.loads(reply.body)["tokens"]
-    return ids
+    except orjson.JSONDecodeError:
+        return None
+    return ids or None
 
 
-def request_bodies(options: LoadOptions, model: str, prompts: Prompts, first: int, count: int) -> Iterator[bytes]:
-    """JSON bodies of requests `first` to `first + count - 1`: streamed, of exact length, with usage and token ids."""
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request, ready to send."""
+
+    body: bytes
+    output_len: int
+
+
+def load_requests(options: LoadOptions, model: str, prompts: Prompts, first: int, count: int) -> Iterator[LoadRequest]:
+    """Requests `first` to `first + count - 1`: streamed, of exact output length, with usage and token ids."""
     for index in range(first, first + count):
+        rng = random.Random(f"{options.seed}/{index}/lengths")
+        input_len, output_len = options.input_len.draw(rng), options.output_len.draw(rng)
         body = {
             "model": model,
-            **prompts.fields(index),
-            "max_tokens": options.output_len,
+            **prompts.fields(index, input_len),
+            "max_tokens": output_len,
             "ignore_eos": True,
             "temperature": options.temperature,
             "seed": options.seed + index,
@@ -104,4 +143,4 @@ def request_bodies(options: LoadOptions, model: str, prompts: Prompts, first: in
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
-        yield orjson.dumps(body)
+        yield LoadRequest(orjson.dumps(body), output_len)

@@ -16,6 +16,7 @@ from rich.table import Table
 from inferd.server.bench.answer import Outcome
 from inferd.server.bench.load import Run
 from inferd.server.bench.options import LoadOptions
+from inferd.server.bench.slo import Goodput, Objective, goodput
 from inferd.server.errors import clip
 
 MAX_LAG_P99_S = 0.005
@@ -48,12 +49,16 @@ class Report:
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_chunks: int
+    """Events that carried them: below the output tokens where several tokens came in one."""
     counts_checked: bool
     """Whether the stream carried token ids, so that its count could be held against the usage."""
     ttft_s: Spread | None
     tpot_s: Spread | None
     itl_s: Spread | None
     e2e_s: Spread | None
+    goodput: Goodput | None
+    """None where no objective was given."""
     loop_lag_p99_s: float
     generator_cpu_share: float
 
@@ -77,7 +82,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(sum(seen) / len(seen), quantile(seen, 0.5), quantile(seen, 0.9), quantile(seen, 0.99))
 
 
-def summarize(run: Run) -> Report:
+def summarize(run: Run, objective: Objective | None = None) -> Report:
     ok = [outcome for outcome in run.outcomes if outcome.error is None]
     num_input, num_output = sum(outcome.num_input for outcome in ok), sum(outcome.num_output for outcome in ok)
     return Report(
@@ -90,11 +95,13 @@ def summarize(run: Run) -> Report:
         num_input_tokens=num_input,
         num_output_tokens=num_output,
         num_cached_tokens=sum(outcome.num_cached for outcome in ok),
+        num_chunks=sum(outcome.num_chunks for outcome in ok),
         counts_checked=bool(ok) and all(outcome.num_streamed is not None for outcome in ok),
         ttft_s=spread(outcome.ttft_s for outcome in ok),
         tpot_s=spread(outcome.tpot_s for outcome in ok),
         itl_s=spread(gap_s for outcome in ok for gap_s in outcome.gaps_s),
         e2e_s=spread(outcome.e2e_s for outcome in ok),
+        goodput=goodput(objective, run.outcomes, run.duration_s) if objective is not None else None,
         loop_lag_p99_s=quantile(sorted(run.loop_lags_s), 0.99) if run.loop_lags_s else 0.0,
         generator_cpu_share=run.cpu_share,
     )
@@ -141,6 +148,16 @@ def headline(report: Report) -> str:
     )
 
 
+def goodput_line(report: Report, objective: Objective) -> str:
+    """What met the objective, in one line."""
+    assert report.goodput is not None
+    met, num_sent = report.goodput, report.num_ok + report.num_failed
+    return (
+        f"goodput at {objective}: {met.num_met} of {num_sent} requests ({met.share_met:.1%}), "
+        f"{met.requests_per_s:.2f} requests/s, {met.output_tokens_per_s:,.1f} output tokens/s"
+    )
+
+
 def as_json(report: Report, options: LoadOptions, model: str, server_version: str | None) -> dict[str, Any]:
     """Everything needed to repeat the run and to compare it."""
     return {
@@ -148,7 +165,7 @@ def as_json(report: Report, options: LoadOptions, model: str, server_version: st
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"inferd": version("inferd"), "python": platform.python_version(), "server": server_version},
         "generator": {"platform": platform.platform(), "num_cpus": os.cpu_count()},
-        "settings": {**asdict(options), "model": model},
+        "settings": {**options.as_json(), "model": model},
         "results": {**asdict(report), "num_failed": report.num_failed},
         "warnings": warnings(report),
     }

@@ -15,12 +15,14 @@ from inferd.server.bench.answer import Outcome
 from inferd.server.bench.client import Client, ClientError
 from inferd.server.bench.load import Run, closed_loop, run_load
 from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.prompts import make_prompts, request_bodies
-from inferd.server.bench.report import as_json, failures, headline, summarize, table, warnings
+from inferd.server.bench.prompts import LoadRequest, load_requests, make_prompts
+from inferd.server.bench.report import as_json, failures, goodput_line, headline, summarize, table, warnings
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class Session:
+    """A load run that is over, and whom it loaded."""
+
     run: Run
     model: str
     server_version: str | None
@@ -30,10 +32,12 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
     """Run and print. Returns 0, or 1 if any request failed; raises `ConfigError` where the run cannot begin."""
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
-    session = uvloop.run(_session(options, api_key))
-    report = summarize(session.run)
+    session = measure(options, api_key)
+    report = summarize(session.run, options.goodput)
     console = Console(highlight=False)
     console.print(headline(report), soft_wrap=True)
+    if options.goodput is not None:
+        console.print(goodput_line(report, options.goodput), soft_wrap=True)
     console.print(table(report))
     problems = Console(stderr=True, highlight=False)
     if report.num_failed:
@@ -47,16 +51,21 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
     return 1 if report.num_failed else 0
 
 
-async def _session(options: LoadOptions, api_key: str | None) -> _Session:
+def measure(options: LoadOptions, api_key: str | None = None) -> Session:
+    """Warm up and load the server. Raises `ConfigError` where the run cannot begin."""
+    return uvloop.run(_session(options, api_key))
+
+
+async def _session(options: LoadOptions, api_key: str | None) -> Session:
     client = Client(options.base_url, api_key, options.timeout_s)
     try:
         model = options.model or await _first_model(client, options.base_url)
         server_version = await _server_version(client)
         prompts = await make_prompts(options, client, model)
         # Measured requests come first in the numbering, so that the warm-up changes none of them.
-        measured = list(request_bodies(options, model, prompts, 0, options.num_requests))
-        await _warm_up(client, options, list(request_bodies(options, model, prompts, len(measured), options.warmup)))
-        return _Session(await _measure(client, options, measured), model, server_version)
+        measured = list(load_requests(options, model, prompts, 0, options.num_requests))
+        await _warm_up(client, options, list(load_requests(options, model, prompts, len(measured), options.warmup)))
+        return Session(await _measure(client, options, measured), model, server_version)
     finally:
         client.close()
 
@@ -84,13 +93,13 @@ async def _server_version(client: Client) -> str | None:
         return None
 
 
-async def _warm_up(client: Client, options: LoadOptions, bodies: list[bytes]) -> None:
-    outcomes = await closed_loop(client, options, bodies)
+async def _warm_up(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> None:
+    outcomes = await closed_loop(client, options, requests)
     if outcomes and all(outcome.error is not None for outcome in outcomes):
         raise ConfigError(f"the server answers none of these requests: {failures(outcomes)}")
 
 
-async def _measure(client: Client, options: LoadOptions, bodies: list[bytes]) -> Run:
+async def _measure(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> Run:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -100,4 +109,4 @@ async def _measure(client: Client, options: LoadOptions, bodies: list[bytes]) ->
         def on_done(outcome: Outcome) -> None:
             progress.advance(task)
 
-        return await run_load(client, options, bodies, on_done)
+        return await run_load(client, options, requests, on_done)

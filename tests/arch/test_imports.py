@@ -28,7 +28,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.arch": (),
     "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub"),
     "engine.request": ("inferd.engine.api.params",),
-    "engine.cache": ("inferd.engine.request",),
+    "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.params"),
     "engine.core": (
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.api",
@@ -40,11 +40,15 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker": (
-        "inferd.engine.models", "inferd.engine.layers", "inferd.engine.sample", "inferd.engine.sched.plan",
+        "inferd.engine.models", "inferd.engine.layers", "inferd.engine.quant", "inferd.engine.sample",
+        "inferd.engine.sched.plan",
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
-    "engine.models": ("inferd.engine.arch", "inferd.engine.layers", "inferd.kernels", "torch", "safetensors"),
-    "engine.layers": ("inferd.kernels", "inferd.engine.arch", "torch"),
+    "engine.models": (
+        "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant", "inferd.kernels", "torch", "safetensors",
+    ),
+    "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
+    "engine.quant": ("inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.params", "torch"),
     "engine.tiny": ("torch", "transformers", "tokenizers", "safetensors", "rich", "numpy"),
     "kernels": ("torch", "triton"),

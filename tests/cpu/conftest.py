@@ -1,4 +1,8 @@
-"""Random inputs are the same in every run, nothing records gradients, and shapes this small run on one thread."""
+"""Random inputs are the same in every run, nothing records gradients, and shapes this small run on one thread.
+
+The C++ kernels compute, as they do in a server; `--kernels reference` is for plain PyTorch, which serves where there is
+no compiler.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from inferd.kernels import native
+from tests.conftest import KERNEL_CACHE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels(request: pytest.FixtureRequest) -> str:
+    """What computes: "cpp", or "reference" where that was asked for or nothing can be compiled."""
+    if request.config.getoption("--kernels") == "reference":
+        return "reference"
+    return "cpp" if native.prepare(KERNEL_CACHE).path else "reference"
 
 
 @pytest.fixture(autouse=True)

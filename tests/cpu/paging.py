@@ -1,4 +1,7 @@
-"""A KV pool and block tables for tests: every block at a random place, every slot NaN until it is written."""
+"""A KV pool and block tables for tests: every block at a random place, every slot NaN until it is written.
+
+What lies behind a cache group's window is an entry of a block that nobody ever writes: a kernel that uses it gives NaN.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.models.decoder import Decoder
 from inferd.kernels.paged_attention import AttentionBatch
 
@@ -17,35 +21,50 @@ class Request:
     """One request's ids and the blocks that hold their KV; `computed` of them are in the pool."""
 
     token_ids: list[int]
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each `block_size` positions, a block for each cache group."""
     computed: int = 0
 
 
 class Pool:
-    """Runs steps of a decoder over requests of its own."""
+    """Runs steps of a decoder over requests of its own. `num_blocks` are those of one cache group."""
 
     def __init__(self, decoder: Decoder, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
         arch = decoder.arch
-        shape = (arch.num_layers, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
+        self.groups = arch.cache_groups
+        num_planes = max(len(group.layers) for group in self.groups)
+        num_blocks = num_blocks * len(self.groups) + 1
+        shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
         self.decoder, self.block_size = decoder, block_size
         self.kv = torch.full(shape, float("nan"), dtype=decoder.dtype)
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+        self.never_written = self.free.pop()
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
         """Compute the next `count` tokens of each (sequence, count); returns each row's hidden states."""
         for sequence, count in rows:
             while len(sequence.blocks) * self.block_size < sequence.computed + count:
-                sequence.blocks.append(self.free.pop())
-        width = max(len(sequence.blocks) for sequence, _ in rows)
-        tables = torch.tensor([sequence.blocks + [-1] * (width - len(sequence.blocks)) for sequence, _ in rows])
+                sequence.blocks.append(tuple(self.free.pop() for _ in self.groups))
         spans = [(sequence.computed, count) for sequence, count in rows]
-        batch = AttentionBatch.build(spans, tables, self.block_size, "cpu")
+        batches = [
+            AttentionBatch.build(spans, self._tables(rows, group), self.block_size, "cpu")
+            for group in range(len(self.groups))
+        ]
         ids = [sequence.token_ids[sequence.computed : sequence.computed + count] for sequence, count in rows]
         token_ids = torch.tensor([token_id for row in ids for token_id in row])
-        hidden = self.decoder.forward(token_ids, batch, self.kv)
+        hidden = self.decoder.forward(token_ids, batches, self.kv)
         for sequence, count in rows:
             sequence.computed += count
         return list(torch.split(hidden, [count for _, count in rows]))
+
+    def _tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
+        width = max(len(sequence.blocks) for sequence, _ in rows)
+        tables = torch.full((len(rows), width), -1)
+        for row, (sequence, _) in enumerate(rows):
+            blocks = [blocks[group] for blocks in sequence.blocks]
+            num_dead = num_dead_blocks(self.groups[group].window, sequence.computed, self.block_size)
+            tables[row, : len(blocks)] = torch.tensor([self.never_written] * num_dead + blocks[num_dead:])
+        return tables
 
 
 def prompt_logits(decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int]) -> Tensor:

@@ -84,8 +84,14 @@ class Engine:
         limits = SchedulerConfig(
             max_num_seqs=40, max_num_batched_tokens=max_num_batched_tokens, max_model_len=self.config.max_model_len
         )
-        scheduler = Scheduler(limits, KVCache(num_blocks or self.config.num_blocks, self.config.block_size))
-        return EngineCore(scheduler, ThreadExecutor(self.runner), vocab_size=VOCAB, depth=depth)
+        cache = KVCache(
+            num_blocks or self.config.num_blocks,
+            self.config.block_size,
+            self.runner.cache_windows,
+            step_tokens=max_num_batched_tokens,
+        )
+        executor = ThreadExecutor(self.runner)
+        return EngineCore(Scheduler(limits, cache), executor, vocab_size=VOCAB, depth=depth)
 
 
 @dataclass

@@ -15,7 +15,8 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, load
-from tests.cpu.checkpoints import CASES, load_decoder, read_config, stored_in
+from tests.cpu.cases import CASES
+from tests.cpu.checkpoints import load_decoder, read_config, stored_in
 from tests.cpu.paging import prompt_logits
 
 SHARDED, TIED = CASES[0], CASES[2]

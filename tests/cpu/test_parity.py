@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cpu.checkpoints import CASES, Case, load_decoder, load_transformers
+from tests.cpu.cases import CASES
+from tests.cpu.checkpoints import Case, load_decoder, load_transformers
 from tests.cpu.paging import Pool, Request, prompt_logits
 
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.0, torch.float16: 0.01}
@@ -39,8 +40,8 @@ def test_logits_are_as_near_to_fp64_as_transformers_own(case: Case, dtype: torch
     ids = torch.randint(0, 211, (NUM_TOKENS,))
     # A CPU computes float16 checkpoints in float32.
     chosen = torch.float32 if dtype is torch.float16 else dtype
-    ours = prompt_logits(load_decoder(tmp_path, chosen), ids.tolist(), CHUNKS)
-    broken = prompt_logits(load_decoder(tmp_path, chosen, case.broken), ids.tolist(), CHUNKS)
+    ours = prompt_logits(load_decoder(tmp_path, chosen, {}, case.max_positions), ids.tolist(), CHUNKS)
+    broken = prompt_logits(load_decoder(tmp_path, chosen, case.broken, case.max_positions), ids.tolist(), CHUNKS)
     theirs = load_transformers(tmp_path, dtype)(ids[None]).logits[0]
     exact = load_transformers(tmp_path, torch.float64)(ids[None]).logits[0]
     allowed = RATIO[dtype] * rms(theirs - exact)
@@ -52,7 +53,7 @@ def test_greedy_ids_equal_generate(case: Case, tmp_path: Path) -> None:
     case.save(tmp_path)
     prompt = torch.randint(0, 211, (19,)).tolist()
     expected = generate(load_transformers(tmp_path, torch.float32), prompt, num_tokens=64)
-    decoder = load_decoder(tmp_path, torch.float32)
+    decoder = load_decoder(tmp_path, torch.float32, {}, case.max_positions)
     request, pool = Request(list(prompt)), Pool(decoder, num_blocks=8)
     hidden = pool.step([(request, len(prompt))])[0]
     for _ in range(64):
@@ -74,6 +75,33 @@ def generate(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     return ids
 
 
+def test_dynamic_rope_agrees_for_sequences_as_long_as_is_served(tmp_path: Path) -> None:
+    """And for none that are longer than the original context and shorter than that: one base serves all sequences."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    case = Case("dynamic", "llama", {"head_dim": 16, "rope_parameters": rope, "max_position_embeddings": 64})
+    case.save(tmp_path)
+    ids = torch.randint(0, 211, (NUM_TOKENS,))
+    theirs = load_transformers(tmp_path, torch.float32)(ids[None]).logits[0]
+    served = load_decoder(tmp_path, torch.float32, max_positions=NUM_TOKENS)
+    assert rms(prompt_logits(served, ids.tolist(), CHUNKS) - theirs) < 1e-5
+    longer = load_decoder(tmp_path, torch.float32)
+    assert longer.arch.max_positions == 128
+    assert rms(prompt_logits(longer, ids.tolist(), CHUNKS) - theirs) > 0.01
+
+
+def test_the_embedding_multiplier_of_gemma_is_rounded_first(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.model_type == "gemma2")
+    case.save(tmp_path, torch.bfloat16)
+    ids = torch.arange(211)
+    embedding = load_transformers(tmp_path, torch.bfloat16).model.embed_tokens
+    theirs = embedding(ids)
+    assert torch.equal(load_decoder(tmp_path, torch.bfloat16)._embed_ids(ids), theirs)
+    unrounded = (
+        load_transformers(tmp_path, torch.bfloat16).model.embed_tokens.weight * case.config["hidden_size"] ** 0.5
+    )
+    assert not torch.equal(unrounded, theirs)
+
+
 def test_a_decoder_without_qk_norm_is_far_off(tmp_path: Path) -> None:
     """The error of leaving a whole operation out, by which the ratios above are tight."""
     case = next(case for case in CASES if case.model_type == "qwen3")
@@ -81,7 +109,7 @@ def test_a_decoder_without_qk_norm_is_far_off(tmp_path: Path) -> None:
     ids = torch.randint(0, 211, (NUM_TOKENS,))
     decoder = load_decoder(tmp_path, torch.float32)
     for layer in decoder._layers:
-        layer._attention._q_norm = layer._attention._k_norm = None
+        layer._attention._head_norms = None
     theirs = load_transformers(tmp_path, torch.float32)(ids[None]).logits[0]
     exact = load_transformers(tmp_path, torch.float64)(ids[None]).logits[0]
     assert rms(prompt_logits(decoder, ids.tolist(), CHUNKS) - exact) > 1000 * rms(theirs - exact)

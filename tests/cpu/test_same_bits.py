@@ -1,5 +1,5 @@
 """A request's hidden states, ids and logprobs are the same bits alone and in company, whole and in chunks, on a cached
-prefix, and after it lost its KV halfway. In fp32 and bf16, greedy and sampled with every option at once.
+prefix, and after it lost its KV halfway. In fp32, bf16, int8 and int4, greedy and sampled with every option at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
@@ -24,6 +25,8 @@ WIDE = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512, "num_
 CASES = (
     Case("llama", "llama", WIDE | {"attention_bias": True}),
     Case("qwen3", "qwen3", WIDE | {"head_dim": 48, "tie_word_embeddings": True}),
+    Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 70}),
+    Case("starcoder2", "starcoder2", WIDE | {"sliding_window": 70}),
 )
 PROMPT_LEN, OUTPUT_LEN = 270, 14
 BLOCK = 16
@@ -165,22 +168,26 @@ class Setup:
 
 
 SETUPS = [
-    *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED)),
-    (CASES[1], torch.bfloat16, SAMPLED),
+    *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED), ("none",)),
+    *((case, torch.bfloat16, SAMPLED, "none") for case in CASES[1:]),
+    (CASES[0], torch.bfloat16, SAMPLED, "int8"),
+    (CASES[0], torch.bfloat16, SAMPLED, "int4"),
+    pytest.param((CASES[1], torch.float32, GREEDY, "int4"), marks=pytest.mark.long),
 ]
 
 
-def setup_id(setup: tuple[Case, torch.dtype, SamplingParams]) -> str:
-    return f"{setup[0].name} {setup[1]} {'greedy' if setup[2] is GREEDY else 'sampled'}"
+def setup_id(setup: tuple[Case, torch.dtype, SamplingParams, str]) -> str:
+    case, dtype, params, quantization = setup
+    return f"{case.name} {dtype} {'greedy' if params is GREEDY else 'sampled'} {quantization}"
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=setup_id)
 def setup(request: pytest.FixtureRequest) -> Setup:
-    case, dtype, params = request.param
+    case, dtype, params, quantization = request.param
     torch.set_num_threads(1)
     prompt = [Random(9).randrange(VOCAB) for _ in range(PROMPT_LEN)]
     with torch.inference_mode():
-        run = Run(random_decoder(case, dtype), params, num_neighbours=0, seed=1)
+        run = Run(random_decoder(case, dtype, RECIPES[quantization]), params, num_neighbours=0, seed=1)
         run.start(prompt, PROMPT_LEN)
         return Setup(run.decoder, params, prompt, run.finish([PROMPT_LEN]))
 

@@ -7,14 +7,13 @@ instruction sets that this processor has and the tier has time for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from inferd.kernels import native, registry
+from tests.conftest import KERNEL_CACHE
 
-KERNEL_CACHE = Path(__file__).parents[2] / "build" / "kernels"
 REFERENCE = "reference"
 
 
@@ -37,7 +36,8 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = request.param
     if name != REFERENCE:
         built = native.prepare(KERNEL_CACHE, name)
-        assert built.path is not None, built.reason
+        if built.path is None:
+            pytest.skip(built.reason)
     for op in registry.ops().values():
         op.force(REFERENCE if name == REFERENCE and REFERENCE in op.implementation_names else None)
     yield name

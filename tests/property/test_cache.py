@@ -6,6 +6,8 @@ a table computes it, as a device is; so a stale table, a false hit or a block ow
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,8 +17,11 @@ from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
 
-Content = tuple[str, tuple[int, ...]]
-"""Salt and ids, from the first position to the block's last."""
+Content = tuple[int, str, tuple[int, ...]]
+"""Cache group, salt and ids, from the first position to the block's last."""
+
+_WINDOWS = ((None,), (3,), (1, 6), (None, 4), (None, 2, 2), (None, None, 5))
+_MAX_STEP = 12
 
 _STEMS = ((0,) * 12, (0, 1) * 6, (1, 0, 0, 0) * 3, (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0))
 _IDS = st.builds(lambda stem, length: stem[:length], st.sampled_from(_STEMS), st.integers(1, 12))
@@ -29,15 +34,29 @@ class CacheMachine(RuleBasedStateMachine):
         self.admitted: list[tuple[Request, BlockTable]] = []
         self.waiting: list[tuple[Request, BlockTable]] = []
 
-    @initialize(num_blocks=st.integers(1, 16), block_size=st.integers(1, 4), hash_bits=st.sampled_from([0, 1, 3, None]))
-    def start(self, num_blocks: int, block_size: int, hash_bits: int | None) -> None:
+    @initialize(
+        num_blocks=st.integers(1, 16),
+        block_size=st.integers(1, 4),
+        windows=st.sampled_from(_WINDOWS),
+        hash_bits=st.sampled_from([0, 1, 3, None]),
+    )
+    def start(self, num_blocks: int, block_size: int, windows: tuple[int | None, ...], hash_bits: int | None) -> None:
         def weak(parent_key: bytes, payload: bytes) -> bytes:
             digest = blake2b_block(parent_key, payload)
             return digest if hash_bits is None else bytes([digest[0] & ((1 << hash_bits) - 1)])
 
-        self.cache = KVCache(num_blocks, block_size, hash_block=weak)
+        num_blocks *= len(windows)
+        self.cache = KVCache(num_blocks, block_size, windows, step_tokens=_MAX_STEP, hash_block=weak)
 
-    @rule(ids=_IDS, salt=st.sampled_from(["", "", "a"]), num_tokens=st.integers(0, 12))
+    def visible(self, request: Request, table: BlockTable, end: int) -> Iterator[tuple[int, Content]]:
+        """The full blocks that the query at `end` sees, each with what it should hold."""
+        size = self.cache.block_size
+        for group, (window, blocks) in enumerate(zip(self.cache.windows, table.block_ids, strict=True)):
+            for i in range(end // size):
+                if window is None or (i + 1) * size > end - window + 1:
+                    yield blocks[i], (group, request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+
+    @rule(ids=_IDS, salt=st.sampled_from(["", "", "a"]), num_tokens=st.integers(0, _MAX_STEP))
     def begin(self, ids: tuple[int, ...], salt: str, num_tokens: int) -> None:
         params = SamplingParams(max_tokens=50, seed=0)
         request = Request.create("r", ids, params, max_model_len=999, arrival_s=0.0, cache_salt=salt)
@@ -62,16 +81,17 @@ class CacheMachine(RuleBasedStateMachine):
             assert needed > num_free
             return
         assert self.cache.pool.num_free == num_free - needed
-        for i, block_id in enumerate(table.block_ids[: len(match.nodes)]):
-            assert self.content[block_id] == (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
-        for block_id in table.block_ids[len(match.nodes) :]:
-            self.content.pop(block_id, None)
+        for block_id, expected in self.visible(request, table, match.num_tokens):
+            assert self.content[block_id] == expected
+        for blocks in table.block_ids:
+            for block_id in blocks[len(match.nodes) :]:
+                self.content.pop(block_id, None)
         request.admit(match.num_tokens, 0.0)
         self.waiting.remove((request, table))
         self.admitted.append((request, table))
 
     @precondition(lambda self: self.admitted)
-    @rule(data=st.data(), num_tokens=st.integers(1, 12), token_id=st.integers(0, 1))
+    @rule(data=st.data(), num_tokens=st.integers(1, _MAX_STEP), token_id=st.integers(0, 1))
     def go_on(self, data: st.DataObject, num_tokens: int, token_id: int) -> None:
         self.compute(*data.draw(st.sampled_from(self.admitted)), num_tokens, token_id)
 
@@ -85,9 +105,10 @@ class CacheMachine(RuleBasedStateMachine):
         request.in_flight -= 1
         request.apply(start, num_tokens, (token_id,) * samples)
         size = self.cache.block_size
-        for i in range(start // size, request.computed // size):
-            assert self.cache.pool.num_refs(table.block_ids[i]) == 1, "a block is written that others read"
-            self.content[table.block_ids[i]] = (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+        for group, blocks in enumerate(table.block_ids):
+            for i in range(start // size, request.computed // size):
+                assert self.cache.pool.num_refs(blocks[i]) == 1, "a block is written that others read"
+                self.content[blocks[i]] = (group, request.cache_salt, tuple(request.ids[: (i + 1) * size]))
         table.commit(request.computed)
 
     @precondition(lambda self: self.admitted)
@@ -112,11 +133,10 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.cache.check()
-        size = self.cache.block_size
+        assert len(self.cache.index) <= 2 * self.cache.pool.num_blocks
         for request, table in self.admitted:
-            for i in range(request.computed // size):
-                expected = (request.cache_salt, tuple(request.ids[: (i + 1) * size]))
-                assert self.content[table.block_ids[i]] == expected, "somebody else wrote into a held block"
+            for block_id, expected in self.visible(request, table, request.computed):
+                assert self.content[block_id] == expected, "somebody else wrote into a held block"
 
 
 CacheMachine.TestCase.settings = settings(

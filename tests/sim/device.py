@@ -1,8 +1,9 @@
 """A device that does what a worker does with a plan, on token ids instead of tensors, and forgives nothing.
 
-A block slot holds the (token id, position) that a forward wrote. Each row writes its own positions and reads the whole
-context back through the slot's block table, as attention would. What was never written, was freed, or is about to be
-overwritten is poison, and reading it is a failure. Knows no scheduler and no cache.
+A block slot holds the (token id, position, cache group) that a forward wrote. Each row writes its own positions, and
+reads back through the slot's block tables what each group sees of the context, as attention would. What was never
+written, was freed, or is about to be overwritten is poison, and reading it is a failure. Knows no scheduler and no
+cache.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from inferd.engine.sched.plan import (
     TableUpdate,
     TokenLogprobs,
 )
-from tests.sim.oracle import logprob_of, next_token
+from tests.sim.oracle import Views, Windows, logprob_of, next_token
 
-Cell = tuple[int, int]
-"""(token id, position)."""
+Cell = tuple[int, int, int]
+"""(token id, position, cache group)."""
 
-_POISON: Cell = (-1, -1)
-_NAN: Cell = (-2, -2)
+_POISON: Cell = (-1, -1, -1)
+_NAN: Cell = (-2, -2, -2)
 
 
 class SimulationError(AssertionError):
@@ -38,10 +39,10 @@ class _Slot:
     admission: Admission | None = None
     ids: list[int] = field(default_factory=list)
     """What the worker knows of the sequence: the admission's ids and what it sampled since."""
-    table: list[int] = field(default_factory=list)
-    """Entries of requests that had the slot before stay until they are overwritten, as on a real device."""
-    num_entries: int = 0
-    """Entries that this admission was sent."""
+    tables: list[list[int]] = field(default_factory=list)
+    """By group. Entries of requests that had the slot before stay until they are overwritten, as on a real device."""
+    num_entries: list[int] = field(default_factory=list)
+    """By group: where the entries that this admission was sent end."""
     num_written: int | None = None
     """Positions whose KV is there; None until the first row says where it starts."""
     is_broken: bool = False
@@ -64,6 +65,7 @@ class SimulatedDevice:
         *,
         num_blocks: int,
         block_size: int,
+        windows: Windows,
         num_slots: int,
         max_step_tokens: int,
         is_lazy: bool,
@@ -72,11 +74,16 @@ class SimulatedDevice:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
-        self._slots = [_Slot() for _ in range(num_slots)]
+        self._windows = windows
+        self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy
         self._nan_positions = nan_positions
         self._queue: list[StepPlan] = []
         self._results: dict[int, StepResult] = {}
+        self._told: dict[tuple[int, int], dict[int, int]] = {}
+        """(slot, group) -> entry -> block, as of the last launched step, which may not have run."""
+        self._in_use: dict[int, set[int]] = {}
+        """Launched steps whose results nobody has yet -> blocks that their rows read or write."""
         self._num_launched = 0
 
     # -- the executor's side -----------------------------------------------------------------------------------------
@@ -90,6 +97,7 @@ class SimulatedDevice:
             raise SimulationError("two rows of one step share a slot")
         self._num_launched += 1
         self._queue.append(plan)
+        self._in_use[plan.step_id] = self._blocks_of(plan)
         if not self._is_lazy:
             self._run_next()
         return _Handle(self, plan.step_id)
@@ -97,6 +105,7 @@ class SimulatedDevice:
     def result_of(self, step_id: int) -> StepResult:
         while step_id not in self._results:
             self._run_next()
+        del self._in_use[step_id]
         return self._results.pop(step_id)
 
     def close(self) -> None:
@@ -112,6 +121,21 @@ class SimulatedDevice:
             self._slots[slot].admission = None
             self._slots[slot].ids = []
 
+    def blocks_in_use(self) -> set[int]:
+        """Blocks that launched rows whose results nobody has yet read or write."""
+        return set().union(*self._in_use.values())
+
+    def _blocks_of(self, plan: StepPlan) -> set[int]:
+        for update in plan.table_updates:
+            entries = self._told.setdefault((update.slot, update.group), {})
+            entries.update(enumerate(update.block_ids, start=update.first))
+        return {
+            self._told[row.slot, group][position // self._block_size]
+            for row in plan.rows
+            for group in range(len(self._windows))
+            for position in self._seen(group, row.start, row.start + row.num_tokens)
+        }
+
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def _run_next(self) -> None:
@@ -126,16 +150,14 @@ class SimulatedDevice:
     def _admit(self, admission: Admission) -> None:
         slot = self._slots[admission.slot]
         slot.admission, slot.ids = admission, list(admission.token_ids)
-        slot.num_entries, slot.num_written, slot.is_broken = 0, None, False
+        slot.num_entries, slot.num_written, slot.is_broken = [0] * len(self._windows), None, False
 
     def _update_table(self, update: TableUpdate) -> None:
         slot = self._slots[update.slot]
-        if update.group != 0:
-            raise SimulationError(f"cache group {update.group} does not exist")
-        end = update.first + len(update.block_ids)
-        slot.table += [-1] * (end - len(slot.table))
-        slot.table[update.first : end] = update.block_ids
-        slot.num_entries = end
+        table, end = slot.tables[update.group], update.first + len(update.block_ids)
+        table += [-1] * (end - len(table))
+        table[update.first : end] = update.block_ids
+        slot.num_entries[update.group] = end
         if slot.num_written is not None:
             for block_id in update.block_ids:
                 self._cells[block_id] = [_POISON] * self._block_size
@@ -159,22 +181,22 @@ class SimulatedDevice:
             slot.is_broken = True
             slot.ids += [0] * row.samples
             return RowResult(status=RowStatus.NUMERICAL_ERROR)
-        return self._sample(slot, admission, row, self._read(slot, admission, end))
+        return self._sample(slot, admission, row, self._read(slot, admission, row.start, end))
 
-    def _sample(self, slot: _Slot, admission: Admission, row: Row, context: tuple[int, ...]) -> RowResult:
+    def _sample(self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]]) -> RowResult:
         params, end = admission.params, row.start + row.num_tokens
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if params.prompt_logprobs is not None:
             positions = range(row.start + 1, min(end + 1, admission.num_prompt))
-            prompt = (*context, *slot.ids[end : end + 1])
-            prompt_logprobs = tuple(_logprob(prompt, position) for position in positions)
+            prompt_logprobs = tuple(_logprob(self._views(read, p), slot.ids[p]) for p in positions)
         if not row.samples:
             return RowResult(prompt_logprobs=prompt_logprobs)
         if end != len(slot.ids):
             raise SimulationError(f"{admission.request_id}: sampled behind {end} of {len(slot.ids)} tokens")
-        token_id = next_token(context, params.seed)
+        views = self._views(read, end)
+        token_id = next_token(views, params.seed)
         slot.ids.append(token_id)
-        logprobs = (_logprob((*context, token_id), end),) if params.logprobs is not None else ()
+        logprobs = (_logprob(views, token_id),) if params.logprobs is not None else ()
         return RowResult((token_id,), RowStatus.OK, logprobs, prompt_logprobs)
 
     # -- block slots -------------------------------------------------------------------------------------------------
@@ -182,30 +204,51 @@ class SimulatedDevice:
     def _wipe(self, slot: _Slot, start: int) -> None:
         """Of an admission's blocks only what lies before its first row's start is cached: the rest holds nothing."""
         slot.num_written = start
-        for position in range(start, slot.num_entries * self._block_size):
-            self._cells[slot.table[position // self._block_size]][position % self._block_size] = _POISON
+        for table, num_entries in zip(slot.tables, slot.num_entries, strict=True):
+            for position in range(start, num_entries * self._block_size):
+                self._cells[table[position // self._block_size]][position % self._block_size] = _POISON
 
     def _write(self, slot: _Slot, start: int, end: int, *, is_nan: bool) -> None:
         size = self._block_size
-        if (end - 1) // size >= len(slot.table):
-            raise SimulationError(f"a row writes position {end - 1} behind its {len(slot.table)} blocks")
-        for position in range(start, end):
-            cell = _NAN if is_nan else (slot.ids[position], position)
-            self._cells[slot.table[position // size]][position % size] = cell
+        for group, table in enumerate(slot.tables):
+            if (end - 1) // size >= len(table):
+                raise SimulationError(f"a row writes position {end - 1} behind its {len(table)} blocks, group {group}")
+            for position in range(start, end):
+                cell = _NAN if is_nan else (slot.ids[position], position, group)
+                self._cells[table[position // size]][position % size] = cell
         slot.num_written = end
 
-    def _read(self, slot: _Slot, admission: Admission, end: int) -> tuple[int, ...]:
-        """The tokens of positions 0 to `end - 1` as attention finds them; one that is out of place reads as another."""
-        size, num_blocks = self._block_size, -(-end // self._block_size)
-        cells = [cell for block_id in slot.table[:num_blocks] for cell in self._cells[block_id]][:end]
-        if _POISON in cells or _NAN in cells:
-            position = next(i for i, cell in enumerate(cells) if cell in (_POISON, _NAN))
-            what = "NaN" if cells[position] == _NAN else "poison"
-            raise SimulationError(
-                f"{admission.request_id}: position {position} of {end} reads {what}, block size {size}"
-            )
-        return tuple(token_id if at == i else -token_id - 1 for i, (token_id, at) in enumerate(cells))
+    def _seen(self, group: int, start: int, end: int) -> range:
+        """Positions that the queries `start` to `end - 1` see in a group, their own included."""
+        window = self._windows[group]
+        return range(0 if window is None else max(0, start - window + 1), end)
+
+    def _read(self, slot: _Slot, admission: Admission, start: int, end: int) -> list[dict[int, int]]:
+        """By group, the tokens that attention finds for a row, by position; one that is out of place reads as another.
+
+        What only queries before the last one see does not show in what is sampled: it must be right here.
+        """
+        size, read = self._block_size, []
+        for group, table in enumerate(slot.tables):
+            tokens: dict[int, int] = {}
+            for position in self._seen(group, start, end):
+                block_id = table[position // size]
+                cell = self._cells[block_id][position % size] if block_id >= 0 else _POISON
+                if cell in (_POISON, _NAN):
+                    what = f"position {position} of {end} reads {'NaN' if cell == _NAN else 'poison'} in group {group}"
+                    raise SimulationError(f"{admission.request_id}: {what}, block size {size}")
+                token_id, *place = cell
+                tokens[position] = token_id if place == [position, group] else -token_id - 1
+            for position in self._seen(group, start, self._seen(group, end - 1, end).start):
+                if tokens[position] != slot.ids[position]:
+                    raise SimulationError(f"{admission.request_id}: position {position} reads {tokens[position]}")
+            read.append(tokens)
+        return read
+
+    def _views(self, read: list[dict[int, int]], end: int) -> Views:
+        """What each group sees from the query at `end - 1`."""
+        return tuple(tuple(tokens[i] for i in self._seen(g, end - 1, end)) for g, tokens in enumerate(read))
 
 
-def _logprob(ids: tuple[int, ...], position: int) -> TokenLogprobs:
-    return TokenLogprobs(ids[position], logprob_of(ids[:position], ids[position]), 1, ())
+def _logprob(views: Views, token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, logprob_of(views, token_id), 1, ())

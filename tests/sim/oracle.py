@@ -1,7 +1,8 @@
 """What each simulated request must answer, computed from its prompt, seed and parameters alone.
 
-The simulated model draws the token of a position from all tokens before it. The device derives it from what it reads
-back through block tables; this file from the sequence itself. Where the two differ, the engine mixed something up.
+The simulated model draws the token of a position from what each of its cache groups sees of the tokens before it: all,
+or a window. The device derives it from what it reads back through block tables; this file from the sequence itself.
+Where the two differ, the engine mixed something up.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from inferd.engine.api.params import SamplingParams
 VOCAB_SIZE = 64
 _MIX = 0x9E3779B97F4A7C15
 
+Windows = tuple[int | None, ...]
+"""By cache group: how many last positions it sees; None for all."""
+Views = tuple[tuple[int, ...], ...]
+"""By cache group: the tokens that it sees, the last one last."""
 
-def next_token(context: tuple[int, ...], seed: int) -> int:
-    """The token of position `len(context)`; any change of any token before it changes it in 63 of 64 cases."""
+
+def views_of(ids: tuple[int, ...], windows: Windows) -> Views:
+    """What each group sees of a sequence from its last token."""
+    return tuple(ids if window is None else ids[-window:] for window in windows)
+
+
+def next_token(views: Views, seed: int) -> int:
+    """The token behind what is seen; any change of any token in any view changes it in 63 of 64 cases."""
     # A tuple's hash of ints is the same in every process, unlike that of strings.
-    return ((hash((seed, context)) * _MIX) >> 40) % VOCAB_SIZE
+    return ((hash((seed, views)) * _MIX) >> 40) % VOCAB_SIZE
 
 
-def logprob_of(context: tuple[int, ...], token_id: int) -> float:
-    """The simulated log-probability of `token_id` behind `context`: no seed, as in a model."""
-    return -float(hash((context, token_id)) % 1_000_003)
+def logprob_of(views: Views, token_id: int) -> float:
+    """The simulated log-probability of `token_id` behind what is seen: no seed, as in a model."""
+    return -float(hash((views, token_id)) % 1_000_003)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +65,13 @@ class Answer:
     failure_code: str | None = None
 
 
-def answer_of(job: Job) -> Answer:
+def answer_of(job: Job, windows: Windows) -> Answer:
     """The answer to a request that is neither aborted nor refused, replayed tokens included."""
     params, ids = job.params, list(job.prompt_ids)
     logprobs: list[WireLogprobs] = []
     prompt_logprobs: tuple[WireLogprobs, ...] = ()
     if params.prompt_logprobs is not None:
-        prompt_logprobs = tuple(_logprob(job.prompt_ids, i) for i in range(1, len(ids)))
+        prompt_logprobs = tuple(_logprob(job.prompt_ids, i, windows) for i in range(1, len(ids)))
 
     def answer(reason: FinishReason, stop_token_id: int | None = None, failure_code: str | None = None) -> Answer:
         token_ids = tuple(ids[len(job.prompt_ids) :])
@@ -69,13 +80,13 @@ def answer_of(job: Job) -> Answer:
     for num_output in range(1, params.max_tokens + 1):
         if len(ids) == job.nan_position:
             return answer("error", failure_code="numerical_error")
-        ids.append(next_token(tuple(ids), params.seed))
+        ids.append(next_token(views_of(tuple(ids), windows), params.seed))
         if params.logprobs is not None:
-            logprobs.append(_logprob(tuple(ids), len(ids) - 1))
+            logprobs.append(_logprob(tuple(ids), len(ids) - 1, windows))
         if num_output > params.min_tokens and ids[-1] in params.eos_token_ids + params.stop_token_ids:
             return answer("stop", ids[-1])
     return answer("length")
 
 
-def _logprob(ids: tuple[int, ...], position: int) -> WireLogprobs:
-    return WireLogprobs(ids[position], logprob_of(ids[:position], ids[position]), 1, ())
+def _logprob(ids: tuple[int, ...], position: int, windows: Windows) -> WireLogprobs:
+    return WireLogprobs(ids[position], logprob_of(views_of(ids[:position], windows), ids[position]), 1, ())

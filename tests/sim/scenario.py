@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from inferd.engine.api.params import SamplingParams
-from tests.sim.oracle import VOCAB_SIZE, Job, answer_of
+from inferd.engine.arch.paging import max_tokens
+from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,14 @@ class Limits:
     watermark: float
     hash_bits: int | None
     """The prefix index hashes to so few bits that contents collide; None: the product's hash."""
+    windows: Windows
+    """Of the model's cache groups."""
 
     @property
     def max_tokens(self) -> int:
         """Prompt and output of the longest request that fits."""
-        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+        in_cache = max_tokens(self.windows, self.num_blocks, self.max_num_batched_tokens, self.block_size)
+        return min(self.max_model_len, in_cache + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,9 @@ def _flooded(limits: Limits) -> Job:
 
 
 def _limits(rng: Random) -> Limits:
+    windows = _windows(rng)
     return Limits(
-        num_blocks=rng.choice((2, 2, 3, 4, 5, 6, 8, 12, 20, 60)),
+        num_blocks=len(windows) * rng.choice((2, 2, 3, 4, 5, 6, 8, 12, 20, 60)),
         block_size=rng.choice((1, 1, 2, 2, 3, 4, 8, 16)),
         max_num_seqs=rng.choice((1, 2, 3, 4, 4, 8, 16)),
         max_num_batched_tokens=rng.choice((1, 2, 3, 5, 8, 16, 64)),
@@ -92,7 +97,25 @@ def _limits(rng: Random) -> Limits:
         ageing_s=rng.choice((0.5, 1.0, 20.0)),
         watermark=rng.choice((0.0, 0.0, 0.01, 0.2)),
         hash_bits=rng.choice((None, None, None, 0, 2, 5)),
+        windows=windows,
     )
+
+
+def _windows(rng: Random) -> Windows:
+    """One group that sees everything, or up to three of any kind, windows of a size among them."""
+    if rng.random() < 0.4:
+        return (None,)
+    window = rng.choice((1, 2, 3, 4, 5, 8, 13, 17, 100))
+    other = rng.choice((window, max(1, window // 2)))
+    kinds: tuple[Windows, ...] = (
+        (window,),
+        (window, other),
+        (None, window),
+        (None, window),
+        (None, None, window),
+        (None, window, other),
+    )
+    return rng.choice(kinds)
 
 
 def _ticks(rng: Random, last_tick: int, chance: float, most: int) -> frozenset[int]:
@@ -166,5 +189,5 @@ def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]
     )
     nan_position = len(job.prompt_ids) + rng.choice((0, 0, 0, 1, 4)) if rng.random() < 0.06 else None
     job = replace(job, params=params, nan_position=nan_position)
-    num_emitted = rng.randint(0, len(answer_of(job).token_ids)) if rng.random() < 0.15 else 0
+    num_emitted = rng.randint(0, len(answer_of(job, limits.windows).token_ids)) if rng.random() < 0.15 else 0
     return replace(job, num_emitted=num_emitted)

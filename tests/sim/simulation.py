@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inferd.engine.api.messages import Delta, FinishReason, StepOutput, Submit, WireLogprobs
-from inferd.engine.cache.prefix import blake2b_block
+from inferd.engine.arch.paging import max_blocks
+from inferd.engine.cache.prefix import GONE, blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -92,11 +93,18 @@ class Simulation:
             ageing_s=limits.ageing_s,
             watermark=limits.watermark,
         )
-        self.cache = KVCache(limits.num_blocks, limits.block_size, hash_block=_hash_of(limits))
+        self.cache = KVCache(
+            limits.num_blocks,
+            limits.block_size,
+            limits.windows,
+            step_tokens=limits.max_num_batched_tokens,
+            hash_block=_hash_of(limits),
+        )
         self.scheduler = Scheduler(config, self.cache)
         self.device = SimulatedDevice(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
+            windows=limits.windows,
             num_slots=limits.max_num_seqs,
             max_step_tokens=limits.max_num_batched_tokens,
             is_lazy=self.scenario.is_lazy,
@@ -111,7 +119,7 @@ class Simulation:
     # -- what is asked, and what goes wrong --------------------------------------------------------------------------
 
     def _submit(self, job: Job) -> None:
-        answer = answer_of(job)
+        answer = answer_of(job, self.scenario.limits.windows)
         stream = _Stream(job, answer)
         stream.token_ids += answer.token_ids[: job.num_emitted]
         stream.logprobs += answer.logprobs[: job.num_emitted]
@@ -182,6 +190,7 @@ class Simulation:
             self._take(self.core.step(self._now))
         self._check_victims(running)
         self.core.check()
+        self._check_blocks()
         self._poison_free()
         if not self.core.has_work:
             self._num_stalled = 0
@@ -209,6 +218,18 @@ class Simulation:
         spared = [rank for request_id, rank in before.items() if request_id in after]
         if victims and spared:
             assert max(spared) <= min(victims), f"preempted at {min(victims)}, and {max(spared)} goes on"
+
+    def _check_blocks(self) -> None:
+        """What launched rows read and write is held; no table holds more of a window than it and its steps reach."""
+        for block_id in self.device.blocks_in_use():
+            assert self.cache.pool.is_held(block_id), f"block {block_id} is free, and a launched row uses it"
+        limits = self.scenario.limits
+        reach = (self.depth + 1) * limits.max_num_batched_tokens
+        for entry in self.scheduler._running:
+            for window, blocks in zip(limits.windows, entry.table.block_ids, strict=True):
+                most = max_blocks(window, limits.max_model_len, reach, limits.block_size)
+                num_held = len(blocks) - blocks.count(GONE)
+                assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
 
     def _is_live(self, request_id: str) -> bool:
         return self.streams[request_id].is_live
@@ -278,6 +299,7 @@ class Simulation:
         self.core.check()
         self.core.reset_prefix_cache()
         assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
+        assert len(self.cache.index) == 0, "content is indexed that no block holds"
         assert len(self.scheduler.free_slots) == self.scenario.limits.max_num_seqs, "slots were lost"
 
 

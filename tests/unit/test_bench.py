@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
 import statistics
 import threading
@@ -27,11 +28,13 @@ from inferd.server.bench import session
 from inferd.server.bench.answer import Outcome, StreamReader
 from inferd.server.bench.client import Client, ClientError
 from inferd.server.bench.command import bench_app
+from inferd.server.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
 from inferd.server.bench.load import Run, arrival_offsets, closed_loop, open_loop
 from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.prompts import ChatPrompts, IdPrompts, request_bodies
-from inferd.server.bench.report import failures, quantile, summarize, warnings
+from inferd.server.bench.prompts import PAGE, IdPrompts, WordPrompts, load_requests, make_prompts
+from inferd.server.bench.report import failures, goodput_line, quantile, summarize, warnings
 from inferd.server.bench.session import run_bench
+from inferd.server.bench.slo import Objective, goodput, parse_objective
 
 MODELS = {
     "good": None,
@@ -59,6 +62,7 @@ class FakeServer:
         self.heads: list[str] = []
         self.num_connections = self.in_flight = self.most_in_flight = 0
         self.hold = 1
+        self.has_tokenizer = True
         self._gate: asyncio.Event | None = None
 
     async def start(self) -> str:
@@ -84,9 +88,13 @@ class FakeServer:
             return self._plain(writer, 200, b'{"data": [{"id": "good"}]}')
         if path == "/version":
             return self._plain(writer, 200, b'{"version": "7"}')
-        if path == "/tokenize":
+        if path == "/tokenize" and self.has_tokenizer:
             return self._plain(writer, 200, orjson.dumps({"tokens": list(range(10, 300))}))
+        if path == "/tokenize":
+            return self._plain(writer, 404, b"there is no such page")
         self.bodies.append(body)
+        if "stream" not in body:
+            return self._plain(writer, 200, b'{"usage": {"prompt_tokens": 400}}')
         await self._wait_for_others()
         try:
             return await self._generate(writer, body)
@@ -155,19 +163,19 @@ def server() -> Iterator[tuple[FakeServer, str]]:
 
 
 def options(base_url: str = "http://x", **changes: Any) -> LoadOptions:
-    return LoadOptions(
-        **{"base_url": base_url, "num_requests": 8, "concurrency": 4, "output_len": 3, "timeout_s": 20.0, **changes}
-    )
+    given = {"base_url": base_url, "num_requests": 8, "concurrency": 4, "output_len": 3, "timeout_s": 20.0, **changes}
+    lengths = {name: parse_lengths(name, str(given[name])) for name in ("input_len", "output_len") if name in given}
+    return LoadOptions(**{**given, **lengths})
 
 
 def load(asked: LoadOptions, model: str) -> list[Outcome]:
     async def run() -> list[Outcome]:
         client = Client(asked.base_url, timeout_s=asked.timeout_s)
-        bodies = list(request_bodies(asked, model, IdPrompts(asked, [7, 8, 9]), 0, asked.num_requests))
+        requests = list(load_requests(asked, model, IdPrompts(asked, [7, 8, 9]), 0, asked.num_requests))
         try:
             if asked.rate is not None:
-                return await open_loop(client, asked, bodies, lambda outcome: None)
-            return await closed_loop(client, asked, bodies)
+                return await open_loop(client, asked, requests, lambda outcome: None)
+            return await closed_loop(client, asked, requests)
         finally:
             client.close()
 
@@ -252,13 +260,14 @@ def test_a_session_reports_what_the_server_gave(
     server: tuple[FakeServer, str], api: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake, url = server
-    asked = options(url, api=api, input_len=20, shared_prefix=5, warmup=3)
+    asked = options(url, api=api, input_len=20, shared_prefix=5, warmup=3, goodput=parse_objective("e2e:19s"))
     assert run_bench(asked, "secret-key", tmp_path / "out.json") == 0
     written = json.loads((tmp_path / "out.json").read_text())
     results = written["results"]
     assert (results["num_ok"], results["num_failed"], results["num_output_tokens"]) == (8, 0, 24)
     assert (results["num_input_tokens"], results["num_cached_tokens"], results["counts_checked"]) == (40, 24, True)
-    assert written["settings"]["shared_prefix"] == 5
+    assert (written["settings"]["shared_prefix"], written["settings"]["input_len"]) == (5, "20")
+    assert (written["settings"]["goodput"], results["goodput"]["share_met"]) == ("e2e:19000ms", 1.0)
     assert (written["settings"]["model"], written["versions"]["server"]) == ("good", "7")
     assert "secret-key" not in json.dumps(written)
     assert len(fake.bodies) == 11
@@ -266,6 +275,7 @@ def test_a_session_reports_what_the_server_gave(
     assert all(body["ignore_eos"] and body["stream_options"]["include_usage"] for body in fake.bodies)
     output = capsys.readouterr()
     assert "8 requests in" in output.out
+    assert "goodput at e2e:19000ms: 8 of 8 requests (100.0%)" in output.out
     assert "TTFT" in output.out
     assert output.err == "" or "generator itself was slow" in output.err
 
@@ -304,6 +314,8 @@ def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_pa
         ({"rate": 0.0}, "rate must be a number above 0"),
         ({"rate": float("nan")}, "rate must be a number above 0"),
         ({"shared_prefix": 129}, r"shared_prefix must be from 0 to input_len \(128\), but got 129"),
+        ({"num_prefixes": 0}, "num_prefixes must be at least 1, but got 0"),
+        ({"burstiness": 0.0}, "burstiness must be a number above 0"),
         ({"base_url": "localhost:8000"}, "base_url must begin with http"),
     ],
 )
@@ -347,18 +359,17 @@ def test_arrivals() -> None:
 def test_prompts_repeat_by_seed_and_share_only_the_prefix() -> None:
     asked = options(input_len=50, shared_prefix=20)
     ids = list(range(10_000))
-    prompts = [IdPrompts(asked, ids).fields(index)["prompt"] for index in range(20)]
-    assert prompts == [IdPrompts(asked, ids).fields(index)["prompt"] for index in range(20)]
+    prompts = [IdPrompts(asked, ids).fields(index, 50)["prompt"] for index in range(20)]
+    assert prompts == [IdPrompts(asked, ids).fields(index, 50)["prompt"] for index in range(20)]
     assert {len(prompt) for prompt in prompts} == {50}
     assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
     assert len({prompt[20] for prompt in prompts}) > 10
-    assert IdPrompts(options(input_len=50, seed=1), ids).fields(0)["prompt"] != prompts[0]
+    assert IdPrompts(options(input_len=50, seed=1), ids).fields(0, 50)["prompt"] != prompts[0]
 
 
 def test_chat_prompts_have_the_words_that_make_the_length() -> None:
-    chats = [
-        ChatPrompts(options(input_len=100, shared_prefix=40), 0.5).fields(i)["messages"][0]["content"] for i in (0, 1)
-    ]
+    asked = WordPrompts(options(api="chat", input_len=100, shared_prefix=40), 0.5)
+    chats = [asked.fields(i, 100)["messages"][0]["content"] for i in (0, 1)]
     words = [chat.split() for chat in chats]
     assert [len(each) for each in words] == [50, 50]
     assert words[0][:20] == words[1][:20]
@@ -395,3 +406,155 @@ def test_a_rate_and_a_concurrency_exclude_each_other() -> None:
     refused = CliRunner().invoke(bench_app, ["serve", "--rate", "5", "--concurrency", "8"]).exception
     assert isinstance(refused, ConfigError)
     assert str(refused).startswith("--rate 5 and --concurrency 8 exclude each other: drop --concurrency")
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("128", Fixed(128)),
+        (" 64:256 ", Uniform(64, 256)),
+        ("7:7", Uniform(7, 7)),
+        ("lognormal:128,0.6", LogNormal(128, 0.6)),
+        ("lognormal:128,1,2048", LogNormal(128, 1.0, 2048)),
+    ],
+)
+def test_a_length_is_read_as_it_is_written(text: str, lengths: object) -> None:
+    parsed = parse_lengths("input_len", text)
+    assert parsed == lengths
+    assert parse_lengths("input_len", str(parsed)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "but got ''$"),
+        ("-3", "but got '-3'$"),
+        ("1.5", "but got '1.5'$"),
+        ("\u0663", "but got"),
+        ("0", "a length is from 1 to 10000000"),
+        ("9" * 5000, "a length is from 1 to 10000000"),
+        ("256:64", "256 is above 64"),
+        ("normal:128,3", r"but got 'normal:128,3'$"),
+        ("lognormal:128", r"but got 'lognormal:128'$"),
+        ("lognormal:128,0.6,1,2", "but got 'lognormal:128,0.6,1,2'$"),
+        ("lognormal:128,nan", "sigma is above 0 and at most 5"),
+        ("lognormal:128,0.6,100", "the most, 100, is below the median, 128"),
+    ],
+)
+def test_a_length_that_means_nothing_is_refused_by_name(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^output_len must be 128 \(always\), 64:256 (.|\n)*{reason}"):
+        parse_lengths("output_len", text)
+
+
+def test_lengths_are_distributed_as_asked() -> None:
+    rng = random.Random(1)
+    even = [Uniform(3, 6).draw(rng) for _ in range(4000)]
+    # 1,000 of each expected, within 5 standard deviations (27 each).
+    assert all(abs(even.count(length) - 1000) < 137 for length in (3, 4, 5, 6)) and set(even) == {3, 4, 5, 6}
+    logs = sorted(LogNormal(200, 0.6).draw(rng) for _ in range(4000))
+    # The median's standard error is 0.6 * 1.25 / sqrt(4000) = 1.2% of it.
+    assert logs[2000] == pytest.approx(200, rel=0.06)
+    assert statistics.stdev(map(math.log, logs)) == pytest.approx(0.6, rel=0.06)
+    cut = [LogNormal(20, 2.0, 30).draw(rng) for _ in range(4000)]
+    assert min(cut) == 1 and max(cut) == 30
+
+
+def test_the_same_seed_asks_the_same_lengths() -> None:
+    asked = options(input_len="5:60", output_len="lognormal:20,0.6", shared_prefix=10, num_prefixes=2)
+
+    def drawn(asked: LoadOptions) -> list[tuple[list[int], int, int]]:
+        requests = load_requests(asked, "m", IdPrompts(asked, range(10_000)), 0, 30)
+        bodies = [(orjson.loads(request.body), request.output_len) for request in requests]
+        return [(body["prompt"], body["max_tokens"], expected) for body, expected in bodies]
+
+    first = drawn(asked)
+    assert first == drawn(asked)
+    assert first != drawn(options(input_len="5:60", output_len="lognormal:20,0.6", shared_prefix=10, seed=1))
+    assert all(max_tokens == expected for _, max_tokens, expected in first)
+    assert len({len(prompt) for prompt, _, _ in first}) > 10 and len({expected for _, _, expected in first}) > 10
+    for turn in (0, 1):
+        prefixes = [tuple(prompt[:10]) for prompt, _, _ in first[turn::2]]
+        longest = max(prefixes, key=len)
+        assert all(longest[: len(prefix)] == prefix for prefix in prefixes)
+    assert first[0][0][:5] != first[1][0][:5]
+
+
+def test_a_server_without_ids_or_a_tokenizer_gets_words(server: tuple[FakeServer, str]) -> None:
+    fake, url = server
+    fake.has_tokenizer = False
+
+    async def prompt(asked: LoadOptions) -> Any:
+        client = Client(url, timeout_s=10)
+        try:
+            return (await make_prompts(asked, client, "good")).fields(0, 100)["prompt"]
+        finally:
+            client.close()
+
+    # The scripted server counts 400 tokens for the page.
+    num_words = len(asyncio.run(prompt(options(url, prompts="words", input_len=100))).split())
+    assert num_words == round(100 * len(PAGE.split()) / 400)
+    with pytest.raises(ConfigError, match="--vocab-size, or --prompts words"):
+        asyncio.run(prompt(options(url)))
+
+
+def done(start_s: float, first_s: float, last_s: float, num_output: int, error: str | None = None) -> Outcome:
+    return Outcome(start_s=start_s, first_token_s=first_s, last_token_s=last_s, num_output=num_output, error=error)
+
+
+def test_goodput_by_hand() -> None:
+    outcomes = [
+        done(0.0, 0.5, 1.4, 10),  # TTFT 500 ms, TPOT 100 ms: on both bounds
+        done(0.0, 0.6, 1.0, 10),  # TTFT too long
+        done(0.0, 0.1, 1.1, 5),  # TPOT 250 ms
+        done(1.0, 1.2, 1.2, 1),  # one token: no TPOT
+        done(0.0, 0.1, 0.2, 10, error="cut"),
+    ]
+    objective = parse_objective("ttft:500ms,tpot:100ms")
+    found = goodput(objective, outcomes, 2.0)
+    assert (found.num_met, found.share_met, found.requests_per_s, found.output_tokens_per_s) == (2, 0.4, 1.0, 5.5)
+    assert goodput(parse_objective("e2e:1s"), outcomes, 2.0).num_met == 2
+    report = summarize(Run(tuple(outcomes), 2.0, (), 0.1), objective)
+    assert goodput_line(report, objective) == (
+        "goodput at ttft:500ms,tpot:100ms: 2 of 5 requests (40.0%), 1.00 requests/s, 5.5 output tokens/s"
+    )
+    assert summarize(Run(tuple(outcomes), 2.0, (), 0.1)).goodput is None
+
+
+def test_an_objective_is_read_as_it_is_written() -> None:
+    assert parse_objective(" e2e:2s , ttft:1.5 ms") == Objective(ttft_s=0.0015, e2e_s=2.0)
+    assert parse_objective(str(parse_objective("ttft:250us,tpot:50ms"))) == Objective(ttft_s=0.00025, tpot_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("itl:5ms", "there is no latency 'itl'; there are ttft, tpot, e2e"),
+        ("ttft:500", "'500' is no time above 0"),
+        ("ttft", "'' is no time above 0"),
+        ("tpot:0ms", "'0ms' is no time above 0"),
+        ("ttft:1s,ttft:2s", "ttft is given twice"),
+        ("", "there is no latency ''"),
+    ],
+)
+def test_an_objective_that_means_nothing_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^goodput must be latencies with units.*{reason}"):
+        parse_objective(text)
+
+
+def test_burstiness_changes_the_spread_of_the_gaps_and_not_their_mean() -> None:
+    def gaps(burstiness: float) -> list[float]:
+        offsets = list(arrival_offsets(options(rate=4.0, num_requests=4001, burstiness=burstiness)))
+        return [after - before for before, after in itertools.pairwise(offsets)]
+
+    for burstiness in (0.25, 4.0):
+        found = gaps(burstiness)
+        # Deviation mean/sqrt(shape); 5 standard errors of the mean are 16% at 0.25 and 4% at 4.
+        assert statistics.mean(found) == pytest.approx(0.25, rel=0.16)
+        assert statistics.stdev(found) == pytest.approx(0.25 / math.sqrt(burstiness), rel=0.2)
+
+
+def test_tokens_that_came_together_are_one_chunk() -> None:
+    reader = StreamReader(start_s=0.0, expected_output=3)
+    for ids in ([1, 2], [3]):
+        reader.on_event(orjson.dumps({"choices": [{"text": "", "token_ids": ids}]}), 1.0)
+    assert reader.outcome().num_chunks == 2

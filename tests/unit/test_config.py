@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import ModelShape, format_bytes
+from inferd.engine.api.planner import block_bytes, format_bytes
+from inferd.engine.api.precision import Precision
 from inferd.engine.arch.registry import describe
 
 GIB = 2**30
@@ -33,10 +35,12 @@ LLAMA = {
 LLAMA_2_7B_PARAMS = 6_738_415_616
 
 
-def facts(*, num_params: int = LLAMA_2_7B_PARAMS, dtype: str = "bfloat16", is_embedded: bool = False) -> ModelFacts:
-    arch = describe(LLAMA)
-    shape = ModelShape(num_params, 0, arch.kv_elements_per_token, arch.max_positions, arch.vocab_size)
-    return ModelFacts(Path("model"), arch, shape, dtype, is_embedded)
+def facts(*, dtype: str = "bfloat16", is_embedded: bool = False, **changes: object) -> ModelFacts:
+    return ModelFacts(Path("model"), describe(LLAMA | changes), dtype, is_embedded)
+
+
+def kv_bytes_per_token(dtype: str) -> int:
+    return block_bytes(facts().arch, Precision(dtype), 1)
 
 
 def machine(gib: float) -> Machine:
@@ -48,7 +52,7 @@ ASKED = EngineConfig(model_path="model")
 
 def test_kv_bytes_are_those_of_the_published_example() -> None:
     """Llama 2 7B: 2 x 32 layers x 32 heads x 128 x 2 bytes, 1.07 GB at 2,048 tokens."""
-    assert facts().shape.kv_bytes_per_token("float16") * 2048 == 2 * 32 * 32 * 128 * 2 * 2048 == 1_073_741_824
+    assert kv_bytes_per_token("float16") * 2048 == 2 * 32 * 32 * 128 * 2 * 2048 == 1_073_741_824
 
 
 def test_every_auto_is_settled_and_explained() -> None:
@@ -77,7 +81,7 @@ def test_what_was_asked_stays() -> None:
     config, _, _ = resolve(asked, facts(), machine(64))
     for field in ("dtype", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
         assert getattr(config, field) == getattr(asked, field)
-    assert config.num_blocks == GIB // (facts().shape.kv_bytes_per_token("float32") * 16)
+    assert config.num_blocks == GIB // (kv_bytes_per_token("float32") * 16)
 
 
 def test_dtypes() -> None:
@@ -97,23 +101,138 @@ def test_dtypes() -> None:
 def test_a_short_cache_shortens_an_automatic_length_and_refuses_an_asked_one() -> None:
     small = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB)
     config, _, _ = resolve(small, facts(), machine(64))
-    tokens = GIB // facts().shape.kv_bytes_per_token("bfloat16")
+    tokens = GIB // kv_bytes_per_token("bfloat16")
     assert config.max_model_len == tokens == 2048
     with pytest.raises(CapacityError, match="max_model_len 2048 would fit"):
         resolve(msgspec.structs.replace(small, max_model_len=4096), facts(), machine(64))
 
 
 def test_an_asked_cache_beyond_the_memory_is_refused_before_anything_is_loaded() -> None:
-    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=60 * GIB)
-    with pytest.raises(CapacityError, match=r"60\.0 GiB was asked for, and 51\.4 GiB are left"):
-        resolve(asked, facts(), machine(64))
+    _, plan, _ = resolve(msgspec.structs.replace(ASKED, max_model_len=4096), facts(), machine(64))
+    left = 64 * GIB - plan.weights_bytes - plan.working_bytes
+    config, full, _ = resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=left), facts(), machine(64))
+    assert config.kv_memory_bytes == full.kv_bytes <= left < full.kv_bytes + 2**24
+    with pytest.raises(CapacityError) as told:
+        resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=left + 1), facts(), machine(64))
+    for words in (
+        f"{format_bytes(left)} are left",
+        "12.6 GiB in bfloat16",
+        f"{format_bytes(plan.working_bytes)} to work in",
+    ):
+        assert words in str(told.value)
+
+
+def refusal(gib: float, is_old: bool = False, **changes: object) -> str:
+    with pytest.raises(CapacityError) as told:
+        resolve(
+            msgspec.structs.replace(ASKED, **changes),
+            facts(),
+            dataclasses.replace(machine(gib), has_bf16_matmul=not is_old),
+        )
+    return str(told.value)
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
-    with pytest.raises(CapacityError, match=r"25\.1 GiB in float32 and 16\.0 GiB .*--dtype float16 would fit"):
-        resolve(msgspec.structs.replace(ASKED, dtype="float32"), facts(), machine(16))
-    with pytest.raises(CapacityError, match="smaller model"):
-        resolve(ASKED, facts(), machine(8))
+    """What it needs, what there is, and what would fit, in flags: precision and context."""
+    assert re.fullmatch(
+        r"the model needs 25\.\d GiB for one sequence of 1 token \(25\.1 GiB of weights in float32, .* of KV cache, "
+        r".* to work in\), and 16\.0 GiB of memory are available; what would fit: "
+        r"--dtype bfloat16 \(12\.6 GiB of weights\) with --max-model-len up to 4096; "
+        r"--quantization int8 \(6\.6 GiB of weights\) with --max-model-len up to 4096; "
+        r"--quantization int4 \(4\.0 GiB of weights\) with --max-model-len up to 4096",
+        refusal(16, dtype="float32"),
+    )
+    assert "--dtype bfloat16" not in refusal(16, is_old=True)
+    assert "smaller model" in refusal(4)
+
+
+def test_what_is_said_to_fit_does() -> None:
+    gib = 14.0
+    told = refusal(gib, max_model_len=4096)
+    length = int(re.findall(r"what would fit: --max-model-len up to (\d+)", told)[0])
+    assert 1 < length < 4096
+    for quantization, context in [("none", length), ("int8", 4096), ("int4", 4096)]:
+        asked = msgspec.structs.replace(ASKED, quantization=quantization, max_model_len=context)
+        config, plan, _ = resolve(asked, facts(), machine(gib))
+        assert config.max_model_len == context
+        assert plan.total_bytes <= gib * GIB
+    refusal(gib, max_model_len=length + 1)
+
+
+def test_quantization_shrinks_the_weights_and_nothing_else() -> None:
+    plain, plan, _ = resolve(ASKED, facts(), machine(64))
+    asked = msgspec.structs.replace(ASKED, quantization="int8")
+    config, small, _ = resolve(asked, facts(), machine(64))
+    assert (config.dtype, config.quantization) == (plain.dtype, "int8")
+    assert small.kv_bytes == plan.kv_bytes
+    assert 0.5 < small.weights_bytes / plan.weights_bytes < 0.55
+
+
+def test_a_model_that_cannot_be_quantized_is_refused_by_name() -> None:
+    asked = msgspec.structs.replace(ASKED, quantization="int4")
+    odd = facts(intermediate_size=11000)
+    with pytest.raises(ConfigError, match=r"int4: layers\.0\.mlp\.down has 11000 inputs, .* of 32; give another"):
+        resolve(asked, odd, machine(64))
+    told = refusal_of(odd, 16)
+    assert "int8" in told
+    assert "int4" not in told
+
+
+def refusal_of(model: ModelFacts, gib: float) -> str:
+    with pytest.raises(CapacityError) as told:
+        resolve(msgspec.structs.replace(ASKED, dtype="float32"), model, machine(gib))
+    return str(told.value)
+
+
+def test_an_asked_length_is_honoured_where_only_one_sequence_fits() -> None:
+    """More than 60% of what the weights leave, which is what "auto" stays within."""
+    asked = msgspec.structs.replace(ASKED, max_model_len=4096)
+    config, plan, _ = resolve(asked, facts(), machine(16))
+    assert config.max_model_len == 4096
+    assert plan.kv_bytes == 4096 * kv_bytes_per_token("bfloat16")
+    assert plan.kv_bytes > 0.6 * (16 * GIB - plan.weights_bytes - plan.working_bytes)
+    automatic, _, _ = resolve(ASKED, facts(), machine(16))
+    assert automatic.max_model_len is not None
+    assert automatic.max_model_len < 4096
+
+
+def test_whatever_is_left_is_served_or_refused_with_a_way_out() -> None:
+    """From too little for one token to enough for the model's length, in steps of 64 MiB."""
+    lengths: list[int] = []
+    refusals: list[str] = []
+    for step in range(208, 265):
+        small = machine(step / 16)
+        try:
+            config, plan, _ = resolve(ASKED, facts(), small)
+        except CapacityError as error:
+            refusals.append(str(error))
+            continue
+        assert plan.total_bytes <= small.memory_available_bytes
+        assert config.max_model_len is not None
+        lengths.append(config.max_model_len)
+    assert lengths == sorted(lengths)
+    assert 32 <= lengths[0] < 100
+    assert lengths[-1] == 4096
+    assert all("what would fit: --quantization int8" in text for text in refusals)
+    assert len(refusals) < len(lengths)
+
+
+def test_a_cache_that_holds_no_block_is_told_the_least() -> None:
+    with pytest.raises(CapacityError, match=r"there are 0 B .* 16\.0 MiB are the least that serves"):
+        resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=2**20), facts(), machine(64))
+
+
+def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
+    windowed = facts(
+        architectures=["Qwen3ForCausalLM"], head_dim=128, use_sliding_window=True, sliding_window=512,
+        max_window_layers=16,
+    )  # fmt: skip
+    small = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB)
+    longer = resolve(small, windowed, machine(64))[0].max_model_len
+    whole = resolve(small, facts(architectures=["Qwen3ForCausalLM"], head_dim=128), machine(64))[0].max_model_len
+    assert longer is not None
+    assert whole is not None
+    assert longer > 1.5 * whole
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def insert(index: PrefixIndex, salt: str, blocks: Sequence[tuple[int, ...]], fir
     nodes: list[Node | None] = []
     for i, ids in enumerate(blocks):
         key = index.block_key(key, ids)
-        node = index.insert(parent, key, ids, first_block + i)
+        node = index.insert(parent, key, ids, [first_block + i])
         nodes.append(node)
         if node is None:
             return nodes
@@ -36,13 +36,13 @@ def find(index: PrefixIndex, salt: str, blocks: Sequence[tuple[int, ...]]) -> li
         node = index.find(parent, key, ids)
         if node is None:
             break
-        found.append(node.block_id)
+        found.append(node.block_ids[0])
         parent = node
     return found
 
 
 def test_the_key_is_blake2b_over_parent_and_ids() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(3)
     root = hashlib.blake2b(b"tenant", digest_size=16).digest()
     expected = hashlib.blake2b(root + struct.pack("=3q", 1, 2, 3), digest_size=16).digest()
     assert index.root_key("tenant") == root
@@ -51,7 +51,7 @@ def test_the_key_is_blake2b_over_parent_and_ids() -> None:
 
 @pytest.mark.parametrize("hash_block", [blake2b_block, lambda parent_key, payload: b""])
 def test_only_the_same_chain_is_found(hash_block: HashBlock) -> None:
-    index = PrefixIndex(hash_block)
+    index = PrefixIndex(2, hash_block=hash_block)
     insert(index, "a", [(1, 2), (3, 4)], first_block=10)
     for salt, blocks in (("b", [(1, 2)]), ("a", [(1, 3)]), ("a", [(3, 4)]), ("", [(1, 2)]), ("a", [(5, 6), (3, 4)])):
         assert find(index, salt, blocks) == [], (salt, blocks)
@@ -62,7 +62,7 @@ def test_only_the_same_chain_is_found(hash_block: HashBlock) -> None:
 def test_a_collision_up_the_chain_is_a_miss() -> None:
     """(1,) and (2,) share a key; what is indexed behind the one is not found behind the other."""
     one, two = struct.pack("=q", 1), struct.pack("=q", 2)
-    index = PrefixIndex(lambda parent_key, payload: blake2b_block(parent_key, payload.replace(two, one)))
+    index = PrefixIndex(1, hash_block=lambda parent_key, payload: blake2b_block(parent_key, payload.replace(two, one)))
     insert(index, "", [(1,), (7,)])
     assert find(index, "", [(1,), (7,)]) == [0, 1]
     assert insert(index, "", [(2,), (7,)], first_block=5) == [None]
@@ -70,7 +70,7 @@ def test_a_collision_up_the_chain_is_a_miss() -> None:
 
 
 def test_the_same_content_is_indexed_once() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(1)
     first = insert(index, "", [(1,), (2,)], first_block=0)
     assert insert(index, "", [(1,), (2,)], first_block=5) == first
     assert len(index) == 2
@@ -79,7 +79,7 @@ def test_the_same_content_is_indexed_once() -> None:
 
 
 def test_dropping_a_block_drops_what_lies_behind_it() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(1)
     insert(index, "", [(1,), (2,), (3,)], first_block=0)
     insert(index, "", [(1,), (2,), (4,)], first_block=5)
     insert(index, "", [(9,)], first_block=9)
@@ -90,16 +90,16 @@ def test_dropping_a_block_drops_what_lies_behind_it() -> None:
 
 
 def test_nothing_is_indexed_behind_a_dropped_block() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(1)
     (node,) = insert(index, "", [(1,)])
     assert node is not None
     index.drop(0)
-    assert index.insert(node, index.block_key(node.key, (2,)), (2,), 1) is None
+    assert index.insert(node, index.block_key(node.key, (2,)), (2,), [1]) is None
     assert len(index) == 0
 
 
 def test_check_finds_a_chain_with_a_hole() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(1)
     insert(index, "", [(1,), (2,)])
     index.check()
     hole = index._by_block.pop(0)

@@ -85,6 +85,7 @@ def make(
     model_len: int = 256,
     watermark: float = 0.0,
     shares_prefixes: bool = True,
+    windows: tuple[int | None, ...] = (None,),
 ) -> Engine:
     config = SchedulerConfig(
         max_num_seqs=seqs,
@@ -92,7 +93,8 @@ def make(
         max_model_len=model_len,
         watermark=watermark,
     )
-    return Engine(Scheduler(config, KVCache(num_blocks, block_size, shares_prefixes=shares_prefixes)), {}, [])
+    cache = KVCache(num_blocks, block_size, windows, step_tokens=tokens, shares_prefixes=shares_prefixes)
+    return Engine(Scheduler(config, cache), {}, [])
 
 
 def unlike(number: int, length: int) -> tuple[int, ...]:
@@ -306,6 +308,78 @@ def test_an_aborted_follower_is_gone() -> None:
     engine.scheduler.finish(follower)
     engine.apply()
     assert (engine.scheduler.num_waiting, engine.plan()) == (0, [("leader", 8, 1, True)])
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_finds_the_prefix_though_its_leader_went_on_and_gave_the_window_back() -> None:
+    engine = make(tokens=8, block_size=4, windows=(None, 4))
+    shared = unlike(1, 16)
+    engine.add("leader", (*shared, *unlike(2, 24)))
+    engine.add("follower", (*shared, 3, 4))
+    assert engine.step() == [("leader", 0, 8, False)]
+    engine.plan()
+    engine.plan()
+    engine.apply()
+    engine.apply()
+    assert engine.plan()[1:] == []
+    while (rows := engine.step())[-1][0] != "follower":
+        pass
+    assert rows[-1] == ("follower", 16, 2, True)
+
+
+def test_a_follower_computes_a_prefix_whose_window_was_evicted() -> None:
+    engine = make(tokens=8, block_size=4, windows=(None, 4))
+    shared = unlike(1, 16)
+    engine.add("leader", (*shared, 1, 2), max_tokens=20)
+    engine.add("follower", (*shared, 3, 4))
+    engine.step()
+    engine.step()
+    cache = engine.scheduler.cache
+    (leader,) = engine.scheduler._running
+    for block_id in set(leader.table._tail.block_ids[1:]):  # type: ignore[union-attr]
+        cache.forget(block_id)
+    while (rows := engine.step())[-1][0] != "follower":
+        pass
+    assert rows[-1][1] == 12
+    assert engine.requests["follower"].num_cached_tokens == 12
+
+
+def test_a_row_waits_for_its_own_launched_step_before_anyone_gives_way() -> None:
+    """Four positions a step in a window of 4: blocks that die with the launched step make room for the next one."""
+    engine = make(num_blocks=4, block_size=4, tokens=5, windows=(4,))
+    engine.add("other", unlike(2, 2), max_tokens=20, arrival_s=1.0)
+    engine.step()
+    engine.add("long", unlike(1, 40), max_tokens=1)
+    starts: list[int] = []
+    while engine.scheduler.has_work:
+        rows = engine.plan()
+        starts += [start for name, start, _, _ in rows if name == "long"]
+        if len(engine.plans) == 2 or not rows:
+            engine.apply()
+    assert starts == sorted(set(starts))
+    assert engine.scheduler.stats.num_preemptions == 0
+    assert [request.is_complete for request in engine.requests.values()] == [True, True]
+
+
+def test_what_can_never_fit_all_groups_is_refused_with_what_would() -> None:
+    engine = make(num_blocks=12, block_size=4, tokens=4, windows=(None, 4, 4))
+    # A window of 4 and a step of 4 reach 7 positions: 3 blocks in each of two groups leave 6 blocks to the full one.
+    with pytest.raises(Refusal) as refused:
+        engine.add("a", unlike(1, 25), 1)
+    assert (refused.value.param, refused.value.limit) == ("prompt", 24)
+    request = engine.add("b", unlike(1, 24), 1)
+    while engine.scheduler.has_work:
+        assert engine.step()
+    assert request.num_output == 1
+
+
+def test_steps_carry_no_more_than_the_cache_counts_with() -> None:
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=9, max_model_len=9)
+    Scheduler(config, KVCache(9, 4, step_tokens=8))
+    with pytest.raises(AssertionError, match="steps carry more"):
+        Scheduler(config, KVCache(9, 4, (8,), step_tokens=8))
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

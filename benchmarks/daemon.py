@@ -1,0 +1,131 @@
+"""A server process under measurement: started in a group of its own, timed to READY, watched, and ended for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+_SAMPLE_S = 0.1
+_STOP_GRACE_S = 30.0
+_LOG_TAIL_CHARS = 2000
+
+
+class DaemonError(RuntimeError):
+    """The server did not come up: the end of what it said."""
+
+
+class Daemon:
+    """One server and the processes it started."""
+
+    def __init__(self, command: Sequence[str], log: Path, ready_within_s: float) -> None:
+        """Run `command`, to which host and port are added, and wait until it is ready. Raises `DaemonError`."""
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.peak_rss_bytes = 0
+        self._log = log
+        self._is_over = threading.Event()
+        started_s = time.perf_counter()
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._tree = psutil.Process(self._process.pid)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+        try:
+            self._wait_ready(started_s + ready_within_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.perf_counter() - started_s
+        """From the command to the first request that it would take."""
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds used so far by the server and by its engine."""
+        used = {"server": _cpu_s(self._tree), "engine": 0.0}
+        for child in self._tree.children(recursive=True):
+            used["engine"] += _cpu_s(child)
+        return used
+
+    def stop(self) -> None:
+        """Ask it to end, then end it, and whatever it started."""
+        self._is_over.set()
+        left = self._processes()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        self._watcher.join()
+
+    def _wait_ready(self, until_s: float) -> None:
+        while time.perf_counter() < until_s:
+            if self._process.poll() is not None:
+                raise DaemonError(f"the server exited with {self._process.returncode}: {self._tail()}")
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                urllib.request.urlopen(f"{self.url}/ready", timeout=5).close()
+                return
+            time.sleep(0.02)
+        raise DaemonError(f"the server was not ready in time: {self._tail()}")
+
+    def _tail(self) -> str:
+        return self._log.read_text(errors="replace")[-_LOG_TAIL_CHARS:].strip()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_SAMPLE_S):
+            self.peak_rss_bytes = max(self.peak_rss_bytes, sum(map(_rss_bytes, self._processes())))
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            return [self._tree, *self._tree.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path, ready_within_s: float = 600.0) -> Iterator[Daemon]:
+    """A daemon that ends with the block."""
+    daemon = Daemon(command, log, ready_within_s)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,83 @@
+"""An engine whose model costs nothing: the real engine process, with a worker that answers each row without arithmetic.
+
+Started by `overhead.py` through the supervisor's own command. `--step-ms` is how long a step of the model pretends to
+take, asleep, so that every token is an event of its own; at 0 steps come as fast as the scheduler plans them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.stacks import sample_into
+from inferd.engine import process
+from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.worker.load import Report
+
+_FIRST_ID, _NUM_IDS = 300, 1000
+"""Ordinary tokens of the embedded model's tokenizer, each with a text."""
+
+
+class FreeWorker:
+    """Draws ids by position alone."""
+
+    cache_windows: tuple[int | None, ...] = (None,)
+    """One group of layers, which all see the whole context."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._results = tuple(RowResult((_FIRST_ID + i,)) for i in range(_NUM_IDS))
+        self._nothing = RowResult()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One result a row, after a sleep."""
+        time.sleep(self._step_s)
+        results, nothing = self._results, self._nothing
+        rows = (results[(row.start + row.num_tokens) % _NUM_IDS] if row.samples else nothing for row in plan.rows)
+        return StepResult(plan.step_id, tuple(rows), self._step_s)
+
+
+def load_free(config: EngineConfig, started_s: float, report: Report, step_s: float) -> tuple[FreeWorker, Ready]:
+    """In place of `load_worker`: the checkpoint's facts without its weights."""
+    assert config.num_blocks is not None and config.block_size is not None and config.max_model_len is not None
+    facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
+    report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
+    return FreeWorker(step_s), Ready(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_model_len=config.max_model_len,
+        vocab_size=facts.arch.vocab_size,
+        weights_bytes=0,
+        kv_bytes=0,
+        planned_weights_bytes=0,
+        planned_kv_bytes=0,
+        device="none",
+        dtype=config.dtype,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--stacks", type=Path, help="write sampled stacks here")
+    asked = parser.parse_args()
+    if asked.stacks is not None:
+        sample_into(asked.stacks)
+
+    def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[FreeWorker, Ready]:
+        return load_free(config, started_s, report, asked.step_ms / 1e3)
+
+    process.load_worker = load_worker  # type: ignore[attr-defined, assignment]
+    return process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

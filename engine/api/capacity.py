@@ -1,0 +1,114 @@
+"""What fits: the longest context beside the weights, and the ways out where a model does not fit as it was asked for.
+
+Pure arithmetic on plans; knows no settings and decides none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from inferd.engine.api.planner import (
+    MemoryPlan,
+    Workload,
+    block_bytes,
+    blocks_per_seq,
+    format_bytes,
+    plan_memory,
+    pool_for,
+    refusal,
+)
+from inferd.engine.api.precision import Precision
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.paging import max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A precision in which the model fits."""
+
+    precision: Precision
+    weights_bytes: int
+    max_context: int
+    """Tokens of each sequence, at most the model's positions."""
+
+
+def plan_sequences(arch: Arch, precision: Precision, work: Workload, num_full: int) -> MemoryPlan:
+    """The plan that holds `num_full` sequences of `work.max_model_len` tokens."""
+    return plan_memory(arch, precision, work, pool_for(arch, work, num_full))
+
+
+def longest_context(arch: Arch, precision: Precision, work: Workload, num_full: int, available_bytes: int) -> int:
+    """Most tokens that `num_full` sequences can have each, whatever `work.max_model_len` says; 0 where none fits."""
+
+    def fits(num_tokens: int) -> bool:
+        sized = replace(work, max_model_len=num_tokens)
+        return plan_sequences(arch, precision, sized, num_full).total_bytes <= available_bytes
+
+    return _largest(fits, arch.max_positions)
+
+
+def longest_in_pool(arch: Arch, work: Workload, num_blocks: int) -> int:
+    """Most tokens of one sequence that has the whole pool to itself, at most the model's positions."""
+    windows = [group.window for group in arch.cache_groups]
+    return min(arch.max_positions, max_tokens(windows, num_blocks, work.step_tokens, work.block_size))
+
+
+def options(
+    arch: Arch, precisions: Iterable[Precision], work: Workload, num_full: int, available_bytes: int
+) -> tuple[Option, ...]:
+    """Those of `precisions` in which the model fits, with what context."""
+    found = []
+    for precision in precisions:
+        if refusal(arch, precision.quantization) is None:
+            context = longest_context(arch, precision, work, num_full, available_bytes)
+            if context:
+                plan = plan_sequences(arch, precision, work, num_full)
+                found.append(Option(precision, plan.weights_bytes, context))
+    return tuple(found)
+
+
+def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes: int) -> str:
+    """What it needs and what there is; `what` says for how many tokens."""
+    return (
+        f"the model needs {format_bytes(plan.total_bytes)} for {what} ({format_bytes(plan.weights_bytes)} of weights "
+        f"in {precision.name}, {format_bytes(plan.kv_bytes)} of KV cache, {format_bytes(plan.working_bytes)} to work "
+        f"in), and {format_bytes(available_bytes)} of memory are available"
+    )
+
+
+def ways_out(asked: Precision, found: Iterable[Option]) -> str:
+    """What would fit, in words that can be typed."""
+    texts = [_way_out(asked, option) for option in found]
+    if not texts:
+        return "no precision served here fits; choose a smaller model or a larger machine"
+    return f"what would fit: {'; '.join(texts)}"
+
+
+def _way_out(asked: Precision, option: Option) -> str:
+    precision, length = option.precision, f"--max-model-len up to {option.max_context}"
+    if precision == asked:
+        return length
+    flags = f"--dtype {precision.dtype}" if precision.quantization == "none" else f"--quantization {precision.name}"
+    return f"{flags} ({format_bytes(option.weights_bytes)} of weights) with {length}"
+
+
+def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str) -> str:
+    """One sequence is longer than the pool that was asked for."""
+    size = block_bytes(arch, precision, work.block_size)
+    needed = blocks_per_seq(arch, work.max_model_len, work) * size
+    longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, 1, work) * size
+    return (
+        f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache, and there are "
+        f"{format_bytes(num_blocks * size)} ({why}): "
+        + (f"max_model_len {longest} would fit" if longest else f"{format_bytes(least)} are the least that serves")
+    )
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number from 0 to `limit` that fits, where all below one that fits do, and 0 does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

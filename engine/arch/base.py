@@ -1,0 +1,43 @@
+"""What nearly every family has in common, read from the fields that nearly all of them name alike."""
+
+from __future__ import annotations
+
+from inferd.engine.arch.description import Arch, Rope
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rope import max_positions, read_rope
+
+
+def base(
+    architecture: str,
+    fields: Fields,
+    *,
+    activation: str = "hidden_act",
+    norm_eps: str = "rms_norm_eps",
+    rope: Rope | None = None,
+) -> Arch:
+    """A plain decoder: RMS norms, gated MLP, full attention, no biases, `rope` (default: the config's) in every layer.
+
+    `activation` and `norm_eps` are the names of fields. Raises `ArchError` as `Fields` does.
+    """
+    num_heads, num_kv_heads = fields.heads()
+    head_dim = fields.head_dim(num_heads)
+    num_layers = fields.integer("num_hidden_layers")
+    rope = rope or read_rope(fields, head_dim)
+    return Arch(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=max_positions(fields, rope.scaling),
+        norm_eps=fields.positive(norm_eps),
+        activation=fields.activation(activation),
+        ropes=(rope,) * num_layers,
+        attention_scale=head_dim**-0.5,
+        tie_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        dtype=fields.dtype(),
+        windows=(None,) * num_layers,
+    )

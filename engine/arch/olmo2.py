@@ -1,0 +1,29 @@
+"""OLMo 2: the outputs of attention and MLP are normed and their inputs are not; q and k are normed as wholes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inferd.engine.arch.base import base
+from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.weights import TensorNames
+
+NAMES = TensorNames(
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+
+def describe(architecture: str, fields: Fields) -> Arch:
+    has_bias = fields.boolean("attention_bias", default=False)
+    return dataclasses.replace(
+        base(architecture, fields),
+        has_pre_norms=False,
+        has_post_norms=True,
+        qk_norm=QKNorm.PROJECTION,
+        has_qkv_bias=has_bias,
+        has_o_bias=has_bias,
+    )

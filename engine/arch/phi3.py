@@ -1,0 +1,26 @@
+"""Phi-3, 3.5 and 4-mini: Llama with q, k, v in one stored matrix, gate and up in another, LongRoPE of a part of each
+head, and one window for all layers where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inferd.engine.arch.base import base
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.rope import read_rope
+from inferd.engine.arch.weights import TensorNames
+from inferd.engine.arch.windows import in_every_layer
+
+NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
+_ROPE_TYPES = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+"""Older checkpoints call LongRoPE by its first names."""
+
+
+def describe(architecture: str, fields: Fields) -> Arch:
+    fields = fields.defaulting(original_max_position_embeddings=4096)
+    num_heads, _ = fields.heads()
+    rope = read_rope(fields, fields.head_dim(num_heads), types=_ROPE_TYPES, has_partial_rotation=True)
+    arch = base(architecture, fields, rope=rope)
+    return dataclasses.replace(arch, windows=in_every_layer(fields, arch.num_layers, arch.max_positions))

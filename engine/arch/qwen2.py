@@ -1,0 +1,25 @@
+"""Qwen 1.5, 2 and 2.5, dense: Llama with biases on q, k and v alone, optional windows in late layers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inferd.engine.arch.base import base
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.windows import Windows, where_used
+
+
+def describe(architecture: str, fields: Fields) -> Arch:
+    arch = base(architecture, fields)
+    return dataclasses.replace(arch, has_qkv_bias=True, windows=late_windows(fields, arch))
+
+
+def late_windows(fields: Fields, arch: Arch) -> Windows:
+    """Layers from `max_window_layers` on see a window, where `use_sliding_window` holds."""
+    fields = fields.defaulting(sliding_window=4096, max_window_layers=28)
+
+    def is_windowed(layer: int) -> bool:
+        return layer >= fields.integer("max_window_layers", minimum=0)
+
+    return where_used(fields, arch.num_layers, arch.max_positions, is_windowed)

@@ -1,0 +1,128 @@
+"""Reads rotary embedding from a config, in both spellings: `rope_parameters`, or the older `rope_theta` with
+`rope_scaling`.
+
+Knows the scalings and their defaults as transformers has them, no family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from inferd.engine.arch.description import (
+    ArchError,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+from inferd.engine.arch.fields import Fields
+
+ROPE_TYPES: Mapping[str, str] = {name: name for name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def read_rope(
+    fields: Fields, head_dim: int, *, types: Mapping[str, str] = ROPE_TYPES, has_partial_rotation: bool = False
+) -> Rope:
+    """The one rope of a model. `types` are the names that the family knows, each with what it means there."""
+    if fields.has("rope_parameters") and fields.has("rope_scaling"):
+        raise fields.refuse("rope_scaling", "must not stand beside rope_parameters")
+    section = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.owner)
+    if any(section.has(layer_type) for layer_type in _LAYER_TYPES):
+        raise ArchError(f"{section.owner}: parameters that differ by layer type are not supported in this family")
+    holder = section if section.has("partial_rotary_factor") else fields
+    fraction = holder.positive("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not has_partial_rotation:
+        raise holder.refuse("partial_rotary_factor", "must be 1 in this family")
+    rotary_dim = int(head_dim * fraction)
+    if not 4 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise holder.refuse(
+            "partial_rotary_factor", f"must rotate an even number of elements, at least 4, of head_dim {head_dim}"
+        )
+    theta = (section if section.has("rope_theta") else fields).positive("rope_theta", 10000.0)
+    return rope_of(section, fields, theta, rotary_dim, types)
+
+
+def rope_of(
+    section: Fields, fields: Fields, theta: float, rotary_dim: int, types: Mapping[str, str] = ROPE_TYPES
+) -> Rope:
+    """The rope that `section` describes, in a model with `fields`."""
+    if theta <= 1:
+        raise ArchError(f"{section.owner}: rope_theta must be above 1, but it is {theta}")
+    rope_type = section.choice("rope_type" if section.has("rope_type") else "type", types, default="default")
+    match rope_type:
+        case "linear":
+            return Rope(theta, rotary_dim, LinearScaling(section.positive("factor")))
+        case "dynamic":
+            scaling = DynamicScaling(section.positive("factor"), fields.integer("max_position_embeddings"))
+            return Rope(theta, rotary_dim, scaling)
+        case "llama3":
+            return Rope(theta, rotary_dim, _llama3(section, fields))
+        case "yarn":
+            return Rope(theta, rotary_dim, _yarn(section, fields), _yarn_attention_factor(section))
+        case "longrope":
+            return _longrope(section, fields, theta, rotary_dim)
+        case _:
+            return Rope(theta, rotary_dim)
+
+
+def max_positions(fields: Fields, scaling: RopeScaling | None) -> int:
+    """What the model was made for. A config may state the positions before YaRN or dynamic scaling stretched them."""
+    stated = fields.integer("max_position_embeddings")
+    match scaling:
+        case YarnScaling() | DynamicScaling():
+            return max(stated, int(scaling.factor * scaling.original_max_positions))
+        case _:
+            return stated
+
+
+def _original_max_positions(section: Fields, fields: Fields) -> int:
+    """Beside the section it counts for more than in it, as for transformers."""
+    name = "original_max_position_embeddings"
+    holder = section if section.has(name) and not fields.has(name) else fields
+    return holder.integer(name, default=fields.integer("max_position_embeddings"), minimum=2)
+
+
+def _llama3(section: Fields, fields: Fields) -> Llama3Scaling:
+    low = section.positive("low_freq_factor")
+    high = section.positive("high_freq_factor")
+    if high <= low:
+        raise section.refuse("high_freq_factor", f"must be above low_freq_factor ({low})")
+    return Llama3Scaling(section.positive("factor"), low, high, _original_max_positions(section, fields))
+
+
+def _yarn(section: Fields, fields: Fields) -> YarnScaling:
+    fast, slow = section.positive("beta_fast", 32.0), section.positive("beta_slow", 1.0)
+    if fast <= slow:
+        raise section.refuse("beta_fast", f"must be above beta_slow ({slow})")
+    original = _original_max_positions(section, fields)
+    return YarnScaling(section.positive("factor"), original, fast, slow, section.boolean("truncate", default=True))
+
+
+def _yarn_attention_factor(section: Fields) -> float:
+    if section.has("attention_factor"):
+        return section.positive("attention_factor")
+    factor = section.positive("factor")
+
+    def grown(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if section.has("mscale") and section.has("mscale_all_dim"):
+        return grown(section.positive("mscale")) / grown(section.positive("mscale_all_dim"))
+    return grown(1.0)
+
+
+def _longrope(section: Fields, fields: Fields, theta: float, rotary_dim: int) -> Rope:
+    original = _original_max_positions(section, fields)
+    scaling = LongRopeScaling(
+        original,
+        section.positives("short_factor", rotary_dim // 2),
+        section.positives("long_factor", rotary_dim // 2),
+    )
+    factor = section.positive("factor", fields.integer("max_position_embeddings") / original)
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(theta, rotary_dim, scaling, section.positive("attention_factor", default))

@@ -1,0 +1,26 @@
+"""gelu in its tanh form: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))     (Hendrycks and Gimpel 2016,
+arXiv:1606.08415). Of MLPs without a gate; `gated_mul` has the other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.gelu import reference
+from inferd.kernels.registry import Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+
+
+GELU: Op[Key, Callable[[Tensor], Tensor]] = Op("gelu", [Implementation("reference", reference.gelu, always)])
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Of each element, computed in fp32 and rounded once to x's dtype."""
+    return GELU.resolve(Key(x.device.type, x.dtype))(x)

@@ -1,0 +1,54 @@
+"""What `int_dot.h` is, in plain PyTorch: the quantization of activations and exact integer products.
+
+Its results are those of the C++ bit for bit: every floating point operation is the same, in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_SMALLEST = 1e-30
+"""Below, 127 / max |x| is near the end of fp32: such numbers count as zeros."""
+_CACHE_LINE_BYTES = 64
+_EXACT_SIZE = 1024
+"""127 x 127 x 1024 < 2^24: a sum of so many products of signed bytes is exact in fp32, in any order."""
+
+
+def quantize(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """x [R, K] as scales [R, K / group_size] fp32 times q [R, K] int8, symmetric: scale = max |x| / 127 of a group.
+
+    Not-a-number and infinity in a group give a scale of the same kind and q of zero.
+    """
+    groups = x.to(torch.float32).reshape(x.shape[0], x.shape[1] // group_size, group_size)
+    bound = groups.abs().amax(2, keepdim=True)
+    is_usable = (bound >= _SMALLEST) & bound.isfinite()
+    q = torch.where(is_usable, groups * divided(127.0, bound), 0.0).round().to(torch.int8)
+    scales = torch.where(bound < _SMALLEST, 0.0, bound / 127.0)
+    return q.flatten(1), scales.squeeze(2)
+
+
+def divided(number: float, x: Tensor) -> Tensor:
+    """number / x, rounded once: `number / x` itself is the product with a rounded reciprocal."""
+    return torch.full_like(x, number).div_(x)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Exact a b^T of signed bytes, [M, K] and [N, K]: [M, N] int32."""
+    total = torch.zeros((a.shape[0], b.shape[0]), dtype=torch.int32, device=a.device)
+    for left, right in zip(torch.split(a, _EXACT_SIZE, 1), torch.split(b, _EXACT_SIZE, 1), strict=True):
+        total += (left.to(torch.float32) @ right.to(torch.float32).T).to(torch.int32)
+    return total
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c in fp32, rounded once. fp64 holds the product exactly and rounds the sum so finely that rounding it
+    again differs from a true fused multiply-add once in some 2^29."""
+    return (a.double() * b.double() + c.double()).to(torch.float32)
+
+
+def on_cache_lines(num_bytes: int) -> Tensor:
+    """Memory for packed weights that begins on a cache line: a vector of 64 bytes is then never two reads."""
+    padded = torch.empty(num_bytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
+    start = -padded.data_ptr() % _CACHE_LINE_BYTES
+    return padded[start : start + num_bytes]

@@ -1,0 +1,64 @@
+"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+_LANES = 16
+
+
+def refuses(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why it cannot run, or None where it can."""
+    reason = native.refuses(device_type, dtype)
+    if reason is not None:
+        return reason
+    level = native.level()
+    if not level.startswith("avx512"):
+        return f"needs the registers of AVX-512, and these kernels are for {level}"
+    if dtype == torch.bfloat16 and level != "avx512_bf16":
+        return f"multiplies bfloat16 with AVX-512 BF16 only, and these kernels are for {level}"
+    return None
+
+
+def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Pack `weight` [N, K] and forget it."""
+    out_size, in_size = weight.shape
+    dtype = weight.dtype
+    code, lane_size = native.DTYPE_CODES[dtype], 4 // weight.element_size()
+    packed = torch.empty(-(-out_size // _LANES) * _LANES * -(-in_size // lane_size), dtype=torch.int32)
+    weight = weight.contiguous()
+    native.function("inferd_linear_pack", "ppiiii")(
+        weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, torch.get_num_threads()
+    )
+    multiply = native.function("inferd_linear", "ppppiiiiii")
+    bias_address = None if bias is None else bias.data_ptr()
+
+    def apply(x: Tensor) -> Tensor:
+        assert x.shape[1] == in_size and x.dtype == dtype
+        if in_size % lane_size:
+            x = torch.nn.functional.pad(x, (0, 1))
+        elif x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty((x.shape[0], out_size), dtype=dtype)
+        multiply(
+            x.data_ptr(),
+            packed.data_ptr(),
+            bias_address,
+            out.data_ptr(),
+            x.shape[0],
+            x.stride(0),
+            in_size,
+            out_size,
+            code,
+            torch.get_num_threads(),
+        )
+        return out
+
+    # The C side knows the bias by its address only.
+    apply.bias = bias  # type: ignore[attr-defined]
+    return apply

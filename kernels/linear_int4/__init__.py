@@ -1,0 +1,68 @@
+"""y = x W^T + b with W in 4 bits: a scale for each 32 inputs of an output row, and activations quantized as they come,
+in 8 bits and in the same groups.
+
+    y[m, n] = b[n] + sum over groups g of x_scale[m, g] * scale[n, g] * sum over k in g of x_q[m, k] * (q[n, k] - 8)
+
+A group's sum is an exact integer and the groups are added in their order in fp32, so a row's result depends on that row
+alone. The arithmetic is that of llama.cpp's q4_0 with q8_0, but for scales in bfloat16: no weight is too small for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.linear_int4 import cpu, reference
+from inferd.kernels.registry import Implementation, Op, always
+
+GROUP_SIZE = reference.GROUP_SIZE
+"""Inputs that share a scale."""
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+
+
+Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
+Apply = Callable[[Tensor], Tensor]
+Bind = Callable[[Tensor, Tensor, Tensor | None], Apply]
+
+QUANTIZE_INT4: Op[Key, Quantize] = Op(
+    "quantize_int4",
+    [
+        Implementation("cpp", cpu.quantize, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.quantize, always),
+    ],
+)
+LINEAR_INT4: Op[Key, Bind] = Op(
+    "linear_int4",
+    [
+        Implementation("cpp", cpu.bind, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.bind, always),
+    ],
+)
+
+
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [out, in] of any float dtype -> (q [out, in] uint8 in 0..15, scales [out, in / 32] bfloat16).
+
+    A weight is near scale * (q - 8); each group's scale is the one of a few tried that leaves the least squared error.
+    """
+    assert weight.shape[1] % GROUP_SIZE == 0, f"{weight.shape[1]} inputs are no multiple of {GROUP_SIZE}"
+    return QUANTIZE_INT4.resolve(Key(weight.device.type, weight.dtype))(weight)
+
+
+def linear_int4(q: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Apply:
+    """The layer as a function of x [T, in] in `dtype`, giving [T, out] in `dtype`.
+
+    q [out, in] uint8 in 0..15, scales [out, in / 32] bfloat16, bias [out] of any float dtype.
+    """
+    out_size, in_size = q.shape
+    assert q.dtype == torch.uint8 and scales.dtype == torch.bfloat16
+    assert scales.shape == (out_size, in_size // GROUP_SIZE) and in_size % GROUP_SIZE == 0
+    return LINEAR_INT4.resolve(Key(q.device.type, dtype))(q, scales, bias)

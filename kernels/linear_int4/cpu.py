@@ -1,0 +1,71 @@
+"""The C++ implementation (`cpu.cpp`): how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.int_dot import on_cache_lines
+from inferd.kernels.linear_int4.reference import GROUP_SIZE
+
+_COLUMNS = 16
+"""Output columns of a tile."""
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    weight = weight.contiguous()
+    out_size, num_groups = weight.shape[0], weight.shape[1] // GROUP_SIZE
+    q = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty((out_size, num_groups), dtype=torch.bfloat16)
+    native.function("inferd_linear_int4_quantize", "piiippi")(
+        weight.data_ptr(),
+        native.DTYPE_CODES[weight.dtype],
+        out_size,
+        num_groups,
+        q.data_ptr(),
+        scales.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return q, scales
+
+
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    out_size, num_groups = scales.shape
+    num_columns = -(-out_size // _COLUMNS) * _COLUMNS
+    tiles = on_cache_lines(num_columns * num_groups * GROUP_SIZE // 2)
+    tile_scales = torch.empty(num_columns * num_groups, dtype=torch.bfloat16)
+    q, scales = q.contiguous(), scales.contiguous()
+    native.function("inferd_linear_int4_pack", "ppiippi")(
+        q.data_ptr(),
+        scales.data_ptr(),
+        out_size,
+        num_groups,
+        tiles.data_ptr(),
+        tile_scales.data_ptr(),
+        torch.get_num_threads(),
+    )
+    added = None if bias is None else bias.to(torch.float32, copy=True)
+    run = native.function("inferd_linear_int4", "piiipppipi")
+
+    def apply(x: Tensor) -> Tensor:
+        assert x.shape[1] == num_groups * GROUP_SIZE
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
+        run(
+            x.data_ptr(),
+            native.DTYPE_CODES[x.dtype],
+            x.shape[0],
+            num_groups,
+            tiles.data_ptr(),
+            tile_scales.data_ptr(),
+            None if added is None else added.data_ptr(),
+            out_size,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    return apply

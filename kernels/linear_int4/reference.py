@@ -1,0 +1,78 @@
+"""The 4 bit linear layer in plain PyTorch. Exact, and slow: the weights are converted anew in every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import int_dot
+
+GROUP_SIZE = 32
+TRIED = (-7.0, -7.5, -8.0, -8.5)
+"""Where the element of the largest magnitude is put when a scale is looked for."""
+_SMALLEST = 1e-30
+"""Groups without a larger magnitude count as zeros."""
+_ROWS_AT_ONCE = 1024
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    parts = [_quantize(rows) for rows in torch.split(weight, _ROWS_AT_ONCE)]
+    return torch.cat([q for q, _ in parts]), torch.cat([scales for _, scales in parts])
+
+
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    centred = q.to(torch.int8) - 8
+    added = None if bias is None else bias.to(torch.float32)
+
+    def apply(x: Tensor) -> Tensor:
+        x_q, x_scales = int_dot.quantize(x, GROUP_SIZE)
+        total = torch.zeros((x.shape[0], q.shape[0]), device=x.device)
+        for group in range(scales.shape[1]):
+            columns = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
+            sums = int_dot.product(x_q[:, columns], centred[:, columns])
+            both = scales[:, group].to(torch.float32) * x_scales[:, group : group + 1]
+            total = int_dot.fma(sums, both, total)
+        return (total if added is None else total + added).to(x.dtype)
+
+    return apply
+
+
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    groups = weight.to(torch.float32).reshape(-1, GROUP_SIZE)
+    top, bottom = groups.amax(1, keepdim=True), (-groups).amax(1, keepdim=True)
+    extreme = torch.where(top >= bottom, top, -bottom)
+    is_finite = groups.isfinite().all(1, keepdim=True)
+    is_usable = is_finite & (extreme.abs() >= _SMALLEST)
+    chosen = torch.where(is_usable, _best_scale(groups, extreme), torch.where(is_finite, 0.0, torch.nan))
+    scales = chosen.to(torch.bfloat16)
+    rounded = _round(groups, 1.0 / scales.to(torch.float32))
+    q = torch.where(is_usable & (scales != 0), rounded, 0.0).to(torch.int8) + 8
+    return q.to(torch.uint8).reshape(weight.shape), scales.reshape(weight.shape[0], -1)
+
+
+def _best_scale(groups: Tensor, extreme: Tensor) -> Tensor:
+    """Least squares gives every rounding its best scale; of those tried, the one that explains most of the group."""
+    low, high = groups.chunk(2, 1)
+    best, most = torch.zeros_like(extreme), torch.full_like(extreme, -1.0)
+    for tried in TRIED:
+        a, b = _round(groups, int_dot.divided(tried, extreme)).chunk(2, 1)
+        along, square = _sum(int_dot.fma(low, a, high * b)), _sum(int_dot.fma(a, a, b * b))
+        share = along / extreme
+        explained = share * share / square
+        is_better = explained > most
+        best, most = torch.where(is_better, along / square, best), torch.where(is_better, explained, most)
+    return best
+
+
+def _round(groups: Tensor, inverse: Tensor) -> Tensor:
+    return (groups * inverse).round().clamp(-8, 7)
+
+
+def _sum(lanes: Tensor) -> Tensor:
+    """[G, 16] -> [G, 1], halved four times, as the C++ does."""
+    while lanes.shape[1] > 1:
+        low, high = lanes.chunk(2, 1)
+        lanes = low + high
+    return lanes

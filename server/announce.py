@@ -1,0 +1,83 @@
+"""What a start says: the plan in one line, a plan that was wrong, and the READY card.
+
+Words alone; `startup` decides when they are said.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.messages import Ready
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import MemoryPlan, format_bytes
+from inferd.server.settings import Settings
+from inferd.server.text.model import ServedModel
+
+_PLAN_TOLERANCE = 0.05
+_PLAN_CONSTANT_BYTES = 16 * 2**20
+"""What the matrix library keeps for itself, whatever the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything known before an engine exists."""
+
+    settings: Settings
+    facts: ModelFacts
+    model: ServedModel
+    config: EngineConfig
+    memory: MemoryPlan
+
+
+def describe_plan(plan: Plan) -> str:
+    """The model and what it will take, in one line."""
+    facts, config, memory = plan.facts, plan.config, plan.memory
+    return (
+        f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
+        f"{_precision(config.dtype, config.quantization)} on {config.device}; plan "
+        f"{format_bytes(memory.weights_bytes)} weights, {format_bytes(memory.kv_bytes)} KV, "
+        f"{format_bytes(memory.working_bytes)} to work in"
+    )
+
+
+def deviation(ready: Ready) -> str | None:
+    """In words, where the weights took more or less than was planned; None within what an allocator adds."""
+    planned, measured = ready.planned_weights_bytes, ready.weights_bytes
+    if abs(measured - planned) <= _PLAN_TOLERANCE * planned + _PLAN_CONSTANT_BYTES:
+        return None
+    return (
+        f"the weights took {format_bytes(measured)} and {format_bytes(planned)} were planned: "
+        "the plan of this model is wrong, please report it"
+    )
+
+
+def _precision(dtype: str, quantization: str) -> str:
+    return dtype if quantization == "none" else f"{quantization} weights, {dtype}"
+
+
+def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
+    """What a person needs first: where it is, what it serves, and a line to paste."""
+    settings, name = plan.settings, plan.settings.served_names[0]
+    url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
+    # A block serves one of the cache groups, and a sequence has a table in each.
+    kv_tokens = ready.num_blocks // len(plan.facts.arch.cache_groups) * ready.block_size
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
+    return (
+        f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
+        f"{_precision(ready.dtype, ready.quantization)}, context {ready.max_model_len}, {kv_tokens} KV tokens)\n"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def _reachable_host(listener: socket.socket) -> str:
+    """The listening address as a client on this machine writes it."""
+    host: str = listener.getsockname()[0]
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,261 @@
+"""`inferd plan`: what a model takes in memory, before it is downloaded, loaded or bought hardware for.
+
+Gathers the numbers: model, parts with their formulas, every precision, and what this machine makes of it. `plan_table`
+shows them. Knows no torch, no GPU and no engine process; a config.json is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from inferd.engine.api.capacity import longest_context, options, plan_sequences, shortage, ways_out
+from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, locate, read_json
+from inferd.engine.api.config import (
+    AUTO_BLOCK_SIZE,
+    AUTO_MAX_NUM_BATCHED_TOKENS,
+    BLOCK_SIZES,
+    auto_dtype,
+    check_quantization,
+    served_dtype,
+    served_precisions,
+)
+from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import MemoryPlan, Part, Workload, refusal
+from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
+
+_OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the command line asks; `build` checks it."""
+
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    quantization: str = "none"
+    batch: int = 1
+    """Sequences at once."""
+    context: int | None = None
+    """Tokens of each; None: the model's positions."""
+    overhead: str = "10-20"
+    """Percent of weights and KV, one number or a range."""
+    block_size: int = AUTO_BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the checkpoint's headers state."""
+
+    num_bytes: int
+    bytes_by_dtype: dict[str, int]
+    """By the header's spelling: "BF16", "F32"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One precision beside the others."""
+
+    precision: Precision
+    refusal: str | None
+    """Why it cannot be had; then there is no plan."""
+    plan: MemoryPlan | None
+    is_served: bool
+    """Whether this machine computes in it."""
+    max_context: int
+    """Tokens of each of the batch's sequences that fit this machine; 0 where it does not fit or is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that `inferd plan` says."""
+
+    model: str
+    facts: ModelFacts
+    files: Files | None
+    precision: Precision
+    work: Workload
+    plan: MemoryPlan
+    overhead: tuple[float, float]
+    """Shares of weights and KV: 0.1, 0.2."""
+    rows: tuple[Row, ...]
+    machine: Machine
+    served: Precision
+    served_why: str
+    fits: bool
+    verdict: str
+    """On this machine, in one sentence."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights and KV: what the overhead is a share of."""
+        return self.plan.weights_bytes + self.plan.kv_bytes
+
+    @property
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Weights and KV with the least and with the most overhead."""
+        low, high = self.overhead
+        return round(self.held_bytes * (1 + low)), round(self.held_bytes * (1 + high))
+
+
+def build(asked: PlanOptions, machine: Machine) -> Report:
+    """Raises `ModelError` for a model that cannot be read and `ConfigError` for an option that cannot be."""
+    overhead = _overhead(asked.overhead)
+    facts, files = _read(asked)
+    precision, work = _precision(asked, facts), _workload(asked, facts)
+    plan = plan_sequences(facts.arch, precision, work, asked.batch)
+    dtype, why = served_dtype(precision.dtype, machine)
+    served = replace(precision, dtype=dtype)
+    fits, verdict = _verdict(facts, served, work, machine)
+    rows = tuple(_row(facts, row, work, machine) for row in _precisions(precision))
+    return Report(
+        asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict
+    )  # fmt: skip
+
+
+def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
+    """From headers where there are weights beside config.json, else from config.json alone. A hub's is all it loads."""
+    path = Path(asked.model).expanduser()
+    if path.is_file():
+        return ModelFacts.of_config(path, read_json(path)), None
+    if asked.model != EMBEDDED_NAME and not path.is_dir():
+        path = locate(asked.model, asked.revision, files=("config.json",)) / "config.json"
+        return ModelFacts.of_config(path, read_json(path)), None
+    path = locate(asked.model)
+    if not any(path.glob("*.safetensors*")):
+        return ModelFacts.of_config(path, read_json(path / "config.json")), None
+    checkpoint = Checkpoint.read(path)
+    by_dtype = Counter[str]()
+    for info in checkpoint.tensors.values():
+        by_dtype[info.dtype] += info.num_bytes
+    return ModelFacts.of(checkpoint), Files(checkpoint.num_bytes, dict(by_dtype))
+
+
+def _overhead(text: str) -> tuple[float, float]:
+    match = _OVERHEAD.fullmatch(text.strip().removesuffix("%"))
+    low, high = (float(match[1]), float(match[2] or match[1])) if match else (1.0, 0.0)
+    if not low <= high <= 100:
+        raise ConfigError(f"--overhead must be a percentage from 0 to 100 or a range of two, 10-20, but got {text!r}")
+    return low / 100, high / 100
+
+
+def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
+    if asked.dtype not in ("auto", *DTYPE_BYTES):
+        raise ConfigError(f"--dtype must be one of auto, {', '.join(DTYPE_BYTES)}, but got {asked.dtype!r}")
+    kinds: tuple[Quantization, ...] = get_args(Quantization)
+    quantization = next((kind for kind in kinds if kind == asked.quantization), None)
+    if quantization is None:
+        raise ConfigError(f"--quantization must be one of {', '.join(kinds)}, but got {asked.quantization!r}")
+    check_quantization(quantization, facts.arch)
+    return Precision(auto_dtype(facts)[0] if asked.dtype == "auto" else asked.dtype, quantization)
+
+
+def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
+    positions = facts.arch.max_positions
+    context = positions if asked.context is None else asked.context
+    for flag, value, limit in (("--batch", asked.batch, 65536), ("--context", context, positions)):
+        if not 1 <= value <= limit:
+            raise ConfigError(f"{flag} must be from 1 to {limit} for this model, but got {value}")
+    if asked.block_size not in BLOCK_SIZES:
+        raise ConfigError(f"--block-size must be one of {BLOCK_SIZES}, but got {asked.block_size}")
+    return Workload(
+        num_seqs=asked.batch,
+        max_model_len=context,
+        step_tokens=AUTO_MAX_NUM_BATCHED_TOKENS,
+        block_size=asked.block_size,
+    )
+
+
+def _precisions(asked: Precision) -> tuple[Precision, ...]:
+    """All there are, the largest first; quantized weights beside activations of two bytes, or as asked for."""
+    dtype = asked.dtype if asked.dtype != "float32" or asked.quantization != "none" else "bfloat16"
+    return (*(Precision(name) for name in DTYPE_BYTES), Precision(dtype, "int8"), Precision(dtype, "int4"))
+
+
+def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> Row:
+    reason = refusal(facts.arch, precision.quantization)
+    if reason is not None:
+        return Row(precision, reason, None, is_served=False, max_context=0)
+    plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
+    is_served = precision.quantization != "none" or served_dtype(precision.dtype, machine)[0] == precision.dtype
+    served = replace(precision, dtype=served_dtype(precision.dtype, machine)[0])
+    context = 0
+    if is_served:
+        context = longest_context(facts.arch, served, work, work.num_seqs, machine.memory_available_bytes)
+    return Row(precision, None, plan, is_served, context)
+
+
+def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> tuple[bool, str]:
+    arch, available = facts.arch, machine.memory_available_bytes
+    plan = plan_sequences(arch, served, work, work.num_seqs)
+    many = work.num_seqs > 1
+    what = f"{work.num_seqs if many else 'one'} sequence{'s' if many else ''} of {work.max_model_len} tokens"
+    if plan.total_bytes <= available:
+        return True, f"fits: {what} in {served.name}"
+    found = options(arch, served_precisions(served.dtype, machine), work, work.num_seqs, available)
+    return False, f"does not fit: {shortage(plan, served, what, available)}; {ways_out(served, found)}"
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Every number in bytes, under keys that stay."""
+    plan, work, machine, arch = report.plan, report.work, report.machine, report.facts.arch
+    low_bytes, high_bytes = report.overhead_bytes
+    files = report.files
+    return {
+        "model": report.model,
+        "architecture": arch.architecture,
+        "num_params": report.facts.num_params,
+        "dtype": report.precision.dtype,
+        "quantization": report.precision.quantization,
+        "batch": work.num_seqs,
+        "context": work.max_model_len,
+        "block_size": work.block_size,
+        "files": None if files is None else {"bytes": files.num_bytes, "bytes_by_dtype": files.bytes_by_dtype},
+        "weights": [_part(part) for part in plan.weights],
+        "kv": _part(plan.kv),
+        "working": [_part(part) for part in plan.working],
+        "loading": _part(plan.loading),
+        "weights_bytes": plan.weights_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "working_bytes": plan.working_bytes,
+        "total_bytes": plan.total_bytes,
+        "overhead": {
+            "low": report.overhead[0],
+            "high": report.overhead[1],
+            "low_bytes": low_bytes,
+            "high_bytes": high_bytes,
+        },
+        "precisions": [_row_json(row) for row in report.rows],
+        "machine": {
+            "memory_total_bytes": machine.memory_total_bytes,
+            "memory_available_bytes": machine.memory_available_bytes,
+            "dtype": report.served.dtype,
+            "fits": report.fits,
+            "verdict": report.verdict,
+        },
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {"name": part.name, "bytes": part.num_bytes, "formula": part.formula.text}
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    plan = row.plan
+    return {
+        "name": row.precision.name,
+        "dtype": row.precision.dtype,
+        "quantization": row.precision.quantization,
+        "refusal": row.refusal,
+        "weights_bytes": None if plan is None else plan.weights_bytes,
+        "kv_bytes": None if plan is None else plan.kv_bytes,
+        "total_bytes": None if plan is None else plan.total_bytes,
+        "is_served": row.is_served,
+        "max_context": row.max_context,
+    }

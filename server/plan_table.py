@@ -1,0 +1,160 @@
+"""How `inferd plan` looks: tables for a person, or the same numbers as JSON.
+
+Sizes are in GB (10^9 bytes), as models and GPUs are sold, and in GiB (2^30), as operating systems count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.planner import Part, format_bytes
+from inferd.server.plan import PlanOptions, Report, Row, build, to_json
+
+_SMALL_BYTES = 10**10
+_ESTIMATES = ("activations", "logits", "processes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What the sizes of one table are shown in, so that they can be compared at a glance."""
+
+    decimal_name: str
+    decimal_bytes: int
+    binary_name: str
+    binary_bytes: int
+    places: int
+
+    @classmethod
+    def of(cls, largest_bytes: int) -> _Unit:
+        if largest_bytes < _SMALL_BYTES:
+            return cls("MB", 10**6, "MiB", 2**20, 1)
+        return cls("GB", 10**9, "GiB", 2**30, 2)
+
+    def sizes(self, num_bytes: int) -> tuple[str, str]:
+        places = self.places
+        return f"{num_bytes / self.decimal_bytes:,.{places}f}", f"{num_bytes / self.binary_bytes:,.{places}f}"
+
+
+def run(asked: PlanOptions, *, as_json: bool) -> int:
+    """Print the plan. Raises `StartError` where there is none."""
+    report = build(asked, Machine.detect())
+    if as_json:
+        print(json.dumps(to_json(report), indent=2))
+    else:
+        show(report, Console(highlight=False))
+    return 0
+
+
+def show(report: Report, console: Console) -> None:
+    for line in _head(report):
+        console.print(line, markup=False)
+    for table in (_parts(report), _precisions(report)):
+        console.print()
+        console.print(table)
+    console.print()
+    for line in _machine(report):
+        console.print(line, markup=False)
+
+
+def _head(report: Report) -> list[str]:
+    arch, files = report.facts.arch, report.files
+    heads = f"{arch.num_heads} heads on {arch.num_kv_heads} KV heads of {arch.head_dim}"
+    windows = [
+        f", {_layers(count)} with a window of {window:,}" for window, count in Counter(arch.windows).items() if window
+    ]
+    lines = [
+        f"{report.model}: {arch.architecture}, {report.facts.num_params:,} parameters",
+        f"{_layers(arch.num_layers)}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
+    ]
+    if files is None:
+        return [*lines, "from config.json alone"]
+    kinds = " and ".join(f"{num_bytes:,} B in {dtype}" for dtype, num_bytes in files.bytes_by_dtype.items())
+    return [*lines, f"the files hold {kinds}"]
+
+
+def _sequences(count: int) -> str:
+    return f"{count} sequence{'s' if count > 1 else ''}"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
+
+
+def _parts(report: Report) -> Table:
+    plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
+    weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
+    table = _table(f"{weights}{report.precision.dtype}, {_sequences(work.num_seqs)} of {work.max_model_len:,} tokens")
+    table.add_column("part", no_wrap=True)
+    table.add_column(unit.decimal_name, justify="right", no_wrap=True)
+    table.add_column(unit.binary_name, justify="right", no_wrap=True)
+    table.add_column("bytes = formula")
+
+    def add(name: str, num_bytes: int, note: str = "", style: str = "") -> None:
+        table.add_row(name, *unit.sizes(num_bytes), f"{num_bytes:,} {note}".rstrip(), style=style)
+
+    def add_part(part: Part) -> None:
+        add(part.name, part.num_bytes, f"{'~' if part.name in _ESTIMATES else '='} {part.formula.text}")
+
+    for part in plan.weights:
+        add_part(part)
+    add("weights", plan.weights_bytes, style="bold")
+    add_part(plan.kv)
+    add("weights + KV", report.held_bytes, style="bold")
+    for share, num_bytes in dict(zip(report.overhead, report.overhead_bytes, strict=True)).items():
+        add(f"+ {100 * share:.4g}%", num_bytes, "as a rule of thumb for any server", style="dim")
+    for part in plan.working:
+        add_part(part)
+    add(plan.loading.name, plan.loading.num_bytes, f"= {plan.loading.formula.text}, freed before serving")
+    add("total", plan.total_bytes, "at the fullest: serving, or while loading", style="bold")
+    return table
+
+
+def _precisions(report: Report) -> Table:
+    unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
+    table = _table(f"in each precision; {format_bytes(report.machine.memory_available_bytes)} are available here")
+    table.add_column("precision", no_wrap=True)
+    sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]
+    for name in (*sized, f"total {unit.binary_name}"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("on this machine")
+    for row in report.rows:
+        cells = ["-"] * 4
+        if row.plan is not None:
+            numbers = (row.plan.weights_bytes, row.plan.kv_bytes, row.plan.total_bytes)
+            cells = [*(unit.sizes(num_bytes)[0] for num_bytes in numbers), unit.sizes(row.plan.total_bytes)[1]]
+        style = "bold" if row.precision == report.precision else ""
+        table.add_row(row.precision.name, *cells, _here(row, report), style=style)
+    return table
+
+
+def _here(row: Row, report: Report) -> str:
+    if row.refusal is not None:
+        return f"cannot be: {row.refusal}"
+    if not row.is_served:
+        return "computed in float32"
+    if not row.max_context:
+        return "does not fit"
+    is_whole = row.max_context >= report.work.max_model_len
+    each = " each" if report.work.num_seqs > 1 else ""
+    return f"{'fits' if is_whole else 'too long'}: up to {row.max_context:,} tokens{each}"
+
+
+def _machine(report: Report) -> list[str]:
+    machine = report.machine
+    lines = [
+        f"This machine: {format_bytes(machine.memory_available_bytes)} of "
+        f"{format_bytes(machine.memory_total_bytes)} available; {report.verdict}."
+    ]
+    if report.served != report.precision:
+        lines.append(f"Here {report.precision.dtype} is computed in {report.served.dtype}: {report.served_why}.")
+    return lines
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

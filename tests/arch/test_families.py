@@ -1,0 +1,250 @@
+"""What the published configs of each family say, in the spelling of their repositories, defaults omitted as there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.engine.arch.description import Activation, Arch, ArchError, LinearScaling, NormKind, QKNorm, Rope
+from inferd.engine.arch.registry import describe, known_architectures, weights
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Mistral-7B-v0.1": (
+        {"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+         "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+         "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000},
+        7_241_732_096,
+    ),
+    "Qwen2.5-0.5B": (
+        {"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+         "max_position_embeddings": 32768, "max_window_layers": 24, "num_attention_heads": 14,
+         "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+         "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "use_sliding_window": False, "vocab_size": 151936},
+        494_032_768,
+    ),
+    "gemma-2-2b": (
+        {"architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
+         "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+         "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26,
+         "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+         "sliding_window": 4096, "torch_dtype": "float32", "vocab_size": 256000},
+        2_614_341_888,
+    ),
+    "gemma-3-1b-it": (
+        {"architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": None,
+         "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+         "hidden_size": 1152, "intermediate_size": 6912, "max_position_embeddings": 32768,
+         "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+         "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": None,
+         "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+         "vocab_size": 262144},
+        999_885_952,
+    ),
+    "Phi-3-mini-4k-instruct": (
+        {"architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
+         "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+         "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+         "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16", "vocab_size": 32064},
+        3_821_079_552,
+    ),
+    "Phi-4-mini-instruct": (
+        {"architectures": ["Phi3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 3072,
+         "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
+         "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+         "original_max_position_embeddings": 4096, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5,
+         "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+         "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "vocab_size": 200064},
+        3_836_021_760,
+    ),
+    "OLMo-2-1124-7B": (
+        {"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+         "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+         "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_scaling": None,
+         "rope_theta": 500000, "tie_word_embeddings": False, "torch_dtype": "float32", "vocab_size": 100352},
+        7_298_617_344,
+    ),
+    "SmolLM3-3B": (
+        {"architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 2048,
+         "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+         "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+         "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+         "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "torch_dtype": "bfloat16",
+         "use_sliding_window": False, "vocab_size": 128256},
+        3_075_098_624,
+    ),
+    "granite-3.1-2b-instruct": (
+        {"architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+         "embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+         "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32,
+         "num_hidden_layers": 40, "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
+         "rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "vocab_size": 49155},
+        2_533_531_648,
+    ),
+    "starcoder2-3b": (
+        {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
+         "intermediate_size": 12288, "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-5,
+         "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2,
+         "rope_theta": 999999.4420358813, "sliding_window": 4096, "torch_dtype": "float32", "use_bias": True,
+         "vocab_size": 49152},
+        3_030_371_328,
+    ),
+}  # fmt: skip
+
+
+def arch_of(name: str, **changes: Any) -> Arch:
+    """Of the published config with fields set, or dropped where the value is `...`."""
+    config = PUBLISHED[name][0] | changes
+    return describe({field: value for field, value in config.items() if value is not ...})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
+    assert weights(arch_of(name)).num_elements == PUBLISHED[name][1]
+
+
+def test_no_family_is_left_out() -> None:
+    found = {config["architectures"][0] for config, _ in PUBLISHED.values()}
+    assert found | {"LlamaForCausalLM", "Qwen3ForCausalLM"} == set(known_architectures())
+
+
+def test_mistral() -> None:
+    assert arch_of("Mistral-7B-v0.1").windows == (4096,) * 32
+    assert arch_of("Mistral-7B-v0.1", sliding_window=None).windows == (None,) * 32
+    assert arch_of("Mistral-7B-v0.1", sliding_window=...).windows == (4096,) * 32
+    with pytest.raises(ArchError, match="layer_types is not supported in this family"):
+        arch_of("Mistral-7B-v0.1", layer_types=["full_attention"] * 32)
+
+
+def test_qwen2() -> None:
+    arch = arch_of("Qwen2.5-0.5B")
+    assert (arch.has_qkv_bias, arch.has_o_bias, arch.has_mlp_bias, arch.qk_norm) == (True, False, False, QKNorm.NONE)
+    assert arch.windows == (None,) * 24
+    arch = arch_of("Qwen2.5-0.5B", use_sliding_window=True, sliding_window=1024, max_window_layers=20)
+    assert arch.windows == (None,) * 20 + (1024,) * 4
+
+
+def test_gemma2() -> None:
+    arch = arch_of("gemma-2-2b")
+    assert arch.windows == (4096, None) * 13
+    assert (arch.attention_softcap, arch.final_softcap, arch.attention_scale) == (50.0, 30.0, 1 / 16)
+    assert (arch.activation, arch.norm, arch.tie_embeddings) == (Activation.GELU_TANH, NormKind.RMS_ONE_PLUS, True)
+    assert (arch.has_pre_norms, arch.has_post_norms, arch.embedding_multiplier) == (True, True, 48.0)
+    bare = arch_of("gemma-2-2b", attn_logit_softcapping=..., final_logit_softcapping=..., hidden_activation=...)
+    assert bare == arch
+    assert arch_of("gemma-2-2b", attn_logit_softcapping=None).attention_softcap is None
+    with pytest.raises(ArchError, match="use_bidirectional_attention must be false"):
+        arch_of("gemma-2-2b", use_bidirectional_attention=True)
+
+
+def test_gemma3() -> None:
+    arch = arch_of("gemma-3-1b-it")
+    assert arch.windows == ((512,) * 5 + (None,)) * 4 + (512,) * 2
+    local, full = Rope(1e4, 256), Rope(1e6, 256)
+    assert arch.ropes == ((local,) * 5 + (full,)) * 4 + (local,) * 2
+    assert (arch.qk_norm, arch.attention_softcap, arch.final_softcap) == (QKNorm.HEAD, None, None)
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    newer = {"rope_parameters": ropes, "rope_theta": ..., "rope_local_base_freq": ...}
+    assert arch_of("gemma-3-1b-it", **newer) == arch
+    assert arch_of("gemma-3-1b-it", rope_theta=..., rope_local_base_freq=...) == arch
+    scaled = arch_of("gemma-3-1b-it", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert set(scaled.ropes) == {local, Rope(1e6, 256, LinearScaling(8.0))}
+
+
+def test_a_local_rope_stays_where_the_window_holds_every_position() -> None:
+    arch = arch_of("gemma-3-1b-it", sliding_window=32768)
+    assert arch.windows == (None,) * 26
+    assert arch.ropes == arch_of("gemma-3-1b-it").ropes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null in this family, but it is 50.0"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters must hold full_attention and sliding_attention"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "x"}}}, "sliding_attention: rope_type must be one of"),
+    ],
+)
+def test_what_gemma3_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of("gemma-3-1b-it", **changes)
+
+
+def test_phi3() -> None:
+    assert arch_of("Phi-3-mini-4k-instruct").windows == (2047,) * 32
+    arch = arch_of("Phi-4-mini-instruct")
+    assert arch.windows == (None,) * 32
+    assert arch.ropes[0] is not None
+    assert (arch.ropes[0].rotary_dim, arch.head_dim, arch.tie_embeddings) == (96, 128, True)
+    sources = {source.tensor: source for source in weights(arch).sources}
+    assert sources["model.layers.0.self_attn.qkv_proj.weight"].shape == (5120, 3072)
+    assert sources["model.layers.31.mlp.gate_up_proj.weight"].parameter == "layers.31.mlp.gate_up.weight"
+    with pytest.raises(ArchError, match="type must be one of default, longrope, su, yarn, but it is 'linear'"):
+        arch_of("Phi-4-mini-instruct", rope_scaling={"type": "linear", "factor": 2.0})
+
+
+def test_olmo2() -> None:
+    arch = arch_of("OLMo-2-1124-7B")
+    assert (arch.has_pre_norms, arch.has_post_norms, arch.qk_norm) == (False, True, QKNorm.PROJECTION)
+    names = {source.tensor for source in weights(arch).sources}
+    assert not any("input_layernorm" in name for name in names)
+    assert {source.shape for source in weights(arch).sources if "k_norm" in source.tensor} == {(4096,)}
+
+
+def test_smollm3() -> None:
+    arch = arch_of("SmolLM3-3B")
+    rope = Rope(5e6, 128)
+    assert arch.ropes == (rope, rope, rope, None) * 9
+    assert arch.windows == (None,) * 36
+    assert arch.tie_embeddings
+    assert arch_of("SmolLM3-3B", no_rope_layers=None, no_rope_layer_interval=...) == arch
+    assert arch_of("SmolLM3-3B", rope_theta=...).ropes[0] == Rope(2e6, 128)
+    windowed = arch_of("SmolLM3-3B", layer_types=..., use_sliding_window=True, sliding_window=100)
+    assert windowed.windows == (None, None, None, 100) * 9
+    with pytest.raises(ArchError, match="no_rope_layers must be a list of 36, each one of 0, 1"):
+        arch_of("SmolLM3-3B", no_rope_layers=[1] * 35)
+
+
+def test_granite() -> None:
+    arch = arch_of("granite-3.1-2b-instruct")
+    multipliers = (arch.attention_scale, arch.embedding_multiplier, arch.residual_multiplier, arch.logits_divisor)
+    assert multipliers == (1 / 64, 12.0, 0.22, 8.0)
+    assert not arch.rounds_embedding_multiplier
+    with pytest.raises(ArchError, match="logits_scaling must be a finite number above 0, but it is 0"):
+        arch_of("granite-3.1-2b-instruct", logits_scaling=0)
+
+
+def test_starcoder2() -> None:
+    arch = arch_of("starcoder2-3b")
+    assert (arch.norm, arch.has_gate, arch.norm_eps, arch.tie_embeddings) == (NormKind.LAYER, False, 1e-5, True)
+    assert arch.has_qkv_bias and arch.has_o_bias and arch.has_mlp_bias
+    assert arch.windows == (4096,) * 30
+    names = {source.tensor for source in weights(arch).sources}
+    assert {"model.norm.bias", "model.layers.0.mlp.c_fc.bias", "model.layers.0.input_layernorm.bias"} < names
+    without = {source.tensor for source in weights(arch_of("starcoder2-3b", use_bias=False)).sources}
+    assert not any(name.endswith("proj.bias") or name.endswith("fc.bias") for name in without)
+    with pytest.raises(ArchError, match="hidden_act must be gelu_pytorch_tanh in this family, but it is 'silu'"):
+        arch_of("starcoder2-3b", hidden_act="silu")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_the_planner_counts_by(name: str) -> None:
+    arch = arch_of(name)
+    assert arch.kv_elements_per_token == arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim
+    assert sorted(layer for group in arch.cache_groups for layer in group.layers) == list(range(arch.num_layers))
+    assert (arch.tied_head_elements > 0) == arch.tie_embeddings
+    embedding = weights(arch).parameters()["embed.weight"]
+    assert embedding == (arch.vocab_size, arch.hidden_size)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"])
+def test_a_field_without_which_nothing_is_known(name: str, field: str) -> None:
+    with pytest.raises(ArchError, match=f"config.json lacks {field}"):
+        arch_of(name, **{field: ...})

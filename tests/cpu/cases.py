@@ -1,0 +1,170 @@
+"""The shapes in which every family is compared with transformers. Adding a family adds a row.
+
+Sequences are longer than the windows, original contexts are shorter or longer than the sequences, and no multiplier is
+one: whatever a family does differently must show in its `broken` row.
+"""
+
+from __future__ import annotations
+
+from tests.cpu.checkpoints import Case
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16,
+    "beta_slow": 0.5,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.5],
+    "long_factor": [1.0, 2.0, 4.5, 7.0],
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+
+CASES = (
+    Case(
+        "llama3, grouped heads, shards",
+        "llama",
+        {"rope_parameters": LLAMA3_ROPE},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+        max_shard_size="100KB",
+    ),
+    Case(
+        "llama, one kv head, biases",
+        "llama",
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+        {"rms_norm_eps": 0.1},
+    ),
+    Case(
+        "llama 2, all heads, tied",
+        "llama",
+        {"num_key_value_heads": 8, "tie_word_embeddings": True},
+        {"hidden_act": "gelu_pytorch_tanh"},
+    ),
+    Case(
+        "llama, head size of its own, linear rope",
+        "llama",
+        {"head_dim": 24, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    Case(
+        "llama, yarn",
+        "llama",
+        {"head_dim": 16, "rope_parameters": YARN_ROPE},
+        {"rope_parameters": YARN_ROPE | {"attention_factor": 1.0}},
+    ),
+    Case(
+        "mistral, window",
+        "mistral",
+        {"head_dim": 16, "sliding_window": 20},
+        {"sliding_window": 21},
+    ),
+    Case(
+        "qwen2, late windows, tied",
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "tie_word_embeddings": True},
+        {"sliding_window": 21},
+    ),
+    Case(
+        "qwen3, tied",
+        "qwen3",
+        {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    Case(
+        "qwen3, biases, late windows",
+        "qwen3",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
+        {"sliding_window": 21},
+    ),
+    Case(
+        "gemma 2",
+        "gemma2",
+        {
+            "hidden_size": 96,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+            "tie_word_embeddings": False,
+        },
+        {"attn_logit_softcapping": 7.0},
+    ),
+    Case(
+        "gemma 3, tied",
+        "gemma3_text",
+        {
+            "hidden_size": 96,
+            "head_dim": 16,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": GEMMA3_ROPES,
+        },
+        {"rope_parameters": GEMMA3_ROPES | {"sliding_attention": GEMMA3_ROPES["full_attention"]}},
+        embedding_std=0.02,
+    ),
+    Case(
+        "phi 3, short factors, window",
+        "phi3",
+        {
+            "hidden_size": 128,
+            "sliding_window": 20,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": LONG_ROPE,
+        },
+        {"rope_parameters": LONG_ROPE | {"short_factor": LONG_ROPE["long_factor"]}},
+        max_positions=256,
+    ),
+    Case(
+        "phi 3, long factors",
+        "phi3",
+        {"hidden_size": 128, "original_max_position_embeddings": 16, "rope_parameters": LONG_ROPE},
+        {"rope_parameters": LONG_ROPE | {"long_factor": LONG_ROPE["short_factor"]}},
+    ),
+    Case("olmo 2", "olmo2", {}, {"rms_norm_eps": 0.1}),
+    Case(
+        "smollm3, window where there is no rope",
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 20},
+        {"no_rope_layers": [1, 1, 1]},
+    ),
+    Case(
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 3.3,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 1.7,
+        },
+        {"residual_multiplier": 0.8},
+    ),
+    Case(
+        "starcoder2, window",
+        "starcoder2",
+        {"sliding_window": 20, "tie_word_embeddings": False},
+        {"sliding_window": 21},
+    ),
+)

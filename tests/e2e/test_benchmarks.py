@@ -1,0 +1,50 @@
+"""The benchmark programs run as a person runs them, on loads that take a moment: they cannot rot unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoints import SHAPES
+from inferd.engine.api.checkpoint import Checkpoint
+from tests.e2e.conftest import Daemon
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(program: str, *arguments: str | Path) -> str:
+    """Run a benchmark from its own path, away from the checkout; returns what it printed."""
+    command = [sys.executable, BENCHMARKS / program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_scenarios_run_beside_a_peer(daemon: Daemon, tmp_path: Path) -> None:
+    found, text = tmp_path / "found.json", tmp_path / "found.md"
+    asked = ["--model", "smoke", "--scenarios", "i,iv", "--quick", "--peer", f"{daemon.url}=peer"]
+    printed = run("scenarios.py", "--dir", tmp_path, *asked, "--json", found, "--markdown", text)
+    results: dict[str, Any] = json.loads(found.read_text())
+    runs = [(m["scenario"], m["system"], m["num_failed"]) for m in results["measurements"]]
+    assert runs == [("i", "inferd", 0), ("i", "peer", 0), ("iv", "inferd", 0), ("iv", "peer", 0)]
+    # Two at a time: the second two find the prefix of 512 whole. In scenario i, nothing was seen before.
+    cached = {(m["scenario"], m["system"]): m["num_cached_tokens"] for m in results["measurements"]}
+    assert cached["i", "inferd"] == cached["i", "peer"] == 0
+    assert min(cached["iv", "inferd"], cached["iv", "peer"]) >= 2 * 512
+    assert results["starts"][0]["ready_s"] > 0 and results["starts"][0]["peak_rss_bytes"] > 100 << 20
+    assert set(results["floors"]) == {"smoke bf16 i", "smoke bf16 iv"}
+    assert text.read_text() == printed.removesuffix("\n") and "| floor" in printed
+    shape, tensors = SHAPES["smoke"], Checkpoint.read(tmp_path / "smoke").tensors.values()
+    sizes = [tensor.shape[0] * tensor.shape[1] for tensor in tensors if len(tensor.shape) == 2]
+    assert sum(sizes) == shape.num_body_params + shape.num_head_params
+
+
+def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
+    asked = ["--clients", "4", "--step-ms", "1", "--output-len", "16", "--rounds", "1", "--profile"]
+    run("overhead.py", *asked, "--json", tmp_path / "found.json")
+    (case,) = json.loads((tmp_path / "found.json").read_text())
+    assert (case["num_failed"], case["num_clients"]) == (0, 4)
+    assert case["server_us"] > 0 and case["output_tokens_per_s"] >= case["events_per_s"] > 0

@@ -1,0 +1,124 @@
+"""The 8 bit linear layer: bit for bit its plain PyTorch oracle at every level, and a row's bits are its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels import int_dot
+from inferd.kernels.linear_int8 import LINEAR_INT8, Key, linear_int8, quantize_int8, reference
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = [(1, 1), (33, 7), (32, 64), (77, 100), (200, 1030), (64, 4096)]
+"""(out, in): with parts of a tile of 32 columns, of four inputs, of a piece of 64 inputs."""
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
+def test_quantizes_as_the_reference_does(dtype: torch.dtype, out_size: int, in_size: int) -> None:
+    weight = torch.randn(out_size, in_size).to(dtype)
+    weight[0] = 0
+    q, scales = quantize_int8(weight)
+    expected_q, expected_scales = reference.quantize(weight)
+    assert torch.equal(q, expected_q)
+    assert torch.equal(scales, expected_scales)
+    error = (q * scales[:, None] - weight.float()).abs()
+    assert (error <= scales[:, None] * 0.501).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
+def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
+    q, scales = quantize_int8(torch.randn(out_size, in_size).to(dtype))
+    bias = torch.randn(out_size).to(dtype) if has_bias else None
+    layer, oracle = linear_int8(q, scales, bias, dtype), reference.bind(q, scales, bias)
+    for num_rows in (1, 2, 11, 12, 13, 40):
+        x = torch.randn(num_rows, in_size).to(dtype)
+        assert same_bits(layer(x), oracle(x)), num_rows
+
+
+def test_the_reference_is_the_definition() -> None:
+    weight, x, bias = torch.randn(50, 300), torch.randn(20, 300) * 3, torch.randn(50)
+    q, scales = reference.quantize(weight)
+    x_q, x_scales = int_dot.quantize(x, 300)
+    assert (x_q * x_scales - x).abs().max() <= 0.501 * x_scales.max()
+    sums = x_q.long() @ q.long().T
+    assert torch.equal(int_dot.product(x_q, q).long(), sums)
+    result = reference.bind(q, scales, bias)(x)
+    expected = sums.double() * x_scales.double() * scales.double() + bias.double()
+    assert (result.double() - expected).abs().max() < 1e-6 * expected.abs().max()
+    without_bias = expected - bias.double()
+    assert (result.double() - without_bias).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_the_largest_sums_are_exact() -> None:
+    in_size = 65536
+    layer = linear_int8(torch.full((32, in_size), 127, dtype=torch.int8), torch.ones(32), None, torch.float32)
+    x = torch.ones(2, in_size)
+    x[1] = -1
+    largest = torch.tensor(127 * 127 * in_size).float() * (torch.tensor(1.0) / 127)
+    assert torch.equal(layer(x), torch.stack([largest.expand(32), -largest.expand(32)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_a_number_stays_in_its_row(dtype: torch.dtype) -> None:
+    q, scales = quantize_int8(torch.randn(40, 96).to(dtype))
+    layer = linear_int8(q, scales, None, dtype)
+    x = torch.randn(16, 96).to(dtype)
+    clean = layer(x)
+    x[3, 50], x[7, 0], x[9], x[10] = torch.nan, torch.inf, 0.0, 1e-36
+    result = layer(x)
+    assert result[[3, 7]].isnan().all()
+    assert (result[[9, 10]] == 0).all()
+    others = [row for row in range(16) if row not in (3, 7, 9, 10)]
+    assert torch.equal(result[others], clean[others])
+
+
+@pytest.fixture(params=[1, 2, 3])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out_size", "in_size"), [(96, 64), (77, 250), (256, 1024)])
+def test_a_row_is_its_own(dtype: torch.dtype, out_size: int, in_size: int, num_threads: int) -> None:
+    q, scales = quantize_int8(torch.randn(out_size, in_size).to(dtype))
+    layer = linear_int8(q, scales, torch.randn(out_size), dtype)
+    row = torch.randn(1, in_size).to(dtype)
+    alone = layer(row)[0]
+    for num_rows in (2, 3, 8, 12, 13, 25, 64, 300):
+        place = int(torch.randint(0, num_rows, ()))
+        neighbours = torch.randn(num_rows, in_size).to(dtype) * 10
+        neighbours[place] = row
+        assert torch.equal(layer(neighbours)[place], alone), f"{num_rows} rows, {num_threads} threads"
+
+
+def test_no_rows_and_rows_that_do_not_lie_side_by_side() -> None:
+    q, scales = quantize_int8(torch.randn(40, 96))
+    layer = linear_int8(q.T.contiguous().T, scales, None, torch.float32)
+    wide = torch.randn(5, 200)
+    assert layer(wide[:0, :96]).shape == (0, 40)
+    assert torch.equal(layer(wide[:, :96]), layer(wide[:, :96].clone()))
+
+
+def test_what_the_kernel_does_not_take_runs_in_plain_pytorch_and_says_why() -> None:
+    q, scales = quantize_int8(torch.randn(8, 32))
+    layer = linear_int8(q, scales, None, torch.float16)
+    assert layer(torch.ones(2, 32, dtype=torch.float16)).dtype == torch.float16
+    choice = next(choice for choice in LINEAR_INT8.choices() if choice.key == Key("cpu", torch.float16))
+    assert choice.chosen == "reference"
+    assert choice.refused[0][0] == "cpp"
+    assert re.search("float16|forced", choice.refused[0][1])

@@ -1,0 +1,226 @@
+"""`inferd plan`: every way to name a model, what is said of this machine, both outputs, and refusals by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.errors import ConfigError, ModelError
+from inferd.engine.api.machine import Machine
+from inferd.server.plan import PlanOptions, Report, build, to_json
+from inferd.server.plan_table import show
+
+GIB = 2**30
+MISTRAL_7B: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def mistral(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL_7B))
+    return str(tmp_path)
+
+
+def machine(gib: float = 64, has_bf16_matmul: bool = True) -> Machine:
+    return Machine(2, int(gib * GIB), int(gib * GIB), has_bf16_matmul)
+
+
+def report(model: str, gib: float = 64, **asked: Any) -> Report:
+    return build(PlanOptions(model=model, **asked), machine(gib))
+
+
+def shown(said: Report, width: int = 100) -> str:
+    console = Console(file=StringIO(), width=width, highlight=False)
+    show(said, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys\nfrom inferd.server.cli import main\n"
+        "try: main()\nfinally: sys.stderr.write('torch' if 'torch' in sys.modules else '')"
+    )
+    line = [sys.executable, "-P", "-c", code, "plan", *arguments]
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "100"}
+    )
+
+
+def test_the_published_example_from_config_json_alone(mistral: str) -> None:
+    done = command(mistral, "--dtype", "float16", "--batch", "4", "--context", "4096", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert said["files"] is None
+    assert said["kv_bytes"] == 2_147_483_648
+    assert said["weights_bytes"] == 14_483_464_192
+    assert said["overhead"]["low_bytes"] == round(1.1 * 16_630_947_840)
+    assert said["overhead"]["high_bytes"] == round(1.2 * 16_630_947_840)
+    table = command(mistral, "--dtype", "float16", "--batch", "4", "--context", "4096")
+    assert (table.returncode, table.stderr) == (0, "")
+    flowing = " ".join(table.stdout.split())
+    assert "2,147,483,648 = 2 x 32 layers x 8 KV heads x head 128 x 4,096 tokens x 4 sequences x 2 B" in flowing
+    assert re.search(r"weights +14\.48 +13\.49 ", table.stdout)
+    assert re.search(r"KV cache +2\.15 +2\.00 ", table.stdout)
+
+
+def test_every_precision_stands_beside_the_others(mistral: str) -> None:
+    rows = {row["name"]: row for row in to_json(report(mistral, context=4096))["precisions"]}
+    assert list(rows) == ["float32", "bfloat16", "float16", "int8", "int4"]
+    assert rows["float32"]["weights_bytes"] == 2 * rows["bfloat16"]["weights_bytes"] == 28_966_928_384
+    assert rows["float16"]["weights_bytes"] == rows["bfloat16"]["weights_bytes"]
+    assert [round(rows[name]["weights_bytes"] / 1e9, 2) for name in ("int8", "int4")] == [7.38, 4.32]
+    assert rows["int4"]["kv_bytes"] == rows["bfloat16"]["kv_bytes"]
+    assert [name for name, row in rows.items() if not row["is_served"]] == ["float16"]
+
+
+def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
+    said = to_json(report(mistral, quantization="int4", batch=3, context=100))
+    assert list(said) == [
+        "model", "architecture", "num_params", "dtype", "quantization", "batch", "context", "block_size", "files",
+        "weights", "kv", "working", "loading", "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead",
+        "precisions", "machine",
+    ]  # fmt: skip
+    for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
+        assert sum(part["bytes"] for part in said[parts]) == said[total]
+    serving, loading = said["kv_bytes"] + said["working_bytes"], said["loading"]["bytes"] + said["working"][-1]["bytes"]
+    assert said["total_bytes"] == said["weights_bytes"] + max(serving, loading)
+    assert (said["batch"], said["context"], said["num_params"]) == (3, 100, 7_241_732_096)
+
+
+def test_a_machine_that_is_too_small_is_told_what_would_fit(mistral: str) -> None:
+    """Contexts in the table are those that the same machine then accepts, and no longer ones."""
+    said = report(mistral, gib=12, batch=2, context=32768)
+    assert not said.fits
+    assert said.verdict.startswith("does not fit: the model needs 2")
+    assert "--quantization int4 (4.0 GiB of weights) with --max-model-len up to" in said.verdict
+    rows = {row.precision.name: row for row in said.rows}
+    assert rows["bfloat16"].max_context == 0
+    longest = rows["int8"].max_context
+    assert 0 < longest < 32768
+    assert report(mistral, gib=12, batch=2, context=longest, quantization="int8").fits
+    assert not report(mistral, gib=12, batch=2, context=longest + 32, quantization="int8").fits
+    text = shown(said)
+    assert "does not fit" in text
+    assert f"too long: up to {longest:,} tokens each" in text
+
+
+def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_served(mistral: str) -> None:
+    said = report(mistral, gib=24, dtype="float16", context=128)
+    assert (said.precision.dtype, said.served.dtype, said.fits) == ("float16", "float32", False)
+    assert said.plan.weights_bytes == 14_483_464_192
+    assert "Here float16 is computed in float32: there is no float16 matrix product" in " ".join(shown(said).split())
+
+
+def test_a_checkpoint_is_read_by_its_headers() -> None:
+    for model in ("tiny", str(EMBEDDED_PATH)):
+        said = report(model)
+        assert said.files is not None
+        assert said.files.bytes_by_dtype == {"BF16": said.files.num_bytes}
+        assert said.files.num_bytes == 2 * said.facts.num_params
+        assert said.precision.dtype == "float32"
+    assert said.files is not None
+    assert f"the files hold {said.files.num_bytes:,} B in BF16" in shown(said)
+
+
+def test_a_file_and_a_directory_say_the_same(mistral: str) -> None:
+    alone, inside = (to_json(report(name)) for name in (f"{mistral}/config.json", mistral))
+    assert alone | {"model": ""} == inside | {"model": ""}
+
+
+def test_weights_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(EMBEDDED_PATH / name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
+    with pytest.raises(ModelError, match="weights contradict"):
+        report(str(tmp_path))
+
+
+def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def snapshot(repo_id: str, **options: Any) -> str:
+        asked.append({"repo_id": repo_id, **options})
+        return mistral
+
+    monkeypatch.setattr("inferd.engine.api.checkpoint.snapshot_download", snapshot)
+    assert report("some/model", revision="v1").facts.num_params == 7_241_732_096
+    assert asked == [{"repo_id": "some/model", "revision": "v1", "allow_patterns": ["config.json"]}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
+        ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
+        ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
+        ({"quantization": "int2"}, "--quantization must be one of none, int8, int4, but got 'int2'"),
+        ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
+        (
+            {"overhead": "20-10"},
+            "--overhead must be a percentage from 0 to 100 or a range of two, 10-20, but got '20-10'",
+        ),
+        ({"overhead": "some"}, "but got 'some'"),
+        ({"overhead": "101"}, "but got '101'"),
+    ],
+)
+def test_options_are_refused_by_name(mistral: str, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        report(mistral, **asked)
+    assert message in str(told.value)
+
+
+@pytest.mark.parametrize(("text", "shares"), [("10-20", (0.1, 0.2)), ("12.5%", (0.125, 0.125)), ("0", (0.0, 0.0))])
+def test_overhead(mistral: str, text: str, shares: tuple[float, float]) -> None:
+    said = report(mistral, overhead=text)
+    assert said.overhead == shares
+    assert said.overhead_bytes == tuple(round(said.held_bytes * (1 + share)) for share in shares)
+    assert len(re.findall(r"^\+ .* rule of thumb", shown(said, width=200), re.MULTILINE)) == len(set(shares))
+
+
+def test_a_model_that_int4_cannot_store_is_refused_and_shown_as_such(mistral: str) -> None:
+    (Path(mistral) / "config.json").write_text(json.dumps(MISTRAL_7B | {"intermediate_size": 14340}))
+    with pytest.raises(ConfigError, match=r"cannot be stored in int4: layers\.0\.mlp\.down has 14340 inputs"):
+        report(mistral, quantization="int4")
+    assert "cannot be: layers.0.mlp.down has 14340 inputs" in shown(report(mistral), width=200)
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [("/no/such", 3, "no directory /no/such"), ("tiny --batch 0", 2, "--batch must be"), ("unknown", 3, "no hub id")],
+)
+def test_errors_are_one_line_and_an_exit_code(model: str, code: int, words: str) -> None:
+    done = command(*model.split())
+    assert (done.returncode, done.stdout) == (code, "")
+    assert re.fullmatch(rf"inferd: .*{re.escape(words)}.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("model", ["tiny", None])
+def test_it_fits_its_width(mistral: str, model: str | None, width: int) -> None:
+    """Also where a formula has to wrap: numbers stay whole and in their column."""
+    text = shown(report(model or mistral, quantization="int4", gib=5), width)
+    assert max(map(len, text.splitlines())) <= width
+    sizes = [
+        match.end(1) for match in re.finditer(r"^\S+(?: \S+)* +([\d,.]+) +[\d,.]+  [\d,]+ [=~] ", text, re.MULTILINE)
+    ]
+    starts = [text.rfind("\n", 0, end) for end in sizes]
+    assert len(sizes) > 8
+    assert len({end - start for end, start in zip(sizes, starts, strict=True)}) == 1
