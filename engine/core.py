@@ -304,4 +304,6 @@ def _new_prompt_logprobs(generation: _Generation, applied: AppliedRow) -> tuple[
 
 
 def _wire(logprobs: tuple[TokenLogprobs, ...]) -> tuple[WireLogprobs, ...]:
+    if not logprobs:
+        return ()
     return tuple(WireLogprobs(entry.token_id, entry.logprob, entry.rank, entry.top) for entry in logprobs)

@@ -43,16 +43,6 @@ static inline vi dot4(vi acc, vi weights, int32_t x) {
 #endif
 }
 
-static inline vf fma(vf a, vf b, vf c) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-    vf result;
-    for (int l = 0; l < LANES; l++) result[l] = std::fma(a[l], b[l], c[l]);
-    return result;
-#endif
-}
-
 // To the nearest integer, ties to even. |x| < 2^31.
 static inline vi round_i(vf x) {
 #if defined(__AVX512F__)

@@ -28,9 +28,11 @@ import torch
 
 _ROOT = Path(__file__).parent
 _FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-psabi",
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-Wall", "-Wno-psabi",
 )  # fmt: skip
-"""No -ffast-math: sums keep their written order, which is what makes a row's bits its own, and NaN stays NaN."""
+"""No -ffast-math, and nothing fused that is not written so: sums keep their order, which is what makes a row's bits its
+own, and NaN stays NaN."""
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi2")
 _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -55,7 +57,7 @@ BUNDLED_DIR = _ROOT / "built"
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """How the kernels' C interface numbers the dtypes that they take."""
 
-_COMPILERS = ("g++", "c++", "clang++")
+_COMPILERS = ("g++", "c++")
 _TIMEOUT_S = 600
 
 
@@ -152,7 +154,7 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
     found = next((path for path in (BUNDLED_DIR / name, cache_dir / name) if path.exists()), None)
     if found is not None:
         return found, 0.0
-    compiler = next((which for name in _COMPILERS if (which := shutil.which(name))), None)
+    compiler = _compiler()
     if compiler is None:
         raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library built before")
     path = cache_dir / name
@@ -168,14 +170,13 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
         raise NativeError(f"the C++ kernels cannot be written to {cache_dir}: {error}") from error
 
 
-def _only_cached(cache_dir: Path, level: str) -> Path:
-    """An image may bring the library and no compiler."""
-    path = cache_dir / f"{_name(level)}.so"
-    if not path.exists():
-        raise NativeError(
-            f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library of these kernels built before"
-        )
-    return path
+def has_compiler() -> bool:
+    """Whether kernels can be built here."""
+    return _compiler() is not None
+
+
+def _compiler() -> str | None:
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
 def _compile(command: list[str]) -> None:

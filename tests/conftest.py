@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections import defaultdict
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNEL_CACHE = ROOT / "build" / "kernels"
-"""Where tests keep the compiled C++ kernels."""
+CACHE_HOME = ROOT / "build" / "cache"
+KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
+"""Where tests, and the servers that they start, keep the compiled C++ kernels: built once for all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(CACHE_HOME)
     config.addinivalue_line(
         "markers", "sampled(keep): run `keep` of this test's cases, drawn by a seed from the commit; all with --long"
     )

@@ -31,7 +31,7 @@ struct Lane;
 template <>
 struct Lane<float> {
     static constexpr int SIZE = 1;
-    static vf multiply(vf acc, vi a, vi b) { return acc + (vf)a * (vf)b; }
+    static vf multiply(vf acc, vi a, vi b) { return mul_add((vf)a, (vf)b, acc); }
 };
 template <>
 struct Lane<bf16> {

@@ -56,7 +56,7 @@ void tile_product(const Product& p, int64_t tile, const int8_t* x, int64_t first
         for (int r = 0; r < R; r++) {
             float x_scale;
             std::memcpy(&x_scale, x_scales + r * 4, sizeof x_scale);
-            totals[r] = fma(to_floats(sums[r]), scale * simd::splat(x_scale), totals[r]);
+            totals[r] = simd::fma(to_floats(sums[r]), scale * simd::splat(x_scale), totals[r]);
         }
         weights += GROUP_BYTES, scales += COLUMNS, x += R * ROW_BYTES;
     }
@@ -125,7 +125,7 @@ inline float best_scale(vf low, vf high, float extreme) {
     for (const float tried : TRIED) {
         const vf inverse = simd::splat(tried / extreme);
         const vf a = to_floats(quantize(low, inverse)), b = to_floats(quantize(high, inverse));
-        const float along = sum_of(fma(low, a, high * b)), square = sum_of(fma(a, a, b * b));
+        const float along = sum_of(simd::fma(low, a, high * b)), square = sum_of(simd::fma(a, a, b * b));
         const float share = along / extreme, explained = share * share / square;
         if (explained > most) most = explained, scale = along / square;
     }

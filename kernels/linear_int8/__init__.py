@@ -4,8 +4,8 @@
 
 q and x_q are symmetric (max |w| is 127) and the sum is an exact integer, so a row's result depends on that row alone.
 
-Beside oneDNN's product of the same integers, on two cores of a Zen 4 (2026-11-21), with the quantization of x counted on
-this side alone: 1.2 to 1.9 times as fast for 1 to 8 rows, 1.03 to 1.13 times for 32, 0.96 to 1.0 times for 256.
+Beside oneDNN's product of the same integers, on two cores of a Zen 4 (2026-11-21), with the quantization of x counted
+on this side alone: 1.2 to 1.9 times as fast for 1 to 8 rows, 1.03 to 1.13 times for 32, 0.96 to 1.0 times for 256.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ void tile_product(const Product& p, int64_t tile, const Rows& rows, T* out) {
         vf scale = simd::load_part(p.scales + column, count);
         vf bias = p.bias ? simd::load_part(p.bias + column, count) : vf{};
         for (int r = 0; r < R; r++) {
-            vf y = fma(to_floats(sums[r][half]) * scale, simd::splat(rows.spans[r].scale), bias);
+            vf y = simd::fma(to_floats(sums[r][half]) * scale, simd::splat(rows.spans[r].scale), bias);
             store_first(out + (rows.first + r) * p.out_size + column, y, count);
         }
     }

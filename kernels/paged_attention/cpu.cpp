@@ -56,7 +56,7 @@ struct Element;
 template <>
 struct Element<float> {
     static constexpr int PER_LANE = 1;
-    static vf multiply(vf acc, vi a, vi b) { return acc + (vf)a * (vf)b; }
+    static vf multiply(vf acc, vi a, vi b) { return mul_add((vf)a, (vf)b, acc); }
     static void store_weights(float* p, vf w) { store(p, w); }
     static vf rounded(vf w) { return w; }
 };

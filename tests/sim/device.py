@@ -129,12 +129,16 @@ class SimulatedDevice:
         for update in plan.table_updates:
             entries = self._told.setdefault((update.slot, update.group), {})
             entries.update(enumerate(update.block_ids, start=update.first))
-        return {
-            self._told[row.slot, group][position // self._block_size]
-            for row in plan.rows
-            for group in range(len(self._windows))
-            for position in self._seen(group, row.start, row.start + row.num_tokens)
-        }
+        used: set[int] = set()
+        for row in plan.rows:
+            for group in range(len(self._windows)):
+                entries = self._told.get((row.slot, group), {})
+                seen = self._seen(group, row.start, row.start + row.num_tokens)
+                needed = {position // self._block_size for position in seen}
+                if not needed <= entries.keys():
+                    raise SimulationError(f"a row needs entries {needed - entries.keys()} of group {group}: never told")
+                used.update(entries[i] for i in needed)
+        return used
 
     # -- a step ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,186 @@
+"""Planted bugs that only a cache with windows can have. See `tests.sim.mutations`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from inferd.engine.arch.paging import num_dead_blocks
+from inferd.engine.cache import group as group_module
+from inferd.engine.cache import table as table_module
+from inferd.engine.cache.group import Appended, GroupBlocks
+from inferd.engine.cache.pool import BlockPool
+from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
+from inferd.engine.cache.table import BlockTable, KVCache
+from inferd.engine.sched.draft import PlanDraft
+from inferd.engine.sched.entry import Entry
+from tests.sim.mutations import Mutation, Patch
+
+GROUP_MUTATIONS: list[Mutation] = []
+
+
+def mutation(plant: Mutation) -> Mutation:
+    GROUP_MUTATIONS.append(plant)
+    return plant
+
+
+def _believe_everything(patch: Patch) -> None:
+    """Take the books' own checks away: what the device reads must give the bug away."""
+    for books in (BlockTable, PrefixIndex, KVCache):
+        patch.setattr(books, "check", lambda self: None)
+
+
+def _one_early(window: int | None, position: int, block_size: int) -> int:
+    return num_dead_blocks(window, position + 1, block_size)
+
+
+@mutation
+def window_is_one_too_short(patch: Patch) -> None:
+    """Early free: a block goes while the next query still sees its last position."""
+    patch.setattr(group_module, "num_dead_blocks", _one_early)
+    patch.setattr(table_module, "num_dead_blocks", _one_early)
+    _believe_everything(patch)
+
+
+@mutation
+def window_blocks_freed_when_launched(patch: Patch) -> None:
+    """Early free: a launched step that has not been applied still reads what it frees."""
+    add = PlanDraft.add
+
+    def eager(self: PlanDraft, entry: Entry, num_tokens: int) -> None:
+        add(self, entry, num_tokens)
+        for group in entry.table._groups:
+            for block_id in group.take_dead(entry.request.scheduled, entry.table._cache.block_size):
+                entry.table._cache.pool.release(block_id)
+
+    patch.setattr(PlanDraft, "add", eager)
+    _believe_everything(patch)
+
+
+@mutation
+def window_blocks_never_freed(patch: Patch) -> None:
+    """Leak: a window's group holds as much as a full one."""
+    patch.setattr(GroupBlocks, "take_dead", lambda self, num_computed, block_size: [])
+    _believe_everything(patch)
+
+
+@mutation
+def hit_across_a_gap_in_a_window(patch: Patch) -> None:
+    """False hit: only a window's last block is looked for, and others stay from whoever had the slot before."""
+
+    def last_only(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
+        ends = (i for i in range(len(nodes), 0, -1) if GONE not in nodes[i - 1].block_ids)
+        return next(ends, 0)
+
+    def hold(self: BlockPool, block_id: int) -> None:
+        if block_id != GONE:
+            original_hold(self, block_id)
+
+    def release(self: BlockPool, block_id: int) -> None:
+        if block_id != GONE:
+            original_release(self, block_id)
+
+    original_hold, original_release = BlockPool.hold, BlockPool.release
+    patch.setattr(table_module, "num_usable", last_only)
+    patch.setattr(BlockPool, "hold", hold)
+    patch.setattr(BlockPool, "release", release)
+    _believe_everything(patch)
+
+
+@mutation
+def hit_holds_one_position_less_than_the_window(patch: Patch) -> None:
+    """False hit: the first query behind it sees one position more than the hit makes sure of."""
+    usable = table_module.num_usable
+
+    def num_usable(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(group_module, "num_dead_blocks", _one_early)
+            return usable(nodes, windows, block_size)
+
+    patch.setattr(table_module, "num_usable", num_usable)
+
+
+@mutation
+def evicted_window_block_stays_in_its_node(patch: Patch) -> None:
+    """False hit: a window's block was given away, and the node still names it."""
+    drop = PrefixIndex.drop
+
+    def keep(self: PrefixIndex, block_id: int) -> list[int]:
+        if self._is_full[self._by_block[block_id].block_ids.index(block_id)]:
+            return drop(self, block_id)
+        return [block_id]
+
+    patch.setattr(PrefixIndex, "drop", keep)
+    _believe_everything(patch)
+
+
+@mutation
+def evicted_full_block_leaves_the_windows(patch: Patch) -> None:
+    """False hit: without a block of full attention a chain is hit as far as the windows reach."""
+    patch.setattr(PrefixIndex, "drop_node", lambda self, node: [])
+
+    def drop(self: PrefixIndex, block_id: int) -> list[int]:
+        node = self._by_block.pop(block_id)
+        node.block_ids[node.block_ids.index(block_id)] = GONE
+        return [block_id]
+
+    patch.setattr(PrefixIndex, "drop", drop)
+    _believe_everything(patch)
+
+
+@mutation
+def tables_of_two_groups_are_mixed_up(patch: Patch) -> None:
+    """The worker is told the blocks of one group as those of the next."""
+    take_appended = BlockTable.take_appended
+
+    def mixed(self: BlockTable) -> tuple[Appended, ...]:
+        num_groups = len(self._groups)
+        return tuple(
+            Appended((gained.group + 1) % num_groups, gained.first, gained.block_ids) for gained in take_appended(self)
+        )
+
+    patch.setattr(BlockTable, "take_appended", mixed)
+
+
+@mutation
+def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
+    """Off by the dead entries: a window's first held block is told as the table's first."""
+
+    def take_appended(self: GroupBlocks) -> Appended:
+        first, self.num_sent = self.num_sent, len(self.blocks)
+        return Appended(self.group, 0 if first == self.first else first, tuple(self.blocks[first:]))
+
+    patch.setattr(GroupBlocks, "take_appended", take_appended)
+
+
+@mutation
+def admitted_without_room_in_a_window(patch: Patch) -> None:
+    """Off by a step: a request starts with its hit and no block for its first row in a window."""
+    at_start = GroupBlocks.num_tokens_at_start
+
+    def hit_only(self: GroupBlocks, num_cached: int, num_tokens: int, step_tokens: int) -> int:
+        return num_cached if self.window else at_start(self, num_cached, num_tokens, step_tokens)
+
+    patch.setattr(GroupBlocks, "num_tokens_at_start", hit_only)
+
+
+@mutation
+def hollow_nodes_stay(patch: Patch) -> None:
+    """Leak: what leads to no block stays in the index."""
+    patch.setattr(PrefixIndex, "_prune", lambda self, node: None)
+    _believe_everything(patch)
+
+
+@mutation
+def hollow_nodes_are_unbounded(patch: Patch) -> None:
+    """Leak: the index grows with the length of what was computed, not with the pool."""
+    settle = PrefixIndex._settle
+
+    def unbounded(self: PrefixIndex, node: Node) -> list[int]:
+        max_hollow, self._max_hollow = self._max_hollow, len(self._hollow) + 1
+        forgotten = settle(self, node)
+        self._max_hollow = max_hollow
+        return forgotten
+
+    patch.setattr(PrefixIndex, "_settle", unbounded)
