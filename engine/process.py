@@ -39,7 +39,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.worker.executor import ThreadExecutor
+from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,8 @@ def main() -> int:
 def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
     """Load the worker, reporting each phase, and put the core in front of it."""
     config = launch.config
-    worker, ready = load_worker(config, launch.spawned_s, link.send)
+    thread = WorkerThread()
+    worker, ready = thread.submit(load_worker, config, launch.spawned_s, link.send).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
@@ -116,7 +117,9 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
         shares_prefixes=config.prefix_caching,
     )
     scheduler = Scheduler(limits, cache)
-    return EngineCore(scheduler, ThreadExecutor(worker), vocab_size=ready.vocab_size, clock=time.monotonic), ready
+    return EngineCore(
+        scheduler, ThreadExecutor(worker, thread), vocab_size=ready.vocab_size, clock=time.monotonic
+    ), ready
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

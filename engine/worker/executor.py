@@ -6,10 +6,14 @@ the core plans step N+1 while step N computes (torch releases the interpreter lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from inferd.engine.sched.plan import StepPlan, StepResult
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 class Handle(Protocol):
@@ -48,15 +52,32 @@ class _FutureHandle:
         return self._future.result()
 
 
+class WorkerThread:
+    """The one thread on which a worker is built and runs.
+
+    Numeric libraries keep a team of threads for each thread that calls them: a worker built on another thread than it
+    runs on leaves a second team behind, and with more threads than cores they stop waiting for work the fast way.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-worker")
+
+    def submit(self, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
+        """Run `function` on the thread, behind what was submitted before."""
+        return self._pool.submit(function, *args, **kwargs)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
 class ThreadExecutor:
     """One worker, one thread, plans in order."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-worker")
+    def __init__(self, worker: Worker, thread: WorkerThread) -> None:
+        self._worker, self._thread = worker, thread
 
     def launch(self, plan: StepPlan) -> _FutureHandle:
         return _FutureHandle(self._thread.submit(self._worker.execute, plan))
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True)
+        self._thread.close()

@@ -400,6 +400,9 @@ struct Schedule {
     int64_t num_partials = 0;
 };
 
+// Waking a thread costs some 20 us or more: below so many keys by heads, one thread is done sooner.
+constexpr int64_t KEYS_A_THREAD = 1024;
+
 Schedule plan(const Problem& p, int num_threads) {
     const int queries_per_item = std::max(1, MAX_ROWS / p.repeat());
     Schedule schedule;
@@ -442,12 +445,23 @@ Schedule plan(const Problem& p, int num_threads) {
     return schedule;
 }
 
+// Of all pieces, in keys that one query of one KV head sees.
+int64_t work(const Problem& p) {
+    int64_t keys = 0;
+    for (int64_t request = 0; request < p.num_requests; request++) {
+        const int64_t seen = p.window ? std::min<int64_t>(p.window, p.seq_lens[request]) : p.seq_lens[request];
+        keys += seen * (p.query_start[request + 1] - p.query_start[request]);
+    }
+    return keys * p.num_kv_heads;
+}
+
 template <class T>
 void attend_all(const Problem& p, int num_threads) {
+    num_threads = int(std::min<int64_t>(num_threads, 1 + work(p) / KEYS_A_THREAD));
     const Schedule schedule = plan(p, num_threads);
     std::vector<float> partials(schedule.num_partials * Worker<T>::partial_size(p));
     const int team = int(std::min<int64_t>(num_threads, int64_t(schedule.items.size())));
-#pragma omp parallel num_threads(team)
+#pragma omp parallel num_threads(team) if (team > 1)
     {
         static thread_local Scratch scratch;
         Worker<T> worker(p, scratch);

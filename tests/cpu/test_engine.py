@@ -25,7 +25,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.worker.executor import ThreadExecutor
+from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
 from inferd.engine.worker.runner import Runner
 
@@ -90,7 +90,7 @@ class Engine:
             self.runner.cache_windows,
             step_tokens=max_num_batched_tokens,
         )
-        executor = ThreadExecutor(self.runner)
+        executor = ThreadExecutor(self.runner, WorkerThread())
         return EngineCore(Scheduler(limits, cache), executor, vocab_size=VOCAB, depth=depth)
 
 
