@@ -17,6 +17,9 @@ COPY server server
 COPY engine engine
 COPY kernels kernels
 RUN /opt/inferd/bin/pip install --constraint constraints.txt .
+# The C++ kernels, for every instruction set that the image may meet: the image itself has no compiler.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
+    && /opt/inferd/bin/python -m inferd.kernels.native
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="inferd" \

@@ -61,6 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceKind = "auto"
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output together."""
+    rope_positions: int | None = None
+    """The length that rope scalings go by which depend on one: never what memory happens to allow."""
     block_size: int | None = None
     """Token slots of a KV block."""
     kv_memory_bytes: int | None = None
@@ -105,6 +107,11 @@ def resolve(
         chosen["max_num_batched_tokens"] = (AUTO_MAX_NUM_BATCHED_TOKENS, "default on a CPU")
     if config.block_size is None:
         chosen["block_size"] = (AUTO_BLOCK_SIZE, "default on a CPU")
+    if config.rope_positions is None:
+        chosen["rope_positions"] = (
+            config.max_model_len or facts.arch.max_positions,
+            "the length asked for, or the model's",
+        )
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
     memory = _fit(settled, facts.arch, machine)
     chosen |= memory

@@ -39,8 +39,8 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 
 - Threads that wait for others look for work a fraction of a millisecond, then sleep. To spin for as long as it takes
   costs a step 5 to 14 times its time where the cores are shared, as with the server process (0.6B shape cut to 8
-  layers, 2 busy cores). To sleep at once costs a wake-up in each of a step's hundred parallel sections: 31 against 25 ms a step
-  (1B shape, int4, one client, served).
+  layers, 2 busy cores). To sleep at once costs a wake-up in each of the hundred parallel sections: 31 against 25 ms
+  a step (1B shape, int4, one client, served).
 - Large pages for large tensors: 16.2 against 20.4 ms a step (0.6B shape, int4, one row).
 - A step's tensors come from memory that the step before gave back to the allocator and not to the system: 110 against
   146 ms a step (0.6B shape, 32 rows of a 152 k vocabulary).

@@ -4,9 +4,9 @@ Frequencies and angles are formed in fp32, as the models were trained: a more ex
 another one.
 
 Two scalings depend on how long a sequence is. A key is rotated once and stays in the cache, and a token must not depend
-on what follows it, so here the length is that of the longest sequence served, for every sequence: dynamic scaling takes
-its base, and LongRoPE its set of factors, from that number. transformers takes them from the sequence at hand, and so
-agrees for a sequence of that length, and for all where the length served is no more than the original one.
+on what follows it, so here one length holds for every sequence: the model's own, or the longest that the user asked to
+have served. Dynamic scaling takes its base, and LongRoPE its set of factors, from that number. transformers takes them
+from the sequence at hand, and so agrees for a sequence of that length, and for all where it is at most the original.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from inferd.engine.arch.description import (
 )
 
 
-def cos_sin_table(rope: Rope | None, num_positions: int, device: torch.device) -> Tensor:
+def cos_sin_table(
+    rope: Rope | None, num_positions: int, device: torch.device, served_positions: int | None = None
+) -> Tensor:
     """[num_positions, rotary_dim] fp32: per position rotary_dim / 2 cosines, then as many sines.
+
+    `served_positions` is the length that scalings go by (default: `num_positions`).
 
     Without rope two elements of each head are turned by no angle: the least that a kernel rotates.
     """
     if rope is None:
         return torch.tensor([[1.0, 0.0]]).repeat(num_positions, 1).to(device)
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, num_positions)
+    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * inverse_frequencies(
+        rope, served_positions or num_positions
+    )
     return torch.cat([angles.cos(), angles.sin()], dim=1).mul_(rope.attention_factor).to(device)
 
 
-def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
-    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says where `num_positions` are served."""
+def inverse_frequencies(rope: Rope, served_positions: int) -> Tensor:
+    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says where `served_positions` are served."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     periods = rope.theta**exponents
     frequencies = 1.0 / periods
@@ -48,11 +54,11 @@ def inverse_frequencies(rope: Rope, num_positions: int) -> Tensor:
         case LinearScaling(factor):
             return frequencies / factor
         case DynamicScaling() as scaling:
-            return 1.0 / _dynamic_base(rope, scaling, num_positions) ** exponents
+            return 1.0 / _dynamic_base(rope, scaling, served_positions) ** exponents
         case YarnScaling() as scaling:
             return _scale_yarn(periods, rope, scaling)
         case LongRopeScaling() as scaling:
-            is_long = num_positions > scaling.original_max_positions
+            is_long = served_positions > scaling.original_max_positions
             factors = scaling.long_factors if is_long else scaling.short_factors
             return 1.0 / (torch.tensor(factors) * periods)
         case Llama3Scaling() as scaling:

@@ -66,6 +66,7 @@ class DecoderLayer:
 class Decoder:
     """`arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows).
 
+    `served_positions` is the length that rope scalings go by which depend on one (default: `max_positions`).
     `recipe` says what the weights of linear layers are kept in. Raises `QuantizationError` where it cannot keep one.
     """
 
@@ -77,6 +78,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int | None = None,
+        served_positions: int | None = None,
         recipe: Recipe = UNQUANTIZED,
     ) -> None:
         place = Placement(dtype, torch.device(device), recipe.layers)
@@ -92,7 +94,7 @@ class Decoder:
         }
         """By layer: its cache group, and its plane of the pool."""
         num_positions = max_positions or arch.max_positions
-        tables = {rope: cos_sin_table(rope, num_positions, place.device) for rope in set(arch.ropes)}
+        tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
         self._cos_sin = [tables[rope] for rope in arch.ropes]
         self._embedding_multiplier = arch.embedding_multiplier
         if arch.rounds_embedding_multiplier:

@@ -112,7 +112,9 @@ def _prepare_kernels() -> str:
 
 def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device) -> Decoder:
     try:
-        return Decoder(arch, dtype, device.torch_device, config.max_model_len, RECIPES[config.quantization])
+        return Decoder(
+            arch, dtype, device.torch_device, config.max_model_len, config.rope_positions, RECIPES[config.quantization]
+        )
     except QuantizationError as error:
         raise ModelError(f"{config.model_path}: {error}") from error
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferd.kernels import native
 from inferd.kernels.registry import Implementation, Op, always
-from inferd.kernels.sample import reference
+from inferd.kernels.sample import cpu, reference
 
 
 class Key(NamedTuple):
@@ -22,7 +23,11 @@ class Key(NamedTuple):
 
 
 SAMPLE: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
-    "sample", [Implementation("reference", reference.sample, always)]
+    "sample",
+    [
+        Implementation("cpp", cpu.sample, lambda key: native.refuses(key.device_type, torch.float32)),
+        Implementation("reference", reference.sample, always),
+    ],
 )
 
 

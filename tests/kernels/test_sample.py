@@ -1,4 +1,7 @@
-"""Philox against its authors' test vectors, the noise against its definition, and pruned sampling against all of it."""
+"""Philox against its authors' test vectors, the noise against its definition, and pruned sampling against all of it.
+
+Tests of the noise alone, which is the reference's, run once; tests of `sample` run for every implementation.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.sample import sample
+from inferd.kernels.sample import cpu, reference, sample
 from inferd.kernels.sample.philox import NOISE_MAX, gumbel_noise, noise_of_bits, philox4x32
+
+every_implementation = pytest.mark.usefixtures("implementation")
 
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -67,6 +72,7 @@ def unpruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     return (scores + noise).argmax(dim=-1)
 
 
+@every_implementation
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 12.0])
 @pytest.mark.parametrize("vocab_size", [1, 17, 2003])
 def test_pruning_changes_nothing(spread: float, vocab_size: int) -> None:
@@ -77,6 +83,55 @@ def test_pruning_changes_nothing(spread: float, vocab_size: int) -> None:
     assert torch.equal(sample(scores, seeds, positions), unpruned(scores, seeds, positions))
 
 
+def peaked(rows: int, vocab_size: int) -> Tensor:
+    """What a model gives: a few tokens far above the rest."""
+    scores = torch.randn(rows, vocab_size) * 2
+    return scores.index_add_(1, torch.randint(vocab_size, (20,)), torch.full((rows, 20), 12.0))
+
+
+def masked(rows: int, vocab_size: int) -> Tensor:
+    """Nine tokens in ten at -inf, and one row without a choice."""
+    scores = torch.randn(rows, vocab_size).masked_fill_(torch.rand(rows, vocab_size) < 0.9, float("-inf"))
+    scores[-1] = float("-inf")
+    return scores
+
+
+SCORES = {
+    "equal": torch.zeros,
+    "flat": torch.randn,
+    "wide": lambda rows, vocab_size: torch.randn(rows, vocab_size) * 30,
+    "rising": lambda rows, vocab_size: torch.linspace(-20, 20, vocab_size).repeat(rows, 1),
+    "tied": lambda rows, vocab_size: (torch.randn(rows, vocab_size) * 3).round() * 2.0**24,
+    "peaked": peaked,
+    "masked": masked,
+}
+
+
+@every_implementation
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("rows", "vocab_size"), [(9, 1), (40, 7), (40, 1000), (5, 8193), (1, 32_000), (3, 151_936)])
+@pytest.mark.parametrize("kind", SCORES)
+def test_equals_the_reference(kind: str, rows: int, vocab_size: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    scores = SCORES[kind](rows, vocab_size)
+    seeds, positions = torch.randint(2**32, 2**62, (rows,)), torch.randint(2**32, 2**62, (rows,))
+    seeds[::2], positions[::3] = seeds[::2] & 0xFFFFFFFF, positions[::3] & 0xFFFFFFFF
+    assert torch.equal(sample(scores, seeds, positions), reference.sample(scores, seeds, positions))
+
+
+@every_implementation
+def test_the_bound_holds_for_every_noise(implementation: str) -> None:
+    """All of its 2^24 values: the C++ noise is the reference's bit for bit, and its bound is above and of use."""
+    if implementation == "reference":
+        pytest.skip("the reference rules tokens out by the largest noise alone")
+    bits = torch.arange(2**24, dtype=torch.int32)
+    noise, bound = cpu.noise_and_bound(bits)
+    assert torch.equal(noise, noise_of_bits(bits))
+    assert bool((bound > noise).all())
+    assert bool((bound - noise < 0.1)[noise > 3.0].all())
+
+
+@every_implementation
 def test_a_row_is_its_own() -> None:
     scores, seeds, positions = torch.randn(32, 1000), torch.randint(0, 2**53, (32,)), torch.randint(0, 5000, (32,))
     whole = sample(scores, seeds, positions)
@@ -87,12 +142,17 @@ def test_a_row_is_its_own() -> None:
     assert sample(scores, seeds, positions)[0] == whole[0]
 
 
-def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.kernels.sample.reference.gumbel_noise", lambda seeds, *_: torch.zeros(len(seeds)))
-    scores = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
-    assert sample(scores, torch.tensor([1, 2]), torch.tensor([0, 0])).tolist() == [1, 0]
+@every_implementation
+@pytest.mark.parametrize("vocab_size", [5, 40_003])
+def test_ties_go_to_the_lowest_id(vocab_size: int) -> None:
+    """fp32 numbers near 2^30 lie 64 apart, so that adding the noise gives back the score. 40,003 is five chunks."""
+    scores = torch.full((3, vocab_size), 2.0**30)
+    scores[0, 0] = scores[2, :-1] = 0.0
+    scores[2, 3] = float("inf")
+    assert sample(scores, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0])).tolist() == [1, 0, 3]
 
 
+@every_implementation
 def test_rows_without_a_choice_give_an_id() -> None:
     scores = torch.tensor([[float("-inf")] * 3, [float("nan"), 0.0, 1.0], [float("-inf"), 0.0, float("-inf")]])
     ids = sample(scores, torch.arange(3), torch.arange(3))
@@ -105,11 +165,14 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> float:
     return float(((counts - expected).square() / expected).sum())
 
 
+@every_implementation
 def test_draws_follow_the_softmax() -> None:
     """Pearson's test over 40,000 draws and 8 tokens: 99.99% of fair samplers stay below 29.9 (7 degrees of freedom)."""
     scores = torch.tensor([1.0, 0.0, -1.0, 0.5, 2.0, -2.0, 0.0, 1.5])
     count = 40_000
-    ids = sample(scores.expand(count, -1), torch.full((count,), 7), torch.arange(count))
+    ids = torch.cat(
+        [sample(scores.expand(2000, -1), torch.full((2000,), 7), at) for at in torch.arange(count).split(2000)]
+    )
     counts = torch.bincount(ids, minlength=8).double()
     probabilities = scores.double().softmax(-1)
     assert chi_square(counts, probabilities) < 29.9

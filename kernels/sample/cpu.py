@@ -1,0 +1,33 @@
+"""The C++ implementation (`cpu.cpp`): how it is called."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+
+def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    assert seeds.dtype == positions.dtype == torch.int64, f"int64 is read, not {seeds.dtype} and {positions.dtype}"
+    assert scores.shape[1] > 0, "a row needs a token"
+    scores, seeds, positions = scores.contiguous(), seeds.contiguous(), positions.contiguous()
+    ids = torch.empty_like(seeds)
+    native.function("inferd_sample", "ppppiii")(
+        scores.data_ptr(),
+        seeds.data_ptr(),
+        positions.data_ptr(),
+        ids.data_ptr(),
+        scores.shape[0],
+        scores.shape[1],
+        torch.get_num_threads(),
+    )
+    return ids
+
+
+def noise_and_bound(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """For 24-bit integers [N] int32, N a multiple of 16: the noise, and what rules tokens out in its place; fp32 [N]."""
+    assert bits.dtype == torch.int32 and bits.is_contiguous() and len(bits) % 16 == 0
+    noise, bound = torch.empty(2, len(bits)).unbind()
+    native.function("inferd_sample_noise", "pppi")(bits.data_ptr(), noise.data_ptr(), bound.data_ptr(), len(bits))
+    return noise, bound
