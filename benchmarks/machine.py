@@ -25,7 +25,7 @@ _PROBE = Path(__file__).resolve().with_name("probe.py")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate a second, over repeated measurements. A floor needs the best: it bounds what is possible."""
+    """A rate a second, over repeated measurements."""
 
     best: float
     median: float
@@ -73,7 +73,7 @@ def describe(machine: Machine) -> str:
     int8 = f"{machine.int8_ops.best / 1e9:.0f} GOP/s int8" if machine.int8_ops else "no int8 product"
     return (
         f"{machine.num_threads} threads, {machine.processor}, torch {machine.torch}: reads "
-        f"{machine.read_bytes.best / 1e9:.1f} GB/s (median {machine.read_bytes.median / 1e9:.1f}), "
+        f"{machine.read_bytes.median / 1e9:.1f} GB/s (at best {machine.read_bytes.best / 1e9:.1f}), "
         f"{machine.bf16_flops.best / 1e9:.0f} GFLOP/s bf16, {int8}"
     )
 

@@ -68,7 +68,7 @@ def cost_of(shape: Shape, precision: str) -> Cost:
 def render(results: Results) -> str:
     """All tables, as Markdown."""
     parts = [
-        f"{datetime.now(UTC):%Y-%m-%d}; {describe(results.machine)} (the best of before and after).",
+        f"{datetime.now(UTC):%Y-%m-%d}; {describe(results.machine)}; measured before and after.",
         f"    {results.command}",
     ]
     for start in results.starts:

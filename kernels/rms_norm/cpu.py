@@ -9,16 +9,19 @@ from inferd.kernels import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    out = torch.empty(x.shape, dtype=x.dtype)
-    _run(rows, None, weight, None, out, eps)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _run(_rows(x), None, weight, None, out, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
-    _run(x.reshape(-1, x.shape[-1]), residual.contiguous(), weight, total, out, eps)
+    out, total = torch.empty((2, *x.shape), dtype=x.dtype)
+    _run(_rows(x), residual.contiguous(), weight, total, out, eps)
     return out, total
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 def _run(rows: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, out: Tensor, eps: float) -> None:

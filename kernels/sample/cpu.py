@@ -26,7 +26,7 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def noise_and_bound(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """For 24-bit integers [N] int32, N a multiple of 16: the noise, and what rules tokens out in its place; fp32 [N]."""
+    """For 24-bit integers [N] int32, N a multiple of 16: the noise, and the bound that rules tokens out; fp32 [N]."""
     assert bits.dtype == torch.int32 and bits.is_contiguous() and len(bits) % 16 == 0
     noise, bound = torch.empty(2, len(bits)).unbind()
     native.function("inferd_sample_noise", "pppi")(bits.data_ptr(), noise.data_ptr(), bound.data_ptr(), len(bits))
