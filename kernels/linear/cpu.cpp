@@ -24,6 +24,7 @@ constexpr int VECTORS = 4;
 constexpr int PANEL = VECTORS * LANES;
 constexpr int ROWS = 6;               // 6 x 4 accumulators, 4 columns and a broadcast: all 32 registers but three
 constexpr int64_t K_LANES = 1024;     // of a block: 256 KiB of a panel, a quarter of the second-level cache
+constexpr int64_t BYTES_AHEAD = 4096;
 constexpr int64_t ROWS_TOGETHER = 96;  // rows that one piece of work takes where there are more threads than panels
 
 template <class T>
@@ -129,12 +130,14 @@ class Panel {
         if (!is_first)
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < V; v++) acc[r][v] = load(chains + r * PANEL + v * LANES);
-        // The next block of the packed weights follows this one in memory, and this thread most likely takes it: fetched
-        // bit by bit under the products of all row blocks.
+        // One block of rows reads the weights once: a page ahead is far enough. More of them have time for the whole of
+        // what follows in memory, which this thread most likely takes: fetched bit by bit under the products of all.
         const int num_ahead = int((V + block.num_blocks - 1) / block.num_blocks);
         const int64_t fetched = block.index * num_ahead;  // lines a lane that the blocks before have fetched
-        const char* next = reinterpret_cast<const char*>(data_ + (begin + num) * V * LANES) + fetched * num * 64;
-        multiply<T, R, V>(x, data_ + begin * V * LANES, num, acc, next, fetched < V ? num_ahead : 0);
+        const bool is_alone = block.num_blocks == 1;
+        const int32_t* lanes = data_ + begin * V * LANES;
+        const char* next = reinterpret_cast<const char*>(lanes) + (is_alone ? BYTES_AHEAD : num * (V + fetched) * 64);
+        multiply<T, R, V>(x, lanes, num, acc, next, fetched < V ? num_ahead : 0);
         for (int r = 0; r < R; r++)
             for (int v = 0; v < V; v++) {
                 if (is_last)
