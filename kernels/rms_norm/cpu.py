@@ -9,13 +9,13 @@ from inferd.kernels import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = torch.empty(x.shape, dtype=x.dtype)
     _run(_rows(x), None, weight, None, out, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    out, total = torch.empty((2, *x.shape), dtype=x.dtype)
+    out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     _run(_rows(x), residual.contiguous(), weight, total, out, eps)
     return out, total
 
