@@ -1,8 +1,8 @@
 """The C++ kernels of all ops: compiled once for this processor's instruction set, cached, and loaded.
 
 Every `kernels/<op>/cpu.cpp` goes into one shared library with a plain C interface, so that neither torch's headers nor
-its ABI take part and a build takes seconds. The file is named by the hash of sources, flags and compiler, and appears
-in the cache atomically: processes that build at the same time overwrite each other with the same bytes. Built for an
+its ABI take part and a build takes seconds. The file is named by the hash of sources and flags and appears in the cache
+atomically: processes that build at the same time replace each other's equal work. Built for an
 instruction set level and not for the very machine, so that a cache may be shared and an image built elsewhere.
 
 Nothing is built before `prepare` is called; until then, and where it fails, ops that ask `missing` are told why and run
@@ -34,16 +34,17 @@ _FLAGS = (
 """No -ffast-math, and nothing fused that is not written so: sums keep their order, which is what makes a row's bits its
 own, and NaN stays NaN."""
 
-_X86_BASE = ("avx2", "fma", "f16c", "bmi2")
+_X86_BASE = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
+_AVX512 = (*_X86_BASE, "avx512f", "avx512bw", "avx512cd", "avx512vl", "avx512dq", "avx512_vnni")
 _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
         "avx512_bf16",
-        (*_X86_BASE, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16"),
+        (*_AVX512, "avx512_bf16"),
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mprefer-vector-width=512"),
     ),
     (
         "avx512_vnni",
-        (*_X86_BASE, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+        _AVX512,
         ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
     ),
     ("avx2", _X86_BASE, ("-march=x86-64-v3",)),
@@ -59,6 +60,8 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 _COMPILERS = ("g++", "c++")
 _TIMEOUT_S = 600
+_DIGEST_BYTES = 16
+_SCRATCH = "build-"
 
 
 class NativeError(RuntimeError):
@@ -94,12 +97,49 @@ def prepare(cache_dir: Path, level: str | None = None) -> Build:
     _functions.clear()
     _level = level = level or runnable_levels()[0]
     try:
-        path, compile_s = build(cache_dir, level)
-        _library, _missing = ctypes.CDLL(str(path)), ""
-    except (NativeError, OSError) as error:
+        _library, path, compile_s = _load(cache_dir, level)
+        _missing = ""
+    except NativeError as error:
         _library, _missing = None, str(error)
         return Build(level, None, _missing, 0.0)
     return Build(level, path, "", compile_s)
+
+
+def _load(cache_dir: Path, level: str) -> tuple[ctypes.CDLL, Path, float]:
+    """What an image brings, else what is cached, else what is built now; a library that does not load is built anew."""
+    name, reasons = f"{_name(level)}.so", []
+    for path in (BUNDLED_DIR / name, cache_dir / name):
+        try:
+            _refuse_others(path)
+            if path.exists() and _is_whole(path):
+                return ctypes.CDLL(str(path)), path, 0.0
+        except OSError as error:
+            reasons.append(f"{path} does not load: {error}")
+    path, compile_s = build(cache_dir, level)
+    try:
+        return ctypes.CDLL(str(path)), path, compile_s
+    except OSError as error:
+        raise NativeError("; ".join([*reasons, f"{path} does not load: {error}"])) from error
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises `NativeError` for a cache that others may write to: who loads a library runs what it holds."""
+    folder = path.parent
+    if folder == BUNDLED_DIR or not folder.exists():
+        return
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise NativeError(f"{folder} belongs to another user, or others may write to it: make it yours (chmod 700)")
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the digest behind the library is its own: a process may have been killed, or a disk full."""
+    content = path.read_bytes()
+    return content[-_DIGEST_BYTES:] == _digest(content[:-_DIGEST_BYTES])
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def missing() -> str | None:
@@ -149,25 +189,39 @@ def runnable_levels() -> tuple[str, ...]:
 
 
 def build(cache_dir: Path, level: str) -> tuple[Path, float]:
-    """(library for `level`, seconds its compilation took). Raises `NativeError`."""
-    flags, name = [*_FLAGS, *_level_flags(level)], f"{_name(level)}.so"
-    found = next((path for path in (BUNDLED_DIR / name, cache_dir / name) if path.exists()), None)
-    if found is not None:
-        return found, 0.0
+    """Compile for `level`: (library, seconds it took). Raises `NativeError`."""
+    flags, path = [*_FLAGS, *_level_flags(level)], cache_dir / f"{_name(level)}.so"
     compiler = _compiler()
     if compiler is None:
         raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library built before")
-    path = cache_dir / name
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_dir, prefix="build-") as scratch:
+        _remove_leftovers(cache_dir)
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=_SCRATCH) as scratch:
             started_s = time.monotonic()
             output = Path(scratch) / path.name
             _compile([compiler, *flags, f"-I{_ROOT}", *map(str, _sources(".cpp")), "-o", str(output)])
+            _seal(output)
             os.replace(output, path)
             return path, time.monotonic() - started_s
     except OSError as error:
         raise NativeError(f"the C++ kernels cannot be written to {cache_dir}: {error}") from error
+
+
+def _seal(path: Path) -> None:
+    """Append the content's digest, which loading ignores, and see it all on the disk."""
+    with path.open("r+b") as file:
+        digest = _digest(file.read())
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _remove_leftovers(cache_dir: Path) -> None:
+    """Of builds that were killed."""
+    for scratch in cache_dir.glob(f"{_SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > 2 * _TIMEOUT_S:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def has_compiler() -> bool:
@@ -186,11 +240,13 @@ def _compile(command: list[str]) -> None:
         raise NativeError(f"compiling the C++ kernels took more than {_TIMEOUT_S} s") from error
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
-        raise NativeError(f"the C++ kernels do not compile with {command[0]}: {'; '.join(errors[:3])}")
+        said = "; ".join(errors[:3])
+        raise NativeError(f"the C++ kernels, which need GCC 11, do not compile with {command[0]}: {said}")
 
 
 def _name(level: str) -> str:
-    digest = hashlib.blake2b(" ".join((*_FLAGS, *_level_flags(level))).encode(), digest_size=12)
+    parts = (platform.machine(), *_FLAGS, *_level_flags(level))
+    digest = hashlib.blake2b(" ".join(parts).encode(), digest_size=12)
     for path in (*_sources(".h"), *_sources(".cpp")):
         digest.update(f"\0{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
     return f"kernels-{level}-{digest.hexdigest()}"

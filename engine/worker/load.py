@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -100,14 +101,24 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
 
 def _prepare_kernels() -> str:
     """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
-    cache_home = os.environ.get("XDG_CACHE_HOME")
-    built = native.prepare((Path(cache_home) if cache_home else Path.home() / ".cache") / "inferd" / "kernels")
+    built = native.prepare(_cache_home() / "inferd" / "kernels")
     if built.path is None:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
         return "plain PyTorch"
     return f"C++ for {built.level}, " + (
         f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
     )
+
+
+def _cache_home() -> Path:
+    """As the XDG base directory specification has it; a user without a home caches beside other temporary files."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
 
 
 def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device) -> Decoder:

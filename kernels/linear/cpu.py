@@ -36,6 +36,7 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, torch.get_num_threads()
     )
     multiply = native.function("inferd_linear", "ppppiiiiii")
+    bias = None if bias is None else bias.to(dtype).contiguous()
     bias_address = None if bias is None else bias.data_ptr()
 
     def apply(x: Tensor) -> Tensor:

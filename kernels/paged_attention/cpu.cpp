@@ -5,7 +5,8 @@
 // the sum of its weights, its weighted values), and partial results are combined in the order of the tiles. Within a
 // tile every score is one chain of products over the head's elements and every output element one chain over the keys,
 // whatever is computed beside it: rows, heads and keys that lie next to each other only share what was loaded. Keys that
-// a query may not see have weight 0 and change nothing, exactly.
+// a query may not see have weight 0 and change nothing, exactly, unless they are of its own sequence and hold inf or NaN:
+// then the request fails.
 //
 // Keys are turned by 16 x 16 blocks, so that a vector holds sixteen keys and a score needs no sum across lanes; values
 // are interleaved by pairs of keys. bfloat16 is multiplied two by two into fp32, and the weights are rounded to bfloat16

@@ -25,6 +25,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _run(rows: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, out: Tensor, eps: float) -> None:
+    assert weight.dtype in (rows.dtype, torch.float32) and weight.is_contiguous()
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     native.function("inferd_rms_norm", "pppppiiifiii")(
         rows.data_ptr(),

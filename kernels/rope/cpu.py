@@ -33,6 +33,8 @@ def rope_and_cache(
     eps: float,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
+    assert kv.is_contiguous() and all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
+    assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
     native.function("inferd_rope_and_cache", "ppppppppppiiiiiiiiifiii")(
