@@ -88,16 +88,17 @@ _functions: dict[str, Callable[..., None]] = {}
 _missing = "the C++ kernels were not prepared in this process"
 
 
-def prepare(cache_dir: Path, level: str | None = None) -> Build:
+def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callable[[], None] | None = None) -> Build:
     """Load the kernels for this processor, compiling them where `cache_dir` has them not; never raises for a failure.
 
-    Call it once, before any op meets its first key: an op that has chosen stays with its choice.
+    `before_compiling` is called where that is needed, which takes some ten seconds. Call `prepare` once, before any op
+    meets its first key: an op that has chosen stays with its choice.
     """
     global _library, _missing, _level
     _functions.clear()
     _level = level = level or runnable_levels()[0]
     try:
-        _library, path, compile_s = _load(cache_dir, level)
+        _library, path, compile_s = _load(cache_dir, level, before_compiling or _say_nothing)
         _missing = ""
     except NativeError as error:
         _library, _missing = None, str(error)
@@ -105,7 +106,11 @@ def prepare(cache_dir: Path, level: str | None = None) -> Build:
     return Build(level, path, "", compile_s)
 
 
-def _load(cache_dir: Path, level: str) -> tuple[ctypes.CDLL, Path, float]:
+def _say_nothing() -> None:
+    pass
+
+
+def _load(cache_dir: Path, level: str, before_compiling: Callable[[], None]) -> tuple[ctypes.CDLL, Path, float]:
     """What an image brings, else what is cached, else what is built now; a library that does not load is built anew."""
     name, reasons = f"{_name(level)}.so", []
     for path in (BUNDLED_DIR / name, cache_dir / name):
@@ -115,6 +120,8 @@ def _load(cache_dir: Path, level: str) -> tuple[ctypes.CDLL, Path, float]:
                 return ctypes.CDLL(str(path)), path, 0.0
         except OSError as error:
             reasons.append(f"{path} does not load: {error}")
+    if has_compiler():
+        before_compiling()
     path, compile_s = build(cache_dir, level)
     try:
         return ctypes.CDLL(str(path)), path, compile_s

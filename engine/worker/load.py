@@ -101,7 +101,10 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
 
 def _prepare_kernels() -> str:
     """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
-    built = native.prepare(_cache_home() / "inferd" / "kernels")
+    built = native.prepare(
+        _cache_home() / "inferd" / "kernels",
+        before_compiling=lambda: logger.info("compiling the C++ kernels, once: some ten seconds"),
+    )
     if built.path is None:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
         return "plain PyTorch"
