@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -174,13 +175,22 @@ def check_cache() -> Check:
     cache = Path(HF_HUB_CACHE)
     place = next(path for path in (cache, *cache.parents) if path.exists())
     offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
-    if not os.access(place, os.W_OK):
-        return Check("cache", "warn", f"{cache} cannot be written", "set HF_HOME to a directory of yours")
+    if not is_writable(place):
+        return Check("cache", "warn", f"{cache} is not writable", "set HF_HOME to a directory of yours")
     free = shutil.disk_usage(place).free
     shown = f"{cache}, {free / GIB:.1f} GiB free{offline}"
     if free < MIN_DISK_BYTES:
         return Check("cache", "warn", shown, "too little for most models; free some, or set HF_HOME to a larger disk")
     return Check("cache", "ok", shown)
+
+
+def is_writable(directory: Path) -> bool:
+    """Tried with a file that is gone at once: root may write by the mode bits where the file system lets nobody."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 def check_port(host: str, port: int) -> Check:
@@ -200,7 +210,7 @@ def check_compiler() -> Check:
     if found is None:
         way_out = "install g++ 11 or newer: without it plain PyTorch computes, several times slower"
         return Check("compiler", "warn", "no C++ compiler for the CPU kernels", way_out)
-    return Check("compiler", "ok", found)
+    return Check("compiler", "ok", f"{found}; kernels are cached under XDG_CACHE_HOME or ~/.cache")
 
 
 def check_gpu() -> Check:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from inferd.engine.api.capacity import longest_context, options, plan_sequences, shortage, ways_out
-from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, locate, read_json
+from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, local_path, locate, read_json
 from inferd.engine.api.config import (
     AUTO_BLOCK_SIZE,
     AUTO_MAX_NUM_BATCHED_TOKENS,
@@ -113,7 +112,7 @@ def build(asked: PlanOptions, machine: Machine) -> Report:
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype)
     fits, verdict = _verdict(facts, served, work, machine)
-    rows = tuple(_row(facts, row, work, machine) for row in _precisions(precision))
+    rows = tuple(_row(facts, row, work, machine) for row in _precisions(dtype))
     return Report(
         asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict
     )  # fmt: skip
@@ -121,10 +120,10 @@ def build(asked: PlanOptions, machine: Machine) -> Report:
 
 def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
     """From headers where there are weights beside config.json, else from config.json alone. A hub's is all it loads."""
-    path = Path(asked.model).expanduser()
-    if path.is_file():
-        return ModelFacts.of_config(path, read_json(path)), None
-    if asked.model != EMBEDDED_NAME and not path.is_dir():
+    found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
+    if found is not None and found.is_file():
+        return ModelFacts.of_config(found, read_json(found)), None
+    if asked.model != EMBEDDED_NAME and found is None:
         path = locate(asked.model, asked.revision, files=("config.json",)) / "config.json"
         return ModelFacts.of_config(path, read_json(path)), None
     path = locate(asked.model)
@@ -172,10 +171,9 @@ def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
     )
 
 
-def _precisions(asked: Precision) -> tuple[Precision, ...]:
-    """All there are, the largest first; quantized weights beside activations of two bytes, or as asked for."""
-    dtype = asked.dtype if asked.dtype != "float32" or asked.quantization != "none" else "bfloat16"
-    return (*(Precision(name) for name in DTYPE_BYTES), Precision(dtype, "int8"), Precision(dtype, "int4"))
+def _precisions(served: str) -> tuple[Precision, ...]:
+    """All there are, the largest first; quantized weights beside the dtype that `serve --quantization` would have."""
+    return (*(Precision(name) for name in DTYPE_BYTES), Precision(served, "int8"), Precision(served, "int4"))
 
 
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> Row:
@@ -183,11 +181,10 @@ def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machi
     if reason is not None:
         return Row(precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
-    is_served = precision.quantization != "none" or served_dtype(precision.dtype, machine)[0] == precision.dtype
-    served = replace(precision, dtype=served_dtype(precision.dtype, machine)[0])
+    is_served = served_dtype(precision.dtype, machine)[0] == precision.dtype
     context = 0
     if is_served:
-        context = longest_context(facts.arch, served, work, work.num_seqs, machine.memory_available_bytes)
+        context = longest_context(facts.arch, precision, work, work.num_seqs, machine.memory_available_bytes)
     return Row(precision, None, plan, is_served, context)
 
 

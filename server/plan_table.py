@@ -58,8 +58,7 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(table)
     console.print()
-    for line in _machine(report):
-        console.print(line, markup=False)
+    console.print(_machine(report), markup=False)
 
 
 def _head(report: Report) -> list[str]:
@@ -73,9 +72,17 @@ def _head(report: Report) -> list[str]:
         f"{_layers(arch.num_layers)}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
     if files is None:
-        return [*lines, "from config.json alone"]
-    kinds = " and ".join(f"{num_bytes:,} B in {dtype}" for dtype, num_bytes in files.bytes_by_dtype.items())
-    return [*lines, f"the files hold {kinds}"]
+        lines.append("from config.json alone")
+    else:
+        kinds = " and ".join(f"{num_bytes:,} B in {dtype}" for dtype, num_bytes in files.bytes_by_dtype.items())
+        lines.append(f"the files hold {kinds}")
+    asked, served = report.precision.dtype, report.served.dtype
+    if served != asked:
+        lines.append(
+            f"Here {asked} is computed in {served}: {report.served_why}. The parts below are those of {asked}; "
+            f"int8, int4 and what fits this machine go by {served}."
+        )
+    return lines
 
 
 def _sequences(count: int) -> str:
@@ -128,7 +135,7 @@ def _precisions(report: Report) -> Table:
         if row.plan is not None:
             numbers = (row.plan.weights_bytes, row.plan.kv_bytes, row.plan.total_bytes)
             cells = [*(unit.sizes(num_bytes)[0] for num_bytes in numbers), unit.sizes(row.plan.total_bytes)[1]]
-        style = "bold" if row.precision == report.precision else ""
+        style = "bold" if row.precision.name == report.precision.name else ""
         table.add_row(row.precision.name, *cells, _here(row, report), style=style)
     return table
 
@@ -145,15 +152,12 @@ def _here(row: Row, report: Report) -> str:
     return f"{'fits' if is_whole else 'too long'}: up to {row.max_context:,} tokens{each}"
 
 
-def _machine(report: Report) -> list[str]:
+def _machine(report: Report) -> str:
     machine = report.machine
-    lines = [
+    return (
         f"This machine: {format_bytes(machine.memory_available_bytes)} of "
         f"{format_bytes(machine.memory_total_bytes)} available; {report.verdict}."
-    ]
-    if report.served != report.precision:
-        lines.append(f"Here {report.precision.dtype} is computed in {report.served.dtype}: {report.served_why}.")
-    return lines
+    )
 
 
 def _table(title: str) -> Table:

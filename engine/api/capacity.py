@@ -22,15 +22,18 @@ from inferd.engine.api.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.paging import max_tokens
 
+MIN_MODEL_LEN = 2
+"""Tokens of the shortest sequence that can be served: one of prompt, one of output."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A precision in which the model fits."""
+    """A precision that the model can have, and how much of it fits."""
 
     precision: Precision
     weights_bytes: int
     max_context: int
-    """Tokens of each sequence, at most the model's positions."""
+    """Tokens of each sequence, at most the model's positions; below `MIN_MODEL_LEN` it does not fit."""
 
 
 def plan_sequences(arch: Arch, precision: Precision, work: Workload, num_full: int) -> MemoryPlan:
@@ -57,14 +60,13 @@ def longest_in_pool(arch: Arch, work: Workload, num_blocks: int) -> int:
 def options(
     arch: Arch, precisions: Iterable[Precision], work: Workload, num_full: int, available_bytes: int
 ) -> tuple[Option, ...]:
-    """Those of `precisions` in which the model fits, with what context."""
+    """Those of `precisions` that the model can be stored in, with what context fits."""
     found = []
     for precision in precisions:
         if refusal(arch, precision.quantization) is None:
             context = longest_context(arch, precision, work, num_full, available_bytes)
-            if context:
-                plan = plan_sequences(arch, precision, work, num_full)
-                found.append(Option(precision, plan.weights_bytes, context))
+            plan = plan_sequences(arch, precision, work, num_full)
+            found.append(Option(precision, plan.weights_bytes, context))
     return tuple(found)
 
 
@@ -78,10 +80,12 @@ def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes:
 
 
 def ways_out(asked: Precision, found: Iterable[Option]) -> str:
-    """What would fit, in words that can be typed."""
-    texts = [_way_out(asked, option) for option in found]
+    """What would fit, in words that can be typed; where nothing does, how large the weights are in each."""
+    found = tuple(found)
+    texts = [_way_out(asked, option) for option in found if option.max_context >= MIN_MODEL_LEN]
     if not texts:
-        return "no precision served here fits; choose a smaller model or a larger machine"
+        sizes = ", ".join(f"{format_bytes(option.weights_bytes)} in {option.precision.name}" for option in found)
+        return f"no precision served here fits (weights: {sizes}); choose a smaller model or a larger machine"
     return f"what would fit: {'; '.join(texts)}"
 
 
@@ -97,11 +101,15 @@ def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: 
     """One sequence is longer than the pool that was asked for."""
     size = block_bytes(arch, precision, work.block_size)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
-    longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, 1, work) * size
+    longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
     return (
         f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache, and there are "
         f"{format_bytes(num_blocks * size)} ({why}): "
-        + (f"max_model_len {longest} would fit" if longest else f"{format_bytes(least)} are the least that serves")
+        + (
+            f"max_model_len {longest} would fit"
+            if longest >= MIN_MODEL_LEN
+            else f"{format_bytes(least)} are the least that serves"
+        )
     )
 
 

@@ -107,18 +107,24 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
 
 def _local_directory(model: str) -> Path | None:
     """None where there is nothing of that name. Raises `ModelError` for a file, and where it cannot be seen."""
+    path = local_path(model)
+    if path is None:
+        return None
+    if not path.is_dir():
+        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
+    return path.resolve()
+
+
+def local_path(model: str) -> Path | None:
+    """What has that name here, a file or a directory; None where nothing has. Raises `ModelError` where it cannot be
+    seen."""
     try:
         path = Path(model).expanduser()
-        if path.is_dir():
-            return path.resolve()
-        exists = path.exists()
+        return path if path.exists() else None
     except RuntimeError as error:
         raise ModelError(f"{model} begins with the home of a user who has none; give the whole path") from error
     except OSError as error:
         raise ModelError(f"cannot look at {model}: {error.strerror}") from error
-    if exists:
-        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
-    return None
 
 
 def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from inferd.engine.api.capacity import (
+    MIN_MODEL_LEN,
     longest_context,
     longest_in_pool,
     options,
@@ -60,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the linear layers' weights are stored in."""
     device: DeviceKind = "auto"
     max_model_len: int | None = None
-    """Most tokens of one sequence, prompt and output together."""
+    """Most tokens of one sequence, prompt and output together; at least 2."""
     rope_positions: int | None = None
     """The length that rope scalings go by which depend on one: never what memory happens to allow."""
     block_size: int | None = None
@@ -98,7 +99,7 @@ def resolve(
         chosen["device"] = ("cpu", "the device this version serves on")
     dtype = _dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
-        chosen["dtype"] = dtype
+        chosen["dtype"] = dtype[:2]
     if config.num_threads is None:
         chosen["num_threads"] = (machine.num_cpus, "the cores this process may use")
     if config.max_num_seqs is None:
@@ -113,7 +114,7 @@ def resolve(
             "the length asked for, or the model's",
         )
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
-    memory = _fit(settled, facts.arch, machine)
+    memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "")
     chosen |= memory
     settled = msgspec.structs.replace(settled, **{field: value for field, (value, _) in memory.items()})
     decisions = tuple(Decision(field, getattr(config, field), value, why) for field, (value, why) in chosen.items())
@@ -158,11 +159,11 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
     )
 
 
-def _dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
-    """(dtype of weights and activations, why)."""
-    dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "as asked")
+def _dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
+    """(dtype of weights and activations, why, dtype that was wanted)."""
+    dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
     served, reason = served_dtype(dtype, machine)
-    return (dtype, why) if served == dtype else (served, reason)
+    return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
 
 
 def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
@@ -184,10 +185,20 @@ def check_quantization(quantization: Quantization, arch: Arch) -> None:
 def _check_bounds(config: EngineConfig, arch: Arch) -> None:
     if config.block_size is not None and config.block_size not in BLOCK_SIZES:
         raise ConfigError(f"block_size must be one of {BLOCK_SIZES}, but got {config.block_size}")
-    for field in ("max_model_len", "kv_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
+    for field in ("kv_memory_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
         value = getattr(config, field)
         if value is not None and value < 1:
             raise ConfigError(f"{field} must be at least 1, but got {value}")
+    if config.max_model_len is not None and config.max_model_len < MIN_MODEL_LEN:
+        raise ConfigError(
+            f"max_model_len must be at least {MIN_MODEL_LEN}, a token of prompt and one of output, "
+            f"but got {config.max_model_len}"
+        )
+    if arch.max_positions < MIN_MODEL_LEN:
+        raise ConfigError(
+            f"the model must be made for at least {MIN_MODEL_LEN} positions, but its config.json states "
+            f"{arch.max_positions}; give another model"
+        )
     if config.max_model_len is not None and config.max_model_len > arch.max_positions:
         raise ConfigError(
             f"max_model_len must be at most {arch.max_positions}, the positions this model was made for, "
@@ -195,10 +206,13 @@ def _check_bounds(config: EngineConfig, arch: Arch) -> None:
         )
 
 
-def _fit(config: EngineConfig, arch: Arch, machine: Machine) -> dict[str, tuple[object, str]]:
-    """Size the KV pool. An explicit setting is honoured or refused; only an "auto" gives way."""
+def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> dict[str, tuple[object, str]]:
+    """Size the KV pool. An explicit setting is honoured or refused; only an "auto" gives way.
+
+    `replaced`: why the dtype is not the one wanted, or empty; a refusal repeats it.
+    """
     precision, available = precision_of(config), machine.memory_available_bytes
-    length = _length(config, arch, machine)
+    length = _length(config, arch, machine, replaced)
     work = _workload(config, length)
     size, num_needed = block_bytes(arch, precision, work.block_size), blocks_per_seq(arch, length, work)
     rest = plan_memory(arch, precision, work, pool_of(0, work))
@@ -215,31 +229,32 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine) -> dict[str, tuple[
         share = int(left * _AUTO_MEMORY_SHARE)
         wanted = max(min(_AUTO_KV_BYTES // size, work.num_seqs * num_needed), num_needed)
         num_blocks, why = min(share // size, wanted), f"within {format_bytes(share)}, 60% of the memory left"
-        least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, 1, work)
+        least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
         if num_blocks < least:
             num_blocks, why = least, "the least that serves one sequence"
     return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why)
 
 
-def _length(config: EngineConfig, arch: Arch, machine: Machine) -> int:
+def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> int:
     """Tokens that one sequence may have beside the weights. Raises `CapacityError` with what would fit."""
     precision, available = precision_of(config), machine.memory_available_bytes
     asked = _workload(config, config.max_model_len or arch.max_positions)
     longest = longest_context(arch, precision, asked, 1, available)
-    if longest >= (config.max_model_len or 1):
+    if longest >= (config.max_model_len or MIN_MODEL_LEN):
         return config.max_model_len or longest
-    work = asked if config.max_model_len else replace(asked, max_model_len=1)
+    work = asked if config.max_model_len else replace(asked, max_model_len=MIN_MODEL_LEN)
     plan = plan_sequences(arch, precision, work, 1)
-    what = f"one sequence of {work.max_model_len} token{'s' if work.max_model_len > 1 else ''}"
+    what = f"one sequence of {work.max_model_len} tokens"
     found = options(arch, served_precisions(config.dtype, machine), asked, 1, available)
-    raise CapacityError(f"{shortage(plan, precision, what, available)}; {ways_out(precision, found)}")
+    because = f"; it is computed in {config.dtype}: {replaced}" if replaced else ""
+    raise CapacityError(f"{shortage(plan, precision, what, available)}{because}; {ways_out(precision, found)}")
 
 
 def _settle_length(
     config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str
 ) -> dict[str, tuple[object, str]]:
     longest = longest_in_pool(arch, work, num_blocks)
-    if longest < (config.max_model_len or 1):
+    if longest < (config.max_model_len or MIN_MODEL_LEN):
         raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
     kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size)
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}

@@ -6,6 +6,9 @@ from inferd.engine.arch.description import Arch, Rope
 from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import max_positions, read_rope
 
+_MAX_LAYERS = 10_000
+"""A description has an entry for each layer: far above any model, far below what exhausts memory."""
+
 
 def base(
     architecture: str,
@@ -21,7 +24,7 @@ def base(
     """
     num_heads, num_kv_heads = fields.heads()
     head_dim = fields.head_dim(num_heads)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=_MAX_LAYERS)
     rope = rope or read_rope(fields, head_dim)
     return Arch(
         architecture=architecture,

@@ -5,13 +5,16 @@ Knows the fields that many families share (dtype, head counts), no family.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from inferd.engine.arch.description import Activation, ArchError
 
 Value = TypeVar("Value")
+
+MAX_WHOLE = 2**40
+"""No size of a model is above it, and products of a few stay numbers that a machine can work with."""
 
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _ACTIVATIONS = {
@@ -41,16 +44,19 @@ class Fields:
         """Whether the field is there and not null."""
         return self._values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_WHOLE) -> int:
         value = self._get(name, default)
         if type(value) is not int or value < minimum:
             raise self.refuse(name, f"must be a whole number of at least {minimum}")
+        if value > maximum:
+            raise self.refuse(name, f"must be at most {maximum}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.refuse(name, "must be a finite number above 0")
+        # Compared, not converted: JSON has whole numbers that no float holds.
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            raise self.refuse(name, "must be a finite number above 0, at most 1.8e308")
         return float(value)
 
     def positive_or_none(self, name: str) -> float | None:

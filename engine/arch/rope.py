@@ -19,7 +19,7 @@ from inferd.engine.arch.description import (
     RopeScaling,
     YarnScaling,
 )
-from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.fields import MAX_WHOLE, Fields
 
 ROPE_TYPES: Mapping[str, str] = {name: name for name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3")}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -38,7 +38,7 @@ def read_rope(
     fraction = holder.positive("partial_rotary_factor", 1.0)
     if fraction != 1.0 and not has_partial_rotation:
         raise holder.refuse("partial_rotary_factor", "must be 1 in this family")
-    rotary_dim = int(head_dim * fraction)
+    rotary_dim = int(head_dim * fraction) if fraction <= 1 else 0
     if not 4 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise holder.refuse(
             "partial_rotary_factor", f"must rotate an even number of elements, at least 4, of head_dim {head_dim}"
@@ -58,8 +58,8 @@ def rope_of(
         case "linear":
             return Rope(theta, rotary_dim, LinearScaling(section.positive("factor")))
         case "dynamic":
-            scaling = DynamicScaling(section.positive("factor"), fields.integer("max_position_embeddings"))
-            return Rope(theta, rotary_dim, scaling)
+            original = fields.integer("max_position_embeddings")
+            return Rope(theta, rotary_dim, DynamicScaling(_stretch(section, original), original))
         case "llama3":
             return Rope(theta, rotary_dim, _llama3(section, fields))
         case "yarn":
@@ -78,6 +78,14 @@ def max_positions(fields: Fields, scaling: RopeScaling | None) -> int:
             return max(stated, int(scaling.factor * scaling.original_max_positions))
         case _:
             return stated
+
+
+def _stretch(section: Fields, original: int) -> float:
+    """`factor`, of a scaling that makes so many times `original` positions."""
+    factor = section.positive("factor")
+    if factor * original > MAX_WHOLE:
+        raise section.refuse("factor", f"must make at most {MAX_WHOLE} positions of {original}")
+    return factor
 
 
 def _original_max_positions(section: Fields, fields: Fields) -> int:
@@ -100,7 +108,7 @@ def _yarn(section: Fields, fields: Fields) -> YarnScaling:
     if fast <= slow:
         raise section.refuse("beta_fast", f"must be above beta_slow ({slow})")
     original = _original_max_positions(section, fields)
-    return YarnScaling(section.positive("factor"), original, fast, slow, section.boolean("truncate", default=True))
+    return YarnScaling(_stretch(section, original), original, fast, slow, section.boolean("truncate", default=True))
 
 
 def _yarn_attention_factor(section: Fields) -> float:

@@ -52,6 +52,8 @@ class LoadOptions:
         for name, low in (("num_requests", 1), ("concurrency", 1), ("num_prefixes", 1), ("warmup", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, but got {getattr(self, name)}")
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise ConfigError(f"vocab_size must be at least 1, but got {self.vocab_size}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigError(f"rate must be a number above 0 (requests per second), but got {self.rate}")
         if not 0 < self.burstiness < float("inf"):

@@ -103,20 +103,30 @@ async def _count_page(options: LoadOptions, client: Client, model: str) -> int:
         raise ConfigError(f"the server's tokens cannot be counted: {error}") from error
     if reply.status != 200:
         raise ConfigError(f"the server's tokens cannot be counted: {options.path} answered {reply.status}")
-    return int(orjson.loads(reply.body)["usage"]["prompt_tokens"])
+    try:
+        num_tokens = int(orjson.loads(reply.body)["usage"]["prompt_tokens"])
+    except (ValueError, LookupError, TypeError):
+        num_tokens = 0
+    if num_tokens < 1:
+        raise ConfigError(
+            f"the server's tokens cannot be counted: {options.path} answered without usage.prompt_tokens above 0, and "
+            "/tokenize without ids; the server must have one of the two"
+        )
+    return num_tokens
 
 
 async def _tokenize(client: Client, model: str) -> list[int] | None:
-    """The ids of the page, or None where the server has no such route."""
+    """The ids of the page, or None where the server has no such route, or another one of that name."""
     body = {"model": model, "prompt": PAGE, "add_special_tokens": False}
     try:
         reply = await client.post("/tokenize", orjson.dumps(body))
-        ids: list[int] | None = orjson.loads(reply.body).get("tokens") if reply.status == 200 else None
+        said = orjson.loads(reply.body) if reply.status == 200 else None
     except ClientError as error:
         raise ConfigError(f"/tokenize did not answer: {error}") from error
     except orjson.JSONDecodeError:
         return None
-    return ids or None
+    ids = said.get("tokens") if isinstance(said, dict) else None
+    return ids if isinstance(ids, list) and ids and all(type(item) is int for item in ids) else None
 
 
 @dataclass(frozen=True, slots=True)

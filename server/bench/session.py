@@ -32,6 +32,8 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
     """Run and print. Returns 0, or 1 if any request failed; raises `ConfigError` where the run cannot begin."""
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
+    if json_file is not None and json_file.is_dir():
+        raise ConfigError(f"--json must be a file, but {json_file} is a directory")
     session = measure(options, api_key)
     report = summarize(session.run, options.goodput)
     console = Console(highlight=False)
@@ -81,7 +83,10 @@ async def _first_model(client: Client, base_url: str) -> str:
         raise ConfigError(
             f"{base_url}/v1/models answered {reply.status}" + ("; give --api-key" * (reply.status == 401))
         )
-    return str(orjson.loads(reply.body)["data"][0]["id"])
+    try:
+        return str(orjson.loads(reply.body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{base_url}/v1/models lists no model; give --model") from error
 
 
 async def _server_version(client: Client) -> str | None:
@@ -89,7 +94,7 @@ async def _server_version(client: Client) -> str | None:
     try:
         reply = await client.get("/version")
         return str(orjson.loads(reply.body)["version"]) if reply.status == 200 else None
-    except (ClientError, orjson.JSONDecodeError, KeyError):
+    except (ClientError, ValueError, LookupError, TypeError):
         return None
 
 

@@ -216,7 +216,7 @@ def test_granite() -> None:
     multipliers = (arch.attention_scale, arch.embedding_multiplier, arch.residual_multiplier, arch.logits_divisor)
     assert multipliers == (1 / 64, 12.0, 0.22, 8.0)
     assert not arch.rounds_embedding_multiplier
-    with pytest.raises(ArchError, match="logits_scaling must be a finite number above 0, but it is 0"):
+    with pytest.raises(ArchError, match=r"logits_scaling must be a finite number above 0, .*, but it is 0"):
         arch_of("granite-3.1-2b-instruct", logits_scaling=0)
 
 

@@ -130,6 +130,9 @@ def test_phi3_rotates_a_part_and_calls_longrope_by_its_first_names() -> None:
         ({"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor must be a finite number above 0"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "config.json lacks factor"),
         ({"rope_scaling": YARN | {"beta_fast": 1}}, r"beta_fast must be above beta_slow \(1.0\), but it is 1"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, at most 1.8e308, but it is 10000"),
+        ({"rope_scaling": YARN | {"factor": 1e306}}, "factor must make at most 1099511627776 positions of 32768, but"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e306}}, "factor must make at most 1099511627776 positions"),
         ({"rope_scaling": YARN | {"truncate": 1}}, "truncate must be true or false"),
         (
             {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
@@ -149,7 +152,7 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
         arch_of(**changes)
 
 
-@pytest.mark.parametrize("factor", [0.1, 0.45, 1.5])
+@pytest.mark.parametrize("factor", [0.1, 0.45, 1.5, 1.7e308])
 def test_a_part_that_cannot_be_rotated(factor: float) -> None:
     with pytest.raises(ArchError, match="must rotate an even number of elements, at least 4, of head_dim 16"):
         phi3(partial_rotary_factor=factor)

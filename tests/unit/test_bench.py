@@ -63,6 +63,8 @@ class FakeServer:
         self.num_connections = self.in_flight = self.most_in_flight = 0
         self.hold = 1
         self.has_tokenizer = True
+        self.pages: dict[str, bytes] = {}
+        """What to answer instead, by path, to what is no stream."""
         self._gate: asyncio.Event | None = None
 
     async def start(self) -> str:
@@ -84,6 +86,8 @@ class FakeServer:
         length = next((int(line[15:]) for line in head.splitlines() if line.startswith("Content-Length:")), 0)
         body = orjson.loads(await reader.readexactly(length)) if length else {}
         path = head.split()[1]
+        if path in self.pages and "stream" not in body:
+            return self._plain(writer, 200, self.pages[path])
         if path == "/v1/models":
             return self._plain(writer, 200, b'{"data": [{"id": "good"}]}')
         if path == "/version":
@@ -305,12 +309,43 @@ def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_pa
         run_bench(options("http://127.0.0.1:1"), None, None)
     with pytest.raises(ConfigError, match="there is no directory"):
         run_bench(options(server[1]), None, tmp_path / "absent" / "out.json")
+    with pytest.raises(ConfigError, match=r"--json must be a file, but .* is a directory"):
+        run_bench(options(server[1]), None, tmp_path)
+    server[0].pages["/v1/models"] = b'{"data": []}'
+    with pytest.raises(ConfigError, match="/v1/models lists no model; give --model"):
+        run_bench(options(server[1]), None, None)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"usage": null}', b'{"usage": {"prompt_tokens": 0}}', b"[1]", b"no JSON"])
+def test_a_server_that_counts_no_tokens_is_refused(server: tuple[FakeServer, str], body: bytes) -> None:
+    fake, url = server
+    fake.has_tokenizer = False
+    fake.pages["/v1/completions"] = body
+    with pytest.raises(ConfigError, match=r"cannot be counted: /v1/completions answered without usage.prompt_tokens"):
+        run_bench(options(url, prompts="words"), None, None)
+
+
+@pytest.mark.parametrize("body", [b"[1, 2]", b'{"tokens": "no list"}', b'{"tokens": ["a"]}', b'"text"'])
+def test_another_tokenize_is_as_none(server: tuple[FakeServer, str], body: bytes) -> None:
+    server[0].pages["/tokenize"] = body
+    with pytest.raises(ConfigError, match="/tokenize did not answer with ids"):
+        run_bench(options(server[1]), None, None)
+
+
+@pytest.mark.parametrize("body", [b'"7"', b"[]", b"{}", b"7 of 9"])
+def test_a_version_that_is_none_stays_out_of_the_report(
+    server: tuple[FakeServer, str], tmp_path: Path, body: bytes
+) -> None:
+    server[0].pages["/version"] = body
+    assert run_bench(options(server[1]), None, tmp_path / "out.json") == 0
+    assert json.loads((tmp_path / "out.json").read_text())["versions"]["server"] is None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_requests": 0}, "num_requests must be at least 1, but got 0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, but got 0"),
         ({"rate": 0.0}, "rate must be a number above 0"),
         ({"rate": float("nan")}, "rate must be a number above 0"),
         ({"shared_prefix": 129}, r"shared_prefix must be from 0 to input_len \(128\), but got 129"),

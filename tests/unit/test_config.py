@@ -135,7 +135,7 @@ def refusal(gib: float, is_old: bool = False, **changes: object) -> str:
 def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
     """What it needs, what there is, and what would fit, in flags: precision and context."""
     assert re.fullmatch(
-        r"the model needs 25\.\d GiB for one sequence of 1 token \(25\.1 GiB of weights in float32, .* of KV cache, "
+        r"the model needs 25\.\d GiB for one sequence of 2 tokens \(25\.1 GiB of weights in float32, .* of KV cache, "
         r".* to work in\), and 16\.0 GiB of memory are available; what would fit: "
         r"--dtype bfloat16 \(12\.6 GiB of weights\) with --max-model-len up to 4096; "
         r"--quantization int8 \(6\.6 GiB of weights\) with --max-model-len up to 4096; "
@@ -143,7 +143,24 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
         refusal(16, dtype="float32"),
     )
     assert "--dtype bfloat16" not in refusal(16, is_old=True)
-    assert "smaller model" in refusal(4)
+    assert refusal(4).endswith(
+        "no precision served here fits (weights: 25.1 GiB in float32, 12.6 GiB in bfloat16, 6.4 GiB in int8, "
+        "3.8 GiB in int4); choose a smaller model or a larger machine"
+    )
+    assert "it is computed in" not in refusal(4)
+
+
+def test_a_refusal_says_why_the_dtype_is_another() -> None:
+    """A checkpoint of 12.6 GiB in float16 is refused for 25.1 GiB: the reader has to learn what doubled it."""
+    with pytest.raises(CapacityError) as told:
+        resolve(ASKED, facts(dtype="float16"), machine(16))
+    assert (
+        "; it is computed in float32: float16 is the checkpoint's, but there is no float16 matrix product on a CPU; "
+        "what would fit: --dtype bfloat16 (12.6 GiB of weights) with --max-model-len up to 4096; "
+        "--quantization int8 (6.6 GiB of weights)"
+    ) in str(told.value)
+    assert "--quantization int4 (4.0 GiB of weights)" in str(told.value)
+    assert "; it is computed in float32: float16 is what was asked for, but there" in refusal(16, dtype="float16")
 
 
 def test_what_is_said_to_fit_does() -> None:
@@ -239,7 +256,8 @@ def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
     ("field", "value", "words"),
     [
         ("max_model_len", 4097, "at most 4096"),
-        ("max_model_len", 0, "at least 1"),
+        ("max_model_len", 1, "max_model_len must be at least 2, a token of prompt and one of output, but got 1"),
+        ("max_model_len", 0, "at least 2"),
         ("block_size", 17, r"one of \(16, 32, 64, 128\)"),
         ("max_num_seqs", 0, "at least 1"),
         ("num_threads", -1, "at least 1"),
@@ -249,6 +267,30 @@ def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
 def test_bounds(field: str, value: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(msgspec.structs.replace(ASKED, **{field: value}), facts(), machine(64))
+
+
+def test_a_model_of_one_position_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at least 2 positions, but its config\.json states 1"):
+        resolve(ASKED, facts(max_position_embeddings=1), machine(64))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("longest_context", r"for one sequence of 2 tokens .*; no precision served here fits"),
+        ("longest_in_pool", "are the least that serves$"),
+    ],
+)
+def test_room_for_one_token_is_no_room(monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
+    """An automatic length must leave a token of output."""
+    for module in ("config", "capacity"):
+        monkeypatch.setattr(f"inferd.engine.api.{module}.{source}", lambda *_: 1)
+    with pytest.raises(CapacityError, match=words):
+        resolve(ASKED, facts(), machine(64))
+
+
+def test_two_tokens_are_the_least_that_is_served() -> None:
+    assert resolve(msgspec.structs.replace(ASKED, max_model_len=2), facts(), machine(64))[0].max_model_len == 2
 
 
 def test_bytes_for_people() -> None:

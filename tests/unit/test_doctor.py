@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -52,6 +51,14 @@ def test_torch_is_asked_in_a_child(probe: str, status: str, monkeypatch: pytest.
     assert bool(check.way_out) == (status != "ok")
 
 
+def test_the_compiler_is_said_with_where_kernels_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "g++"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = f"{compiler}; kernels are cached under XDG_CACHE_HOME or ~/.cache"
+    assert doctor.check_compiler() == Check("compiler", "ok", found)
+
+
 def test_a_taken_port_is_a_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -81,8 +88,15 @@ def test_the_cache_is_looked_for_where_it_will_be(tmp_path: Path, monkeypatch: p
     assert doctor.check_cache().status == "ok"
     monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 2**62)
     assert "HF_HOME" in doctor.check_cache().way_out
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "cannot be written" in doctor.check_cache().found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that lets not even root write")
+def test_a_cache_that_cannot_be_written_is_not_called_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HF_HUB_CACHE", "/proc/huggingface/hub")
+    check = doctor.check_cache()
+    assert (check.status, check.found) == ("warn", "/proc/huggingface/hub is not writable")
+    assert "HF_HOME" in check.way_out
 
 
 def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,25 @@ def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_serve
     said = report(mistral, gib=24, dtype="float16", context=128)
     assert (said.precision.dtype, said.served.dtype, said.fits) == ("float16", "float32", False)
     assert said.plan.weights_bytes == 14_483_464_192
-    assert "Here float16 is computed in float32: there is no float16 matrix product" in " ".join(shown(said).split())
+    text = " ".join(shown(said).split())
+    note = "Here float16 is computed in float32: there is no float16 matrix product on a CPU."
+    assert 0 < text.find(note) < text.find("bytes = formula")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_rows_and_verdict_go_by_the_dtype_that_is_served(mistral: str, dtype: str) -> None:
+    """Which row fits, and how far, is what `--quantization` is then told, also where only KV of two bytes fits."""
+    asked: dict[str, Any] = {"dtype": dtype, "gib": 12, "context": 32768}
+    rows = {row["name"]: row for row in to_json(report(mistral, **asked))["precisions"]}
+    for name in ("int8", "int4"):
+        quantized = report(mistral, quantization=name, **asked)
+        row, served = rows[name], to_json(quantized)["machine"]["dtype"]
+        assert row["is_served"]
+        assert row["dtype"] == served == ("bfloat16" if dtype == "bfloat16" else "float32")
+        assert row["kv_bytes"] == rows[served]["kv_bytes"] > 0
+        assert quantized.fits == (row["max_context"] == 32768)
+        assert report(mistral, quantization=name, **asked | {"context": row["max_context"]}).fits
+    assert (rows["int8"]["max_context"] < 32768) == (dtype != "bfloat16")
 
 
 def test_a_checkpoint_is_read_by_its_headers() -> None:
@@ -210,6 +228,33 @@ def test_errors_are_one_line_and_an_exit_code(model: str, code: int, words: str)
     done = command(*model.split())
     assert (done.returncode, done.stdout) == (code, "")
     assert re.fullmatch(rf"inferd: .*{re.escape(words)}.*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("~nosuchuser/x", "~nosuchuser/x begins with the home of a user who has none; give the whole path"),
+        ("x" * 5000, "cannot look at x{5000}: File name too long"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_refused(model: str, message: str) -> None:
+    with pytest.raises(ModelError, match=f"^{message}$"):
+        report(model)
+
+
+def test_a_place_that_may_not_be_seen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelError, match=r"^cannot look at /closed/model: Permission denied$"):
+        report("/closed/model")
+
+
+def test_an_absurd_depth_is_refused_before_it_takes_memory(mistral: str) -> None:
+    (Path(mistral) / "config.json").write_text(json.dumps(MISTRAL_7B | {"num_hidden_layers": 10**9}))
+    with pytest.raises(ModelError, match="num_hidden_layers must be at most 10000, but it is 1000000000"):
+        report(f"{mistral}/config.json")
 
 
 @pytest.mark.parametrize("width", [80, 100])
