@@ -37,7 +37,6 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     )
     multiply = native.function("inferd_linear", "ppppiiiiii")
     bias = None if bias is None else bias.to(dtype).contiguous()
-    bias_address = None if bias is None else bias.data_ptr()
 
     def apply(x: Tensor) -> Tensor:
         assert x.shape[1] == in_size and x.dtype == dtype
@@ -49,7 +48,7 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         multiply(
             x.data_ptr(),
             packed.data_ptr(),
-            bias_address,
+            None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],
             x.stride(0),
@@ -60,6 +59,4 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         )
         return out
 
-    # The C side knows the bias by its address only.
-    apply.bias = bias  # type: ignore[attr-defined]
     return apply

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,7 +43,7 @@ class QueryGroup:
     """Tiles that each run sees, not increasing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionBatch:
     """Queries of T tokens in R rows over a paged KV pool."""
 
@@ -58,7 +60,13 @@ class AttentionBatch:
     block_size: int
     query_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
-    groups: tuple[QueryGroup, ...]
+
+    @cached_property
+    def groups(self) -> tuple[QueryGroup, ...]:
+        """Made when first asked for: only the plain PyTorch reference computes by them."""
+        rows = [(end - num_tokens, num_tokens) for end, num_tokens in zip(self.kv_lens, self.query_lens, strict=True)]
+        starts = [0, *accumulate(self.query_lens)]
+        return _group(rows, starts, self.block_tables, self.block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +107,6 @@ class AttentionBatch:
             block_size=block_size,
             query_lens=tuple(lens),
             kv_lens=tuple(kv_lens),
-            groups=_group(rows, query_start.tolist(), block_tables, block_size),
         )
 
 
