@@ -1,12 +1,17 @@
-"""What `int_dot.h` is, in plain PyTorch: the quantization of activations and exact integer products.
+"""What `int_dot.h` is, in plain PyTorch: the quantization of activations and exact integer products; and how the C++
+linears that are made of it are called.
 
 Its results are those of the C++ bit for bit: every floating point operation is the same, in the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from inferd.kernels import native
 
 _SMALLEST = 1e-30
 """Below, 127 / max |x| is near the end of fp32: such numbers count as zeros."""
@@ -52,3 +57,34 @@ def on_cache_lines(num_bytes: int) -> Tensor:
     padded = torch.empty(num_bytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
     start = -padded.data_ptr() % _CACHE_LINE_BYTES
     return padded[start : start + num_bytes]
+
+
+def bound(
+    name: str, in_size: int, num_units: int, tiles: Tensor, scales: Tensor, bias: Tensor | None, out_size: int
+) -> Callable[[Tensor], Tensor]:
+    """The C function `name` over packed `tiles` and their `scales`, as a function of x [T, in_size].
+
+    `num_units` is how that function counts a row of x: in inputs, or in groups of them.
+    """
+    added = None if bias is None else bias.to(torch.float32, copy=True)
+    run = native.function(name, "piiipppipi")
+
+    def apply(x: Tensor) -> Tensor:
+        assert x.shape[1] == in_size
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
+        run(
+            x.data_ptr(),
+            native.DTYPE_CODES[x.dtype],
+            x.shape[0],
+            num_units,
+            tiles.data_ptr(),
+            scales.data_ptr(),
+            None if added is None else added.data_ptr(),
+            out_size,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    return apply

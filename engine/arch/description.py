@@ -43,6 +43,7 @@ class QKNorm(StrEnum):
 
 
 _MAX_UNUSED_PLANES = 0.15
+"""Share of the KV memory that may stay empty so that there are fewer block tables to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +187,6 @@ class Arch:
         return self.q_size + 2 * self.kv_size
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Elements of K and V that one token holds in all layers."""
-        return self.num_layers * 2 * self.kv_size
-
-    @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The layers by what they see, in groups of like size: full attention first, then windows, widest first.
 
@@ -213,8 +209,3 @@ class Arch:
             for window in ordered
             for first in range(0, len(kinds[window]), size)
         )
-
-    @property
-    def tied_head_elements(self) -> int:
-        """Elements of a head that shares the embedding's weights: what a device that packs its heads holds twice."""
-        return self.vocab_size * self.hidden_size if self.tie_embeddings else 0

@@ -10,6 +10,10 @@ from torch import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    wide = x.to(torch.float32)
+    return wide_gelu(x.to(torch.float32)).to(x.dtype)
+
+
+def wide_gelu(wide: Tensor) -> Tensor:
+    """Of fp32, in fp32."""
     inner = (wide * wide * wide).mul_(0.044715).add_(wide).mul_(math.sqrt(2.0 / math.pi))
-    return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+    return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import native
-from inferd.kernels.int_dot import on_cache_lines
+from inferd.kernels.int_dot import bound, on_cache_lines
 from inferd.kernels.linear_int4.reference import GROUP_SIZE
 
 _COLUMNS = 16
@@ -47,25 +47,4 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
         tile_scales.data_ptr(),
         torch.get_num_threads(),
     )
-    added = None if bias is None else bias.to(torch.float32, copy=True)
-    run = native.function("inferd_linear_int4", "piiipppipi")
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == num_groups * GROUP_SIZE
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
-        run(
-            x.data_ptr(),
-            native.DTYPE_CODES[x.dtype],
-            x.shape[0],
-            num_groups,
-            tiles.data_ptr(),
-            tile_scales.data_ptr(),
-            None if added is None else added.data_ptr(),
-            out_size,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
-
-    return apply
+    return bound("inferd_linear_int4", num_groups * GROUP_SIZE, num_groups, tiles, tile_scales, bias, out_size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import native
-from inferd.kernels.int_dot import on_cache_lines
+from inferd.kernels.int_dot import bound, on_cache_lines
 
 _COLUMNS = 32
 """Output columns of a tile."""
@@ -37,26 +37,4 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
     native.function("inferd_linear_int8_pack", "piipi")(
         q.data_ptr(), out_size, in_size, tiles.data_ptr(), torch.get_num_threads()
     )
-    scales = scales.clone()
-    added = None if bias is None else bias.to(torch.float32, copy=True)
-    run = native.function("inferd_linear_int8", "piiipppipi")
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == in_size
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
-        run(
-            x.data_ptr(),
-            native.DTYPE_CODES[x.dtype],
-            x.shape[0],
-            in_size,
-            tiles.data_ptr(),
-            scales.data_ptr(),
-            None if added is None else added.data_ptr(),
-            out_size,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
-
-    return apply
+    return bound("inferd_linear_int8", in_size, in_size, tiles, scales.clone(), bias, out_size)

@@ -417,7 +417,7 @@ struct Schedule {
     int64_t num_partials = 0;
 };
 
-// Waking a thread costs some 20 us or more: below so many keys by heads, one thread is done sooner.
+// Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21): below so many keys by heads, one is done sooner.
 constexpr int64_t KEYS_A_THREAD = 1024;
 
 // KV heads in one piece: as many as fit its rows, while there are requests enough for all threads.

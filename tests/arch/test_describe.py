@@ -53,7 +53,6 @@ def test_llama_3_2_1b() -> None:
     assert (arch.tie_embeddings, arch.dtype, arch.windows) == (True, "bfloat16", (None,) * 16)
     assert not (arch.has_qkv_bias or arch.has_o_bias or arch.has_mlp_bias)
     assert (arch.qk_norm, arch.has_gate, arch.has_pre_norms, arch.has_post_norms) == (QKNorm.NONE, True, True, False)
-    assert arch.kv_elements_per_token == 16 * 2 * 8 * 64
 
 
 def test_defaults_of_llama_2() -> None:

@@ -145,7 +145,7 @@ def test_every_formula_comes_to_the_bytes_beside_it(
     parts = (*plan.weights, plan.kv, *plan.working, plan.loading)
     assert {part.name: evaluated(part.formula.text) for part in parts} == {part.name: part.num_bytes for part in parts}
     num_kept = min(length, changes["sliding_window"] or length)
-    assert plan.kv_bytes >= num_seqs * num_kept * arch.kv_elements_per_token * DTYPE_BYTES[precision.dtype]
+    assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.kv_size * DTYPE_BYTES[precision.dtype]
 
 
 def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
