@@ -2,8 +2,8 @@
 
 Every `kernels/<op>/cpu.cpp` goes into one shared library with a plain C interface, so that neither torch's headers nor
 its ABI take part and a build takes seconds. The file is named by the hash of sources and flags and appears in the cache
-atomically: processes that build at the same time replace each other's equal work. Built for an
-instruction set level and not for the very machine, so that a cache may be shared and an image built elsewhere.
+atomically: processes that build at the same time replace each other's equal work. Built for an instruction set level
+and not for the very machine, so that a cache may be shared and an image built elsewhere.
 
 Nothing is built before `prepare` is called; until then, and where it fails, ops that ask `missing` are told why and run
 their plain PyTorch reference.

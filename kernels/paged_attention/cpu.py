@@ -10,8 +10,6 @@ from inferd.kernels.paged_attention.batch import AttentionBatch
 
 _MAX_HEADS_PER_KV_HEAD = 64
 """Rows that `cpu.cpp` holds at once."""
-
-
 _BLOCK_MULTIPLE = 16
 """Keys that are loaded together lie in one page."""
 
