@@ -67,7 +67,7 @@ def bound(
     `num_units` is how that function counts a row of x: in inputs, or in groups of them.
     """
     added = None if bias is None else bias.to(torch.float32, copy=True)
-    run = native.function(name, "piiipppipi")
+    run = native.function(name)
 
     def apply(x: Tensor) -> Tensor:
         assert x.shape[1] == in_size
@@ -80,7 +80,7 @@ def bound(
             num_units,
             tiles.data_ptr(),
             scales.data_ptr(),
-            None if added is None else added.data_ptr(),
+            0 if added is None else added.data_ptr(),
             out_size,
             out.data_ptr(),
             torch.get_num_threads(),

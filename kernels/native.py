@@ -16,13 +16,14 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -82,9 +83,13 @@ class Build:
     """0 where the cache had it."""
 
 
+Recorder = Callable[[int, bytes], None]
+"""Given the address of a kernel and its packed arguments."""
+
 _library: ctypes.CDLL | None = None
 _level = _PORTABLE
 _functions: dict[str, Callable[..., None]] = {}
+_recorder: Recorder | None = None
 _missing = "the C++ kernels were not prepared in this process"
 
 
@@ -169,19 +174,43 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     return missing()
 
 
-def function(name: str, signature: str) -> Callable[..., None]:
-    """The C function `name`, returning nothing. `signature` has a letter an argument: p pointer (int, or None for
-    null), i int64, f float, d double."""
+def function(name: str) -> Callable[..., None]:
+    """The C++ kernel `name`, which takes what its last lines in `cpu.cpp` say: addresses (0 for none), integers and
+    numbers."""
     found = _functions.get(name)
     if found is not None:
         return found
     assert _library is not None, _missing
     loaded = _library[name]
-    types: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
-    loaded.argtypes = [types[letter] for letter in signature]
-    loaded.restype = None
-    _functions[name] = loaded
-    return loaded
+    loaded.argtypes, loaded.restype = [ctypes.c_char_p], None
+    address = ctypes.cast(loaded, ctypes.c_void_p).value
+    assert address is not None
+    pack = struct.Struct(_format(_library, name)).pack
+
+    def call(*arguments: float) -> None:
+        packed = pack(*arguments)
+        loaded(packed)
+        if _recorder is not None:
+            _recorder(address, packed)
+
+    _functions[name] = call
+    return call
+
+
+def _format(library: ctypes.CDLL, name: str) -> str:
+    return ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(library, f"{name}_format"))).decode()
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Tell `recorder` of every kernel that is called, after it ran."""
+    global _recorder
+    assert _recorder is None, "calls are recorded already"
+    _recorder = recorder
+    try:
+        yield
+    finally:
+        _recorder = None
 
 
 def runnable_levels() -> tuple[str, ...]:

@@ -117,7 +117,15 @@ class Decoder:
         blocks, 2, G, block_size, D], which holds the KV of those earlier positions of each row that its layers see, and
         receives that of these. A row's result depends on nothing but its own tokens.
         """
-        x = self._embed_ids(token_ids)
+        return self.run_layers(self.embed(token_ids), batches, kv)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] int64 -> [T, hidden]: the first part of `forward`."""
+        x = torch.nn.functional.embedding(token_ids, self._embedding)
+        return x if self._embedding_multiplier == 1.0 else x * self._embedding_multiplier
+
+    def run_layers(self, x: Tensor, batches: Sequence[AttentionBatch], kv: Tensor) -> Tensor:
+        """The rest of `forward`, from what `embed` gave."""
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
             group, plane = self._kv_places[index]
@@ -132,10 +140,6 @@ class Decoder:
             logits = logits / self.arch.logits_divisor
         cap = self.arch.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _embed_ids(self, token_ids: Tensor) -> Tensor:
-        x = torch.nn.functional.embedding(token_ids, self._embedding)
-        return x if self._embedding_multiplier == 1.0 else x * self._embedding_multiplier
 
     def _take_embedding(self, embedding: Tensor) -> None:
         self._embedding = embedding

@@ -18,6 +18,7 @@ from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.worker.batch import Batch
 from inferd.engine.worker.device import Device
+from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 
@@ -30,6 +31,7 @@ class Runner:
 
     def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+        self._graphs = StepGraphs(decoder, kv)
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:
@@ -50,7 +52,7 @@ class Runner:
         for update in plan.table_updates:
             self._slots.extend_table(update)
         batch = Batch.build(plan, self._slots, self._kv.block_size, self._device)
-        hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data)
+        hidden = self._graphs.forward(batch.token_ids, batch.attention)
         results = self._sample(plan, batch, hidden)
         for index, row in enumerate(plan.rows):
             prompt = self._prompt_logprobs(row, hidden, batch.first_tokens[index])

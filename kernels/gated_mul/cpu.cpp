@@ -1,5 +1,6 @@
 // activation(gate) * up on rows of [gate | up], in fp32, rounded once.
 
+#include "call.h"
 #include "simd.h"
 
 namespace {
@@ -41,10 +42,11 @@ void multiply(const void* gate_up, void* out, int64_t rows, int64_t size, int64_
 }  // namespace
 
 // gate_up [rows, 2 * size], out [rows, size]; dtype 0: fp32, 1: bfloat16; activation 0: silu, 1: gelu (tanh form).
-extern "C" void inferd_gated_mul(const void* gate_up, void* out, int64_t rows, int64_t size, int64_t activation,
-                                 int64_t dtype, int64_t num_threads) {
+static void gated_mul(const void* gate_up, void* out, int64_t rows, int64_t size, int64_t activation,
+                      int64_t dtype, int64_t num_threads) {
     if (dtype == 0 && activation == SILU) multiply<float, SILU>(gate_up, out, rows, size, num_threads);
     if (dtype == 0 && activation == GELU_TANH) multiply<float, GELU_TANH>(gate_up, out, rows, size, num_threads);
     if (dtype == 1 && activation == SILU) multiply<bf16, SILU>(gate_up, out, rows, size, num_threads);
     if (dtype == 1 && activation == GELU_TANH) multiply<bf16, GELU_TANH>(gate_up, out, rows, size, num_threads);
 }
+INFERD_EXPORT(gated_mul)

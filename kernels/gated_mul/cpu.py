@@ -22,7 +22,7 @@ def _run(gate_up: Tensor, activation: int) -> Tensor:
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype)
-    native.function("inferd_gated_mul", "ppiiiii")(
+    native.function("inferd_gated_mul")(
         gate_up.data_ptr(),
         out.data_ptr(),
         out.numel() // size,

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "call.h"
 #include "simd.h"
 
 namespace {
@@ -219,21 +220,23 @@ void pack(const T* weight, int32_t* packed, int64_t n, int64_t k, int num_thread
 }  // namespace
 
 // weight [n, k] -> packed, ceil(n / 16) * 16 * ceil(k / lane size) lanes of 4 bytes. dtype 0: fp32, 1: bfloat16.
-extern "C" void inferd_linear_pack(const void* weight, void* packed, int64_t n, int64_t k, int64_t dtype,
-                                   int64_t num_threads) {
+static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, int64_t dtype,
+                        int64_t num_threads) {
     if (dtype == 0)
         pack(static_cast<const float*>(weight), static_cast<int32_t*>(packed), n, k, int(num_threads));
     else
         pack(static_cast<const bf16*>(weight), static_cast<int32_t*>(packed), n, k, int(num_threads));
 }
+INFERD_EXPORT(linear_pack)
 
 // x [rows, k], `x_stride` elements from row to row, each with readable lanes up to the end of its last; bias [n] or null;
 // out [rows, n].
-extern "C" void inferd_linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows,
-                              int64_t x_stride, int64_t k, int64_t n, int64_t dtype, int64_t num_threads) {
+static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows,
+                   int64_t x_stride, int64_t k, int64_t n, int64_t dtype, int64_t num_threads) {
     Problem p{x, bias, static_cast<const int32_t*>(packed), out, rows, x_stride, k, n};
     if (dtype == 0)
         run<float>(p, int(num_threads));
     else
         run<bf16>(p, int(num_threads));
 }
+INFERD_EXPORT(linear)

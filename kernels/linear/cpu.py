@@ -32,10 +32,10 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     code, lane_size = native.DTYPE_CODES[dtype], 4 // weight.element_size()
     packed = torch.empty(-(-out_size // _LANES) * _LANES * -(-in_size // lane_size), dtype=torch.int32)
     weight = weight.contiguous()
-    native.function("inferd_linear_pack", "ppiiii")(
+    native.function("inferd_linear_pack")(
         weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, torch.get_num_threads()
     )
-    multiply = native.function("inferd_linear", "ppppiiiiii")
+    multiply = native.function("inferd_linear")
     bias = None if bias is None else bias.to(dtype).contiguous()
 
     def apply(x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         multiply(
             x.data_ptr(),
             packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],
             x.stride(0),

@@ -7,6 +7,7 @@
 #include <array>
 #include <utility>
 
+#include "call.h"
 #include "int_dot.h"
 
 namespace {
@@ -163,19 +164,20 @@ void quantize_all(const T* weight, int64_t num_groups, uint8_t* q, simd::bf16* s
 }  // namespace
 
 // weight [out_size, 32 num_groups] of bf16 or fp32 -> q of its shape in 0..15, scales [out_size, num_groups] bf16.
-extern "C" void inferd_linear_int4_quantize(const void* weight, int64_t is_bf16, int64_t out_size, int64_t num_groups, uint8_t* q,
-                                     simd::bf16* scales, int64_t num_threads) {
+static void linear_int4_quantize(const void* weight, int64_t is_bf16, int64_t out_size, int64_t num_groups, uint8_t* q,
+                                 simd::bf16* scales, int64_t num_threads) {
     const int64_t count = out_size * num_groups;
     if (is_bf16)
         quantize_all(static_cast<const simd::bf16*>(weight), count, q, scales, int(num_threads));
     else
         quantize_all(static_cast<const float*>(weight), count, q, scales, int(num_threads));
 }
+INFERD_EXPORT(linear_int4_quantize)
 
 // q, scales -> tiles [ceil(out_size / 16)][num_groups][256], tile_scales [ceil(out_size / 16)][num_groups][16]; columns
 // beyond the end are zeros.
-extern "C" void inferd_linear_int4_pack(const uint8_t* q, const simd::bf16* scales, int64_t out_size, int64_t num_groups,
-                                 uint8_t* tiles, simd::bf16* tile_scales, int64_t num_threads) {
+static void linear_int4_pack(const uint8_t* q, const simd::bf16* scales, int64_t out_size, int64_t num_groups,
+                             uint8_t* tiles, simd::bf16* tile_scales, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, in_size = num_groups * GROUP;
 #pragma omp parallel for schedule(static) num_threads(int(num_threads))
     for (int64_t tile = 0; tile < num_tiles; tile++) {
@@ -197,14 +199,16 @@ extern "C" void inferd_linear_int4_pack(const uint8_t* q, const simd::bf16* scal
         }
     }
 }
+INFERD_EXPORT(linear_int4_pack)
 
 // out [num_rows, out_size] = x [num_rows, 32 num_groups] W^T + bias, both of bf16 or fp32; bias [out_size] fp32 or null.
-extern "C" void inferd_linear_int4(const void* x, int64_t is_bf16, int64_t num_rows, int64_t num_groups, const uint8_t* tiles,
-                            const simd::bf16* scales, const float* bias, int64_t out_size, void* out,
-                            int64_t num_threads) {
+static void linear_int4(const void* x, int64_t is_bf16, int64_t num_rows, int64_t num_groups, const uint8_t* tiles,
+                        const simd::bf16* scales, const float* bias, int64_t out_size, void* out,
+                        int64_t num_threads) {
     const Product p{tiles, scales, bias, num_rows, num_groups, out_size};
     if (is_bf16)
         product(p, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out), int(num_threads));
     else
         product(p, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
 }
+INFERD_EXPORT(linear_int4)

@@ -20,7 +20,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     out_size, num_groups = weight.shape[0], weight.shape[1] // GROUP_SIZE
     q = torch.empty(weight.shape, dtype=torch.uint8)
     scales = torch.empty((out_size, num_groups), dtype=torch.bfloat16)
-    native.function("inferd_linear_int4_quantize", "piiippi")(
+    native.function("inferd_linear_int4_quantize")(
         weight.data_ptr(),
         native.DTYPE_CODES[weight.dtype],
         out_size,
@@ -38,7 +38,7 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
     tiles = on_cache_lines(num_columns * num_groups * GROUP_SIZE // 2)
     tile_scales = torch.empty(num_columns * num_groups, dtype=torch.bfloat16)
     q, scales = q.contiguous(), scales.contiguous()
-    native.function("inferd_linear_int4_pack", "ppiippi")(
+    native.function("inferd_linear_int4_pack")(
         q.data_ptr(),
         scales.data_ptr(),
         out_size,

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "call.h"
 #include "int_dot.h"
 
 namespace {
@@ -113,16 +114,17 @@ void quantize(const T* weight, int64_t out_size, int64_t in_size, int8_t* q, flo
 }  // namespace
 
 // weight [out_size, in_size] of bf16 or fp32 -> q [out_size, in_size] int8, scales [out_size] fp32.
-extern "C" void inferd_linear_int8_quantize(const void* weight, int64_t is_bf16, int64_t out_size, int64_t in_size, int8_t* q,
-                                     float* scales, int64_t num_threads) {
+static void linear_int8_quantize(const void* weight, int64_t is_bf16, int64_t out_size, int64_t in_size, int8_t* q,
+                                 float* scales, int64_t num_threads) {
     if (is_bf16)
         quantize(static_cast<const simd::bf16*>(weight), out_size, in_size, q, scales, int(num_threads));
     else
         quantize(static_cast<const float*>(weight), out_size, in_size, q, scales, int(num_threads));
 }
+INFERD_EXPORT(linear_int8_quantize)
 
 // q [out_size, in_size] -> tiles [ceil(out_size / 32)][ceil(in_size / 4)][32][4], of columns and elements beyond the ends 128.
-extern "C" void inferd_linear_int8_pack(const int8_t* q, int64_t out_size, int64_t in_size, uint8_t* tiles, int64_t num_threads) {
+static void linear_int8_pack(const int8_t* q, int64_t out_size, int64_t in_size, uint8_t* tiles, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, num_quads = (in_size + 3) / 4;
 #pragma omp parallel for schedule(static) num_threads(int(num_threads))
     for (int64_t tile = 0; tile < num_tiles; tile++) {
@@ -139,13 +141,15 @@ extern "C" void inferd_linear_int8_pack(const int8_t* q, int64_t out_size, int64
         }
     }
 }
+INFERD_EXPORT(linear_int8_pack)
 
 // out [num_rows, out_size] = x [num_rows, in_size] W^T + bias, both of bf16 or fp32; bias [out_size] fp32 or null.
-extern "C" void inferd_linear_int8(const void* x, int64_t is_bf16, int64_t num_rows, int64_t in_size, const uint8_t* tiles,
-                            const float* scales, const float* bias, int64_t out_size, void* out, int64_t num_threads) {
+static void linear_int8(const void* x, int64_t is_bf16, int64_t num_rows, int64_t in_size, const uint8_t* tiles,
+                        const float* scales, const float* bias, int64_t out_size, void* out, int64_t num_threads) {
     const Product p{tiles, scales, bias, num_rows, in_size, out_size};
     if (is_bf16)
         product(p, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out), int(num_threads));
     else
         product(p, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
 }
+INFERD_EXPORT(linear_int8)

@@ -18,7 +18,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight = weight.contiguous()
     out_size, in_size = weight.shape
     q, scales = torch.empty((out_size, in_size), dtype=torch.int8), torch.empty(out_size)
-    native.function("inferd_linear_int8_quantize", "piiippi")(
+    native.function("inferd_linear_int8_quantize")(
         weight.data_ptr(),
         native.DTYPE_CODES[weight.dtype],
         out_size,
@@ -34,7 +34,7 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
     out_size, in_size = q.shape
     tiles = on_cache_lines(-(-out_size // _COLUMNS) * _COLUMNS * -(-in_size // 4) * 4)
     q = q.contiguous()
-    native.function("inferd_linear_int8_pack", "piipi")(
+    native.function("inferd_linear_int8_pack")(
         q.data_ptr(), out_size, in_size, tiles.data_ptr(), torch.get_num_threads()
     )
     return bound("inferd_linear_int8", in_size, in_size, tiles, scales.clone(), bias, out_size)

@@ -17,6 +17,7 @@
 #include <limits>
 #include <vector>
 
+#include "call.h"
 #include "simd.h"
 
 namespace {
@@ -502,11 +503,11 @@ void attend_all(const Problem& p, int num_threads) {
 }  // namespace
 
 // q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D]; see the Python signature. dtype 0: fp32, 1: bfloat16.
-extern "C" void inferd_paged_attention(const void* q, const void* kv, void* out, const int32_t* query_start,
-                                       const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
-                                       int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                       int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
-                                       int64_t num_threads) {
+static void paged_attention(const void* q, const void* kv, void* out, const int32_t* query_start,
+                            const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
+                            int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                            int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
+                            int64_t num_threads) {
     Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), static_cast<char*>(out),
               query_start, seq_lens, tables, num_requests, max_blocks,
               num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
@@ -515,3 +516,4 @@ extern "C" void inferd_paged_attention(const void* q, const void* kv, void* out,
     else
         attend_all<bf16>(p, int(num_threads));
 }
+INFERD_EXPORT(paged_attention)

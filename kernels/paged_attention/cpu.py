@@ -33,7 +33,7 @@ def paged_attention(
     assert q.is_contiguous()
     out = torch.empty_like(q)
     tables = batch.block_tables.to(torch.int32).contiguous()
-    native.function("inferd_paged_attention", "ppppppiiiiiiiffii")(
+    native.function("inferd_paged_attention")(
         q.data_ptr(),
         kv.data_ptr(),
         out.data_ptr(),

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "call.h"
 #include "simd.h"
 
 namespace {
@@ -62,9 +63,9 @@ void normalise(const void* x, const void* residual, const void* weight, void* to
 
 // x [rows, size] with `stride` elements from row to row; residual, total [rows, size] or null; out [rows, size];
 // weight [size]. dtypes 0: fp32, 1: bfloat16.
-extern "C" void inferd_rms_norm(const void* x, const void* residual, const void* weight, void* total, void* out,
-                                int64_t rows, int64_t stride, int64_t size, float eps, int64_t dtype,
-                                int64_t weight_dtype, int64_t num_threads) {
+static void rms_norm(const void* x, const void* residual, const void* weight, void* total, void* out,
+                     int64_t rows, int64_t stride, int64_t size, float eps, int64_t dtype,
+                     int64_t weight_dtype, int64_t num_threads) {
     if (dtype == 0)
         normalise<float, float>(x, residual, weight, total, out, rows, stride, size, eps, num_threads);
     else if (weight_dtype == 0)
@@ -72,3 +73,4 @@ extern "C" void inferd_rms_norm(const void* x, const void* residual, const void*
     else
         normalise<bf16, bf16>(x, residual, weight, total, out, rows, stride, size, eps, num_threads);
 }
+INFERD_EXPORT(rms_norm)

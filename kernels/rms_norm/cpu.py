@@ -27,11 +27,11 @@ def _rows(x: Tensor) -> Tensor:
 def _run(rows: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | None, out: Tensor, eps: float) -> None:
     assert weight.dtype in (rows.dtype, torch.float32) and weight.is_contiguous()
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    native.function("inferd_rms_norm", "pppppiiifiii")(
+    native.function("inferd_rms_norm")(
         rows.data_ptr(),
-        None if residual is None else residual.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
         weight.data_ptr(),
-        None if total is None else total.data_ptr(),
+        0 if total is None else total.data_ptr(),
         out.data_ptr(),
         rows.shape[0],
         rows.stride(0),

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "call.h"
 #include "simd.h"
 
 namespace {
@@ -110,12 +111,12 @@ void run(const Problem& p, int64_t num_threads) {
 }  // namespace
 
 // As the Python signature has it; dtypes 0: fp32, 1: bfloat16.
-extern "C" void inferd_rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
-                                      const int64_t* positions, const int64_t* write_slots, void* kv, void* out,
-                                      const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
-                                      int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
-                                      int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
-                                      int64_t norm_dtype, int64_t num_threads) {
+static void rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
+                           const int64_t* positions, const int64_t* write_slots, void* kv, void* out,
+                           const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
+                           int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
+                           int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
+                           int64_t norm_dtype, int64_t num_threads) {
     Problem p{q, k, v, cos_sin, positions, write_slots, kv, out, q_norm, k_norm,
               num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
               q_stride, k_stride, v_stride, eps};
@@ -126,3 +127,4 @@ extern "C" void inferd_rope_and_cache(const void* q, const void* k, const void* 
     else
         run<bf16, bf16>(p, num_threads);
 }
+INFERD_EXPORT(rope_and_cache)

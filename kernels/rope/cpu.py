@@ -37,7 +37,7 @@ def rope_and_cache(
     assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
-    native.function("inferd_rope_and_cache", "ppppppppppiiiiiiiiifiii")(
+    native.function("inferd_rope_and_cache")(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -46,8 +46,8 @@ def rope_and_cache(
         write_slots.data_ptr(),
         kv.data_ptr(),
         out.data_ptr(),
-        None if q_norm is None else q_norm.data_ptr(),
-        None if k_norm is None else k_norm.data_ptr(),
+        0 if q_norm is None else q_norm.data_ptr(),
+        0 if k_norm is None else k_norm.data_ptr(),
         q.shape[0],
         q.shape[1],
         k.shape[1],

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <vector>
 
+#include "call.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -174,8 +176,8 @@ Best search_chunk(const Row& row, const Best* leaders, int64_t chunks, int64_t c
 
 // scores [rows, vocab_size] fp32; seeds, positions and ids [rows] int64. NaN never wins; a row of nothing else, or of
 // nothing but -inf, gives 0.
-extern "C" void inferd_sample(const float* scores, const int64_t* seeds, const int64_t* positions, int64_t* ids,
-                              int64_t rows, int64_t vocab_size, int64_t num_threads) {
+static void sample(const float* scores, const int64_t* seeds, const int64_t* positions, int64_t* ids,
+                   int64_t rows, int64_t vocab_size, int64_t num_threads) {
     const int team = int(rows * vocab_size < 2 * TOKENS_A_THREAD ? 1 : num_threads);
     const int64_t chunks = (vocab_size + CHUNK - 1) / CHUNK, pieces = rows * chunks;
     std::vector<Best> leaders(pieces), found(pieces);
@@ -201,12 +203,14 @@ extern "C" void inferd_sample(const float* scores, const int64_t* seeds, const i
         ids[row] = best.id;
     }
 }
+INFERD_EXPORT(sample)
 
 // For each pattern of 24 bits of [size], a multiple of 16: the noise and its bound, fp32. For tests.
-extern "C" void inferd_sample_noise(const int32_t* bits, float* noises, float* bounds, int64_t size) {
+static void sample_noise(const int32_t* bits, float* noises, float* bounds, int64_t size) {
     for (int64_t first = 0; first < size; first += LANES) {
         const floats bound = noise_bound(load<ints>(bits + first));
         std::memcpy(bounds + first, &bound, sizeof bound);
         for (int i = 0; i < LANES; i++) noises[first + i] = noise(bits[first + i]);
     }
 }
+INFERD_EXPORT(sample_noise)

@@ -13,7 +13,7 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     assert scores.shape[1] > 0, "a row needs a token"
     scores, seeds, positions = scores.contiguous(), seeds.contiguous(), positions.contiguous()
     ids = torch.empty_like(seeds)
-    native.function("inferd_sample", "ppppiii")(
+    native.function("inferd_sample")(
         scores.data_ptr(),
         seeds.data_ptr(),
         positions.data_ptr(),
@@ -29,5 +29,5 @@ def noise_and_bound(bits: Tensor) -> tuple[Tensor, Tensor]:
     """For 24-bit integers [N] int32, N a multiple of 16: the noise, and the bound that rules tokens out; fp32 [N]."""
     assert bits.dtype == torch.int32 and bits.is_contiguous() and len(bits) % 16 == 0
     noise, bound = torch.empty(2, len(bits)).unbind()
-    native.function("inferd_sample_noise", "pppi")(bits.data_ptr(), noise.data_ptr(), bound.data_ptr(), len(bits))
+    native.function("inferd_sample_noise")(bits.data_ptr(), noise.data_ptr(), bound.data_ptr(), len(bits))
     return noise, bound

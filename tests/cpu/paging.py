@@ -27,15 +27,20 @@ class Request:
 
 
 class Pool:
-    """Runs steps of a decoder over requests of its own. `num_blocks` are those of one cache group."""
+    """Runs steps of a decoder over requests of its own. `num_blocks` are those of one cache group.
 
-    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
+    `table_width` is that of the block tables, as an engine's are; None: as wide as the longest request's.
+    """
+
+    def __init__(
+        self, decoder: Decoder, num_blocks: int, block_size: int = 16, seed: int = 0, table_width: int | None = None
+    ) -> None:
         arch = decoder.arch
         self.groups = arch.cache_groups
         num_planes = max(len(group.layers) for group in self.groups)
         num_blocks = num_blocks * len(self.groups) + 1
         shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
-        self.decoder, self.block_size = decoder, block_size
+        self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
         self.kv = torch.full(shape, float("nan"), dtype=decoder.dtype)
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.never_written = self.free.pop()
@@ -52,18 +57,23 @@ class Pool:
         ]
         ids = [sequence.token_ids[sequence.computed : sequence.computed + count] for sequence, count in rows]
         token_ids = torch.tensor([token_id for row in ids for token_id in row])
-        hidden = self.decoder.forward(token_ids, batches, self.kv)
+        hidden = self.forward(token_ids, batches)
         for sequence, count in rows:
             sequence.computed += count
         return list(torch.split(hidden, [count for _, count in rows]))
 
+    def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
+        """[T, hidden]; for subclasses that compute it otherwise."""
+        return self.decoder.forward(token_ids, batches, self.kv)
+
     def _tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
-        width = max(len(sequence.blocks) for sequence, _ in rows)
-        tables = torch.full((len(rows), width), -1)
+        width = self.table_width or max(len(sequence.blocks) for sequence, _ in rows)
+        tables = torch.full((len(rows), width), -1, dtype=torch.int32)
         for row, (sequence, _) in enumerate(rows):
             blocks = [blocks[group] for blocks in sequence.blocks]
             num_dead = num_dead_blocks(self.groups[group].window, sequence.computed, self.block_size)
-            tables[row, : len(blocks)] = torch.tensor([self.never_written] * num_dead + blocks[num_dead:])
+            seen = [self.never_written] * num_dead + blocks[num_dead:]
+            tables[row, : len(blocks)] = torch.tensor(seen, dtype=torch.int32)
         return tables
 
 

@@ -95,7 +95,7 @@ def test_the_embedding_multiplier_of_gemma_is_rounded_first(tmp_path: Path) -> N
     ids = torch.arange(211)
     embedding = load_transformers(tmp_path, torch.bfloat16).model.embed_tokens
     theirs = embedding(ids)
-    assert torch.equal(load_decoder(tmp_path, torch.bfloat16)._embed_ids(ids), theirs)
+    assert torch.equal(load_decoder(tmp_path, torch.bfloat16).embed(ids), theirs)
     unrounded = (
         load_transformers(tmp_path, torch.bfloat16).model.embed_tokens.weight * case.config["hidden_size"] ** 0.5
     )
