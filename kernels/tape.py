@@ -96,6 +96,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._buffers = buffers
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Being skipped has torch 2.13 import its compiler, 900 modules in a second, and nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -90,3 +92,19 @@ def test_after_a_refusal_kernels_are_called_as_before() -> None:
         record(lambda: run(x) + 1, buffers)
     assert torch.equal(run(x), expected)
     assert torch.equal(record(lambda: run(x), buffers).output, expected)
+
+
+def test_recording_does_not_load_the_compiler() -> None:
+    program = f"""
+import sys, torch
+from pathlib import Path
+from inferd.kernels import native
+from inferd.kernels.rms_norm import rms_norm
+from inferd.kernels.tape import Buffers, record
+native.prepare(Path({str(KERNEL_CACHE)!r}))
+x, weight = torch.ones(2, 64), torch.ones(64)
+record(lambda: rms_norm(x, weight, 1e-5), Buffers())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
