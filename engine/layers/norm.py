@@ -13,6 +13,7 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.layer_norm import add_layer_norm, layer_norm
 from inferd.kernels.rms_norm import add_rms_norm, rms_norm
+from inferd.kernels.scaled_add import added, scaled
 
 
 class Step(Protocol):
@@ -90,7 +91,7 @@ class NoNorm:
         return x
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + residual
+        total = added(x, residual)
         return total, total
 
 
@@ -104,7 +105,7 @@ class Scale:
         return iter(())
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x * self._multiplier
+        return scaled(x, self._multiplier)
 
 
 def stream_norm(arch: Arch, place: Placement) -> Norm:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels.gelu import reference
+from inferd.kernels import native
+from inferd.kernels.gelu import cpu, reference
 from inferd.kernels.registry import Implementation, Op, always
 
 
@@ -18,7 +19,13 @@ class Key(NamedTuple):
     dtype: torch.dtype
 
 
-GELU: Op[Key, Callable[[Tensor], Tensor]] = Op("gelu", [Implementation("reference", reference.gelu, always)])
+GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
+    "gelu",
+    [
+        Implementation("cpp", cpu.gelu, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.gelu, always),
+    ],
+)
 
 
 def gelu(x: Tensor) -> Tensor:

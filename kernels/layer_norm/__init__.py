@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels.layer_norm import reference
+from inferd.kernels import native
+from inferd.kernels.layer_norm import cpu, reference
 from inferd.kernels.registry import Implementation, Op, always
 
 
@@ -24,10 +25,18 @@ class Key(NamedTuple):
 
 
 LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
-    "layer_norm", [Implementation("reference", reference.layer_norm, always)]
+    "layer_norm",
+    [
+        Implementation("cpp", cpu.layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.layer_norm, always),
+    ],
 )
 ADD_LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = Op(
-    "add_layer_norm", [Implementation("reference", reference.add_layer_norm, always)]
+    "add_layer_norm",
+    [
+        Implementation("cpp", cpu.add_layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.add_layer_norm, always),
+    ],
 )
 
 

@@ -7,6 +7,8 @@ import torch
 
 from inferd.kernels.gelu import gelu
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 
 

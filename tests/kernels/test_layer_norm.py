@@ -8,6 +8,8 @@ from torch import Tensor
 
 from inferd.kernels.layer_norm import add_layer_norm, layer_norm
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 EPS = 1e-5
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 """Relative to the largest result: one rounding to the dtype, and in fp32 the rounding of the sums."""

@@ -1,0 +1,38 @@
+"""What passes a branch of a layer without a norm: x * multiplier, and x + residual, each rounded to the dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.scaled_add import cpu, reference
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+
+
+SCALED_ADD: Op[Key, Callable[[Tensor, float, Tensor | None], Tensor]] = Op(
+    "scaled_add",
+    [
+        Implementation("cpp", cpu.scaled_add, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("reference", reference.scaled_add, always),
+    ],
+)
+
+
+def scaled(x: Tensor, multiplier: float) -> Tensor:
+    """x * multiplier, in x's shape and dtype."""
+    return SCALED_ADD.resolve(Key(x.device.type, x.dtype))(x, multiplier, None)
+
+
+def added(x: Tensor, residual: Tensor) -> Tensor:
+    """x + residual, alike in shape and dtype."""
+    assert residual.shape == x.shape and residual.dtype == x.dtype
+    return SCALED_ADD.resolve(Key(x.device.type, x.dtype))(x, 1.0, residual)
