@@ -8,6 +8,7 @@ one implementation and no other calls `force`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -26,11 +27,23 @@ def always(_: Hashable) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """A function by its module and name, imported when it is chosen: Triton exists on Linux alone, and costs a start
+    that needs none of it a fifth of a second."""
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class Implementation(Generic[Key, Run]):
     """One way to compute an op. `predicate(key)` is None where it can run, else the reason it cannot."""
 
     name: str
-    run: Run
+    run: Run | Deferred
     predicate: Callable[[Key], str | None]
 
 
@@ -89,7 +102,9 @@ class Op(Generic[Key, Run]):
                 continue
             reason = implementation.predicate(key)
             if reason is None:
-                return implementation.run, Choice(self.name, key, implementation.name, tuple(refused))
+                run = implementation.run
+                run = run.load() if isinstance(run, Deferred) else run
+                return run, Choice(self.name, key, implementation.name, tuple(refused))
             refused.append((implementation.name, reason))
         tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise KernelError(f"{self.name}: nothing can run for {key} ({tried})")

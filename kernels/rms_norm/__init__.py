@@ -13,9 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu, native
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.rms_norm import cpu, reference
+
+_MAX_TRITON_SIZE = 32768
+"""Elements that a program of 32 warps holds: 32 a thread."""
 
 
 class Key(NamedTuple):
@@ -25,10 +28,17 @@ class Key(NamedTuple):
     size: int
 
 
+def _refuses_triton(key: Key) -> str | None:
+    if key.size > _MAX_TRITON_SIZE:
+        return f"holds rows of at most {_MAX_TRITON_SIZE}, not {key.size}"
+    return gpu.refuses(key.device_type, key.dtype, key.weight_dtype)
+
+
 RMS_NORM: Op[Key, Callable[[Tensor, Tensor, float], Tensor]] = Op(
     "rms_norm",
     [
         Implementation("cpp", cpu.rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "rms_norm"), _refuses_triton),
         Implementation("reference", reference.rms_norm, always),
     ],
 )
@@ -38,6 +48,7 @@ ADD_RMS_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Te
         Implementation(
             "cpp", cpu.add_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)
         ),
+        Implementation("triton", Deferred(f"{__name__}.triton", "add_rms_norm"), _refuses_triton),
         Implementation("reference", reference.add_rms_norm, always),
     ],
 )
