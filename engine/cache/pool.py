@@ -47,7 +47,8 @@ class BlockPool:
     def take(self, num_blocks: int) -> list[int]:
         """Take empty blocks, one reference each. The caller has made room: `num_empty >= num_blocks`."""
         assert num_blocks <= len(self._empty), f"{num_blocks} blocks asked, {len(self._empty)} empty"
-        taken = [self._empty.pop() for _ in range(num_blocks)]
+        taken = self._empty[: -num_blocks - 1 : -1]
+        del self._empty[len(self._empty) - num_blocks :]
         for block_id in taken:
             self._num_refs[block_id] = 1
         return taken

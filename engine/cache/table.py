@@ -85,10 +85,11 @@ class KVCache:
     def take(self, num_blocks: int) -> list[int] | None:
         """Blocks for a table, evicting cached ones as needed; None where not enough are free."""
         pool = self.pool
-        if pool.num_free < num_blocks:
-            return None
-        while pool.num_empty < num_blocks:
-            self.forget(pool.oldest_cached())
+        if pool.num_empty < num_blocks:
+            if pool.num_free < num_blocks:
+                return None
+            while pool.num_empty < num_blocks:
+                self.forget(pool.oldest_cached())
         return pool.take(num_blocks)
 
     def forget(self, block_id: int) -> None:
@@ -260,17 +261,22 @@ class BlockTable:
 
     def extend(self, num_tokens: int) -> bool:
         """Make room for `num_tokens` positions in all; false, and nothing done, where the pool has not enough."""
-        num_entries = self._cache.num_blocks_for(num_tokens)
+        cache, groups = self._cache, self._groups
+        size = cache.block_size
+        num_entries = -(-num_tokens // size)
         num_missing = 0
-        for group in self._groups:
-            num_missing += max(0, num_entries - len(group.blocks))
-        taken = self._cache.take(num_missing)
+        for group in groups:
+            missing = num_entries - len(group.blocks)
+            if missing > 0:
+                num_missing += missing
+        taken = cache.take(num_missing)
         if taken is None:
             return False
-        for group in self._groups:
+        for group in groups:
             while len(group.blocks) < num_entries:
                 group.blocks.append(taken.pop())
-        self.capacity = max(self.capacity, num_entries * self._cache.block_size)
+        if self.capacity < num_entries * size:
+            self.capacity = num_entries * size
         self.has_unsent = True
         return True
 
@@ -302,17 +308,19 @@ class BlockTable:
         self._set_due()
 
     def _index(self, num_computed: int) -> None:
-        while not self._is_sealed and (self._num_indexed + 1) * self._cache.block_size <= num_computed:
+        cache, groups = self._cache, self._groups
+        num_full = num_computed // cache.block_size
+        while self._num_indexed < num_full and not self._is_sealed:
             i = self._num_indexed
             key, ids = self._content(i)
-            own = [group.blocks[i] for group in self._groups]
-            node = self._cache.index.insert(self._tail, key, ids, own)
+            own = [group.blocks[i] for group in groups]
+            node = cache.index.insert(self._tail, key, ids, own)
             if node is None:
                 self._is_sealed = True
                 return
-            for group, block_id in enumerate(own):
-                if node.block_ids[group] == block_id:
-                    self._cache.pool.mark_content(block_id)
+            for block_id, indexed in zip(own, node.block_ids, strict=True):
+                if block_id == indexed:
+                    cache.pool.mark_content(block_id)
                     if self._first_node is None:
                         self._first_node = node
             self._tail = node

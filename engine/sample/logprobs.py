@@ -5,7 +5,7 @@ Ranks and alternatives order ties by the lowest id, so that the greedy token alw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +28,19 @@ class Logprobs:
     """[N, K] fp32."""
     num_top: tuple[int, ...]
 
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """All that lies on the device."""
+        return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+
+    def with_columns(self, columns: Iterator[Tensor]) -> Logprobs:
+        """The same with its tensors from elsewhere: the next ones, in the order of `columns`."""
+        token_ids, logprobs, ranks, top_ids, top_logprobs = (next(columns) for _ in self.columns)
+        return Logprobs(token_ids, logprobs, ranks, top_ids, top_logprobs, self.num_top)
+
     def to_host(self) -> tuple[tuple[int, float, int, tuple[tuple[int, float], ...]], ...]:
         """For each position (token id, logprob, rank, ((alternative, logprob), ...)), as plain numbers."""
-        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
-        rows = zip(*(column.tolist() for column in columns), self.num_top, strict=True)
+        rows = zip(*(column.tolist() for column in self.columns), self.num_top, strict=True)
         return tuple(
             (token_id, logprob, rank, tuple(zip(ids[:num], logprobs[:num], strict=True)))
             for token_id, logprob, rank, ids, logprobs, num in rows

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from inferd.kernels.tape import Buffers, record
+
+_MAX_CPU_ROWS = 64
+"""Above, the calls are 2% of a step (0.6B shape, 2 cores of a Zen 4), and recordings would hold memory for nothing."""
+
+
+class HostCopy(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> Sequence[Tensor]:
+        """The tensors on the host, once the work before has produced them."""
+        ...
+
+
+class Recording(Protocol):
+    """Work that was recorded once, and the output that it writes."""
+
+    output: Tensor
+
+    def replay(self) -> None:
+        """Do it again, on what its inputs hold now."""
+        ...
 
 
 class Device(Protocol):
@@ -16,6 +39,13 @@ class Device(Protocol):
 
     name: str
     torch_device: torch.device
+    row_buckets: Sequence[int]
+    """Numbers of rows, ascending, that a decode step is recorded for; a step of fewer rows than one has is padded."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether there are numbers of rows, below the largest bucket, that are none."""
+        ...
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool. Its content is undefined: no slot is read before it was written."""
@@ -25,8 +55,12 @@ class Device(Protocol):
         """Host integers as a tensor on the device, without waiting for it."""
         ...
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """The tensor's values on the host, once the work before has produced them."""
+    def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
+        """Start bringing tensors to the host, without waiting for them."""
+        ...
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        """Run `run` and record what it does. Raises `NotRecordableError`."""
         ...
 
     def memory_in_use(self) -> int:
@@ -37,12 +71,16 @@ class Device(Protocol):
 class CpuDevice:
     """The processor: everything is on the host already."""
 
+    row_buckets: Sequence[int] = range(1, _MAX_CPU_ROWS + 1)
+    pads = False
+
     def __init__(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         self.name = (
             f"cpu, {num_threads} thread{'s' if num_threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
         )
         self.torch_device = torch.device("cpu")
+        self._buffers = Buffers()
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Pages of memory that are only touched, and so only taken, when a block is first written."""
@@ -51,8 +89,11 @@ class CpuDevice:
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype)
 
-    def to_host(self, tensor: Tensor) -> Tensor:
-        return tensor
+    def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
+        return _OnTheHost(tensors)
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        return record(run, self._buffers)
 
     def memory_in_use(self) -> int:
         """Resident memory that belongs to no file, so that a checkpoint's mapped pages do not count."""
@@ -62,3 +103,11 @@ class CpuDevice:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
         return int(line.split()[1]) * 1024
+
+
+class _OnTheHost:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> Sequence[Tensor]:
+        return self._tensors

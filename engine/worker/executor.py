@@ -1,7 +1,8 @@
 """How the core runs a plan without knowing what runs it: `launch` returns at once, `wait` gives the step's results.
 
 Launched plans run one after another, in launch order. `ThreadExecutor` runs a worker on a thread of its own, so that
-the core plans step N+1 while step N computes (torch releases the interpreter lock inside its ops). Imports no torch.
+the core plans step N+1 while step N computes (torch releases the interpreter lock inside its ops), and an accelerator
+finds N+1 in its queue when N is done. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ class Executor(Protocol):
 
 
 class Worker(Protocol):
-    """Computes one plan; holds the model, the KV tensors and the slots."""
+    """Computes plans; holds the model, the KV tensors and the slots."""
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def launch(self, plan: StepPlan) -> Handle:
+        """Start the plan on the device: a processor is done when this returns, an accelerator has it in its queue."""
+        ...
 
 
 class _FutureHandle:
     __slots__ = ("_future",)
 
-    def __init__(self, future: Future[StepResult]) -> None:
+    def __init__(self, future: Future[Handle]) -> None:
         self._future = future
 
     def wait(self) -> StepResult:
-        return self._future.result()
+        return self._future.result().wait()
 
 
 class WorkerThread:
@@ -77,7 +80,7 @@ class ThreadExecutor:
         self._worker, self._thread = worker, thread
 
     def launch(self, plan: StepPlan) -> _FutureHandle:
-        return _FutureHandle(self._thread.submit(self._worker.execute, plan))
+        return _FutureHandle(self._thread.submit(self._worker.launch, plan))
 
     def close(self) -> None:
         self._thread.close()

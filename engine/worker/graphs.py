@@ -1,37 +1,39 @@
 """Decode steps recorded once for each number of rows, then replayed: one call from Python, not some nine a layer.
 
 A step in which every row has one token differs from the next one of as many rows by its inputs alone, which are copied
-to where the recording reads them. All other steps, and models with an operation that cannot be recorded, run call by
-call.
+to where the recording reads them. A device may record few numbers of rows and have others padded: what is added writes
+to a block of its own and nobody reads what it gives. All other steps, and models with an operation that cannot be
+recorded, run call by call.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.kv import KVPool
 from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.tape import Buffers, NotRecordableError, Tape, record
+from inferd.kernels.tape import NotRecordableError
 
 logger = logging.getLogger(__name__)
-
-MAX_RECORDED_ROWS = 64
-"""Above, the calls are 2% of a step (0.6B shape, 2 cores of a Zen 4), and recordings would hold memory for nothing."""
 
 
 class _Inputs:
     """What recordings read: for a step of n rows the first n of everything, which lie at the same place for any n."""
 
-    def __init__(self, x: Tensor, batches: Sequence[AttentionBatch]) -> None:
-        self._x = x.new_zeros(MAX_RECORDED_ROWS, x.shape[1])
-        self._batches = [_widest(batch) for batch in batches]
+    def __init__(self, x: Tensor, batches: Sequence[AttentionBatch], max_rows: int, padding_block: int | None) -> None:
+        self._x = x.new_zeros(max_rows, x.shape[1])
+        self._batches = [_widest(batch, max_rows) for batch in batches]
+        self._padding_block = padding_block
 
-    def fill(self, x: Tensor, batches: Sequence[AttentionBatch]) -> None:
+    def fill(self, x: Tensor, batches: Sequence[AttentionBatch], bucket: int) -> None:
         num_rows = x.shape[0]
         self._x[:num_rows].copy_(x)
         for kept, batch in zip(self._batches, batches, strict=True):
@@ -40,9 +42,20 @@ class _Inputs:
             kept.block_tables[:num_rows].copy_(batch.block_tables)
             kept.positions[:num_rows].copy_(batch.positions)
             kept.write_slots[:num_rows].copy_(batch.write_slots)
+            if bucket > num_rows:
+                self._pad(kept, num_rows, bucket)
+
+    def _pad(self, kept: AttentionBatch, num_rows: int, bucket: int) -> None:
+        """Rows of one token at position 0, all in the block that is nobody's."""
+        assert self._padding_block is not None
+        torch.arange(num_rows, bucket + 1, dtype=torch.int32, out=kept.query_start[num_rows : bucket + 1])
+        kept.seq_lens[num_rows:bucket] = 1
+        kept.block_tables[num_rows:bucket] = self._padding_block
+        kept.positions[num_rows:bucket] = 0
+        kept.write_slots[num_rows:bucket] = self._padding_block * kept.block_size
 
     def of(self, num_rows: int) -> tuple[Tensor, list[AttentionBatch]]:
-        """For the C++ kernels, which know lengths by the tensors alone."""
+        """For kernels that know lengths by the tensors alone."""
         batches = [
             replace(
                 kept,
@@ -59,11 +72,11 @@ class _Inputs:
         return self._x[:num_rows], batches
 
 
-def _widest(batch: AttentionBatch) -> AttentionBatch:
+def _widest(batch: AttentionBatch, max_rows: int) -> AttentionBatch:
     """Of as many rows as can be recorded, in memory of its own."""
 
     def room(tensor: Tensor, num_more: int = 0) -> Tensor:
-        return tensor.new_zeros((MAX_RECORDED_ROWS + num_more, *tensor.shape[1:]))
+        return tensor.new_zeros((max_rows + num_more, *tensor.shape[1:]))
 
     return replace(
         batch,
@@ -78,45 +91,45 @@ def _widest(batch: AttentionBatch) -> AttentionBatch:
 class StepGraphs:
     """The decoder over one KV pool, with recordings of its decode steps."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool) -> None:
-        self._decoder, self._kv = decoder, kv
+    def __init__(self, decoder: Decoder, kv: KVPool, device: Device) -> None:
+        self._decoder, self._kv, self._device = decoder, kv, device
         self._inputs: _Inputs | None = None
-        self._tapes: dict[int, Tape] = {}
-        self._buffers = Buffers()
+        self._recordings: dict[int, Recording] = {}
         self.refusal: str | None = None
         """Why this model's steps are not recorded, once that is known."""
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """The numbers of rows that steps were recorded for."""
-        return tuple(sorted(self._tapes))
+        return tuple(sorted(self._recordings))
 
     def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
         """As `Decoder.forward`; the hidden states hold until the next call."""
         x = self._decoder.embed(token_ids)
         is_decode = x.shape[0] == len(batches[0].query_lens)
-        if self.refusal is None and is_decode and x.shape[0] <= MAX_RECORDED_ROWS:
+        if self.refusal is None and is_decode and x.shape[0] <= self._device.row_buckets[-1]:
             output = self._replay(x, batches)
             if output is not None:
-                return output
+                return output[: x.shape[0]]
         return self._decoder.run_layers(x, batches, self._kv.data)
 
     def _replay(self, x: Tensor, batches: Sequence[AttentionBatch]) -> Tensor | None:
         """The step by its recording, which is made when there is none; None where that cannot be done."""
+        buckets = self._device.row_buckets
+        bucket = buckets[bisect_left(buckets, x.shape[0])]
         if self._inputs is None:
-            self._inputs = _Inputs(x, batches)
-        self._inputs.fill(x, batches)
-        num_rows = x.shape[0]
-        tape = self._tapes.get(num_rows)
-        if tape is not None:
-            tape.replay()
-            return tape.output
-        kept_x, kept_batches = self._inputs.of(num_rows)
+            self._inputs = _Inputs(x, batches, buckets[-1], self._kv.padding_block)
+        self._inputs.fill(x, batches, bucket)
+        recording = self._recordings.get(bucket)
+        if recording is not None:
+            recording.replay()
+            return recording.output
+        kept_x, kept_batches = self._inputs.of(bucket)
         try:
-            tape = record(lambda: self._decoder.run_layers(kept_x, kept_batches, self._kv.data), self._buffers)
+            recording = self._device.record(lambda: self._decoder.run_layers(kept_x, kept_batches, self._kv.data))
         except NotRecordableError as error:
             self.refusal = str(error)
             logger.info("decode steps run call by call: %s", error)
             return None
-        self._tapes[num_rows] = tape
-        return tape.output
+        self._recordings[bucket] = recording
+        return recording.output

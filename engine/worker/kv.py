@@ -20,12 +20,16 @@ class KVPool:
 
     data: Tensor
     """[planes, blocks, 2 (k, v), kv heads, block_size, head_dim]."""
+    padding_block: int | None = None
+    """A block that is no request's, where the device pads steps."""
 
     @classmethod
     def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
+        """`num_blocks` that requests can have, and one more where the device pads steps."""
         num_planes = max(len(group.layers) for group in arch.cache_groups)
-        shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
-        return cls(device.empty_pool(shape, dtype))
+        padding_block = num_blocks if device.pads else None
+        shape = (num_planes, num_blocks + device.pads, 2, arch.num_kv_heads, block_size, arch.head_dim)
+        return cls(device.empty_pool(shape, dtype), padding_block)
 
     @property
     def num_bytes(self) -> int:

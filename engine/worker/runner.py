@@ -7,6 +7,7 @@ their slots, and no scheduling.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sample.sampler import Sampler, SampleResult
 from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.worker.batch import Batch
 from inferd.engine.worker.device import Device
@@ -31,7 +32,7 @@ class Runner:
 
     def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._graphs = StepGraphs(decoder, kv)
+        self._graphs = StepGraphs(decoder, kv, device)
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:
@@ -42,9 +43,13 @@ class Runner:
         windows = (group.window for group in self._decoder.arch.cache_groups)
         return tuple(None if window is None or window >= self._slots.max_model_len else window for window in windows)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan to its end. Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
+        """Run one plan to its end."""
+        return self.launch(plan).wait()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> _LaunchedStep:
+        """Queue one plan on the device, to run behind those launched before."""
         started_s = time.monotonic()
         for admission in plan.admissions:
             self._slots.admit(admission)
@@ -53,51 +58,87 @@ class Runner:
             self._slots.extend_table(update)
         batch = Batch.build(plan, self._slots, self._kv.block_size, self._device)
         hidden = self._graphs.forward(batch.token_ids, batch.attention)
-        results = self._sample(plan, batch, hidden)
-        for index, row in enumerate(plan.rows):
-            prompt = self._prompt_logprobs(row, hidden, batch.first_tokens[index])
-            if prompt:
-                results[index] = replace(results[index], prompt_logprobs=prompt)
-        return StepResult(plan.step_id, tuple(results), time.monotonic() - started_s)
+        drawn = self._sample(plan, batch, hidden)
+        scored = {
+            index: self._prompt_logprobs(row, hidden, batch.first_tokens[index]) for index, row in enumerate(plan.rows)
+        }
+        return _LaunchedStep(plan, started_s, drawn, scored, self._device)
 
-    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> list[RowResult]:
+    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> SampleResult | None:
         """Draw for the rows that sample, from their last token's hidden state, and record the ids in their slots."""
-        results = [RowResult()] * len(plan.rows)
         sampling = [index for index, row in enumerate(plan.rows) if row.samples]
         if not sampling:
-            return results
+            return None
         rows = [plan.rows[index] for index in sampling]
         last_tokens = [batch.first_tokens[index] + plan.rows[index].num_tokens - 1 for index in sampling]
         logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
         slots, positions = [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
         drawn = self._sampler.sample(logits, slots, positions)
         self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
-        logprobs = dict(zip(drawn.logprob_rows, _to_host(drawn.logprobs), strict=True))
-        ids, is_failed, is_empty = (
-            self._device.to_host(column).tolist() for column in (drawn.token_ids, drawn.is_failed, drawn.is_empty)
-        )
-        for place, index in enumerate(sampling):
-            if is_failed[place] or is_empty[place]:
-                status = RowStatus.NUMERICAL_ERROR if is_failed[place] else RowStatus.NOTHING_TO_DRAW
-                results[index] = RowResult(status=status)
-                continue
-            results[index] = RowResult((ids[place],), logprobs=(logprobs[place],) if place in logprobs else ())
-        return results
+        return drawn
 
-    def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> tuple[TokenLogprobs, ...]:
+    def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> list[Logprobs]:
         """Of the prompt tokens at `start + 1 .. start + num_tokens`, each from the hidden state before it."""
         num_top = self._slots.params(row.slot).prompt_logprobs
         end = min(row.start + row.num_tokens, self._slots.num_prompt(row.slot) - 1)
         if num_top is None or end <= row.start:
-            return ()
+            return []
         targets = self._slots.token_ids[row.slot, row.start + 1 : end + 1]
         states = hidden[first_token : first_token + targets.shape[0]]
-        scored: list[TokenLogprobs] = []
+        scored: list[Logprobs] = []
         for start in range(0, states.shape[0], _SCORED_ROWS):
             part, ids = states[start : start + _SCORED_ROWS], targets[start : start + _SCORED_ROWS]
-            scored += _to_host(logprobs_of(self._decoder.logits(part), ids, [num_top] * part.shape[0]))
-        return tuple(scored)
+            scored.append(logprobs_of(self._decoder.logits(part), ids, [num_top] * part.shape[0]))
+        return scored
 
 
-def _to_host(logprobs: Logprobs | None) -> tuple[TokenLogprobs, ...]:
-    return () if logprobs is None else tuple(TokenLogprobs(*entry) for entry in logprobs.to_host())
+class _LaunchedStep:
+    """A step in the device's queue, and its results on their way to the host."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        started_s: float,
+        drawn: SampleResult | None,
+        scored: Mapping[int, Sequence[Logprobs]],
+        device: Device,
+    ) -> None:
+        self._plan, self._started_s, self._drawn = plan, started_s, drawn
+        self._scored = {index: parts for index, parts in scored.items() if parts}
+        self._tables = [drawn.logprobs] if drawn is not None and drawn.logprobs is not None else []
+        self._tables += [part for parts in self._scored.values() for part in parts]
+        columns = [] if drawn is None else [drawn.token_ids, drawn.is_failed, drawn.is_empty]
+        self._num_columns = len(columns)
+        columns += [column for table in self._tables for column in table.columns]
+        self._copy = device.copy_to_host(columns)
+
+    def wait(self) -> StepResult:
+        """Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
+        columns = iter(self._copy.wait())
+        drawn = [next(columns).tolist() for _ in range(self._num_columns)]
+        tables = (table.with_columns(columns) for table in self._tables)
+        results = self._results(drawn, tables)
+        for index, parts in self._scored.items():
+            prompt = tuple(entry for _ in parts for entry in _entries(next(tables)))
+            results[index] = replace(results[index], prompt_logprobs=prompt)
+        return StepResult(self._plan.step_id, tuple(results), time.monotonic() - self._started_s)
+
+    def _results(self, drawn: Sequence[Sequence[int]], tables: Iterator[Logprobs]) -> list[RowResult]:
+        results = [RowResult()] * len(self._plan.rows)
+        if self._drawn is None:
+            return results
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self._drawn.logprobs is not None:
+            logprobs = dict(zip(self._drawn.logprob_rows, _entries(next(tables)), strict=True))
+        sampling = (index for index, row in enumerate(self._plan.rows) if row.samples)
+        for place, (index, token_id, is_failed, is_empty) in enumerate(zip(sampling, *drawn, strict=True)):
+            if is_failed or is_empty:
+                status = RowStatus.NUMERICAL_ERROR if is_failed else RowStatus.NOTHING_TO_DRAW
+                results[index] = RowResult(status=status)
+            else:
+                results[index] = RowResult((token_id,), logprobs=(logprobs[place],) if place in logprobs else ())
+        return results
+
+
+def _entries(logprobs: Logprobs) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(*entry) for entry in logprobs.to_host())

@@ -13,7 +13,7 @@ from inferd.engine.arch.description import Activation
 from inferd.engine.layers import mlp
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
-from inferd.engine.worker import graphs
+from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.kernels.gated_mul import silu_mul
@@ -40,7 +40,7 @@ class GraphedPool(Pool):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder, 60, BLOCK, table_width=TABLE_WIDTH)
-        self.graphs = StepGraphs(decoder, KVPool(self.kv))
+        self.graphs = StepGraphs(decoder, KVPool(self.kv, padding_block=self.free.pop(0)), CpuDevice(1))
 
     def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
         return self.graphs.forward(token_ids, batches).clone()
@@ -73,7 +73,7 @@ def assert_equal_steps(case: Case, dtype: torch.dtype, quantization: str) -> Ste
     pool = GraphedPool(decoder)
     for seed in range(3):
         expected = run(Pool(decoder, 60, BLOCK, table_width=TABLE_WIDTH), seed)
-        pool.free = Pool(decoder, 60, BLOCK, table_width=TABLE_WIDTH).free
+        pool.free = Pool(decoder, 60, BLOCK, table_width=TABLE_WIDTH).free[1:]
         states = run(pool, seed)
         assert len(states) == len(expected) > 40
         assert all(torch.equal(state, other) for state, other in zip(states, expected, strict=True))
@@ -98,7 +98,14 @@ def test_what_cannot_be_recorded_is_called(monkeypatch: pytest.MonkeyPatch, kern
     assert step_graphs.recorded_rows == ()
 
 
+def test_steps_are_padded_to_the_next_bucket(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    monkeypatch.setattr(CpuDevice, "row_buckets", (1, 4, 5))
+    for setup in RECORDED:
+        step_graphs = assert_equal_steps(*setup)
+        assert step_graphs.recorded_rows == ((1, 4, 5) if kernels == "cpp" else ())
+
+
 def test_more_rows_than_are_recorded(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    monkeypatch.setattr(graphs, "MAX_RECORDED_ROWS", 2)
+    monkeypatch.setattr(CpuDevice, "row_buckets", (1, 2))
     step_graphs = assert_equal_steps(*RECORDED[0])
     assert step_graphs.recorded_rows == ((1, 2) if kernels == "cpp" else ())

@@ -1,0 +1,88 @@
+"""One CUDA device: copies through pinned memory, steps as CUDA graphs, memory as the driver counts it.
+
+Nothing here waits for the device but `_PinnedCopy.wait`: work is queued on the current stream, and the host learns a
+step's ids while the next step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from inferd.engine.worker.device import HostCopy, Recording
+from inferd.kernels.tape import NotRecordableError
+
+ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
+"""At most an eighth of a large step is padding, and a capture, some hundred milliseconds, is made 24 times at most."""
+
+_WARM_UP_RUNS = 2
+"""Before a capture: libraries allocate workspaces, and kernels are compiled and loaded, in their first run."""
+
+
+class CudaDevice:
+    """The CUDA device `index` of those visible to this process."""
+
+    row_buckets: Sequence[int] = ROW_BUCKETS
+    pads = True
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+        self._graph_pool = torch.cuda.graph_pool_handle()
+        self._capture_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+
+    def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
+
+    def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.torch_device, non_blocking=True)
+
+    def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
+        return _PinnedCopy(tensors)
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        """A CUDA graph of `run`, whose memory is shared with all others: they are replayed one at a time."""
+        stream = self._capture_stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream):
+                output = run()
+        except RuntimeError as error:
+            raise NotRecordableError(f"the step cannot be captured: {error}") from error
+        graph.replay()  # a capture computes nothing
+        return _CudaGraph(graph, output)
+
+    def memory_in_use(self) -> int:
+        """What torch holds of the device. The driver's context comes on top and is nobody's to plan."""
+        return torch.cuda.memory_reserved(self.torch_device)
+
+
+class _CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
+        self._graph, self.output = graph, output
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class _PinnedCopy:
+    """Copies queued behind the work that produces their sources."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def wait(self) -> Sequence[Tensor]:
+        self._arrived.synchronize()
+        return self._copies
