@@ -105,6 +105,7 @@ class Report:
 
 def build(asked: PlanOptions, machine: Machine) -> Report:
     """Raises `ModelError` for a model that cannot be read and `ConfigError` for an option that cannot be."""
+    machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
     facts, files = _read(asked)
     precision, work = _precision(asked, facts), _workload(asked, facts)

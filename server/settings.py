@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         "refuse", "What an unknown request field gets: a 400, or a warning header.", panel=_SERVER
     )
 
-    device: Literal["auto", "cpu"] = setting("auto", "Where the model runs.", panel=_ENGINE)
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where the model runs.", panel=_ENGINE)
     num_threads: Annotated[int | None, Auto, Number] = setting(
         None, "Compute threads; auto is the cores there are.", panel=_ENGINE, ge=1, le=1024
     )

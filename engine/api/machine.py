@@ -1,4 +1,4 @@
-"""What this machine has, as far as the standard library can tell: cores and memory that this process may use.
+"""What this machine has: cores and memory that this process may use, and a GPU.
 
 A container's limits count, not the host's sizes.
 """
@@ -6,24 +6,60 @@ A container's limits count, not the host's sizes.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+from inferd.engine.api import accelerator
+from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+_DRIVER_BYTES = 3 * 2**29
+"""Of a GPU's free memory: what the driver's context, libraries' workspaces and captured graphs take beside the plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores and memory available to this process."""
+    """Cores and memory available to this process: those of the processor, or of the GPU for a machine `on` one."""
 
     num_cpus: int
     memory_total_bytes: int
     memory_available_bytes: int
     has_bf16_matmul: bool = True
     """Whether the processor's matrix library computes bfloat16 without going through float32 first."""
+    accelerator: Accelerator | None = None
+    no_accelerator: str = "none was looked for"
+    """Why there is none."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Whose memory is counted."""
 
     @classmethod
     def detect(cls) -> Machine:
+        """This machine, its processor's memory counted."""
+        host = cls._detect_host()
+        try:
+            return replace(host, accelerator=accelerator.detect())
+        except NoAcceleratorError as error:
+            return replace(host, no_accelerator=str(error))
+
+    @property
+    def best_device(self) -> Literal["cpu", "cuda"]:
+        """Where a model is served unless it is said."""
+        return "cpu" if self.accelerator is None else "cuda"
+
+    def on(self, device: Literal["cpu", "cuda"]) -> Machine:
+        """The same machine with the memory that a model on `device` would live in."""
+        if device == self.device:
+            return self
+        assert device == "cuda" and self.accelerator is not None
+        free = max(0, self.accelerator.memory_free_bytes - _DRIVER_BYTES)
+        total = self.accelerator.memory_total_bytes
+        return replace(self, memory_total_bytes=total, memory_available_bytes=free, device="cuda")
+
+    @classmethod
+    def _detect_host(cls) -> Machine:
         total, available = _host_memory()
         limit = _cgroup_number("memory.max")
         if limit is not None and limit < total:

@@ -27,6 +27,7 @@ from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
@@ -58,7 +59,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     assert config.num_threads is not None and config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.max_num_seqs is not None
     laps = _Laps(started_s, report)
-    device = CpuDevice(config.num_threads)
+    device = _open_device(config)
     laps.done("engine", f"torch {torch.__version__} on {device.name}")
     laps.done("kernels", _prepare_kernels())
 
@@ -68,7 +69,13 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     planned = plan_of(config, arch)
     decoder = _build_decoder(config, arch, dtype, device)
     before_bytes = device.memory_in_use()
-    _load_weights(decoder, checkpoint)
+    try:
+        _load_weights(decoder, checkpoint)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"the weights of {format_bytes(planned.weights_bytes)} do not fit beside what the GPU holds ({error}): "
+            "free it, or give --quantization"
+        ) from error
     _give_back_freed()
     weights_bytes = device.memory_in_use() - before_bytes
     laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
@@ -97,6 +104,18 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         quantization=config.quantization,
         kernels=kernels,
     )
+
+
+def _open_device(config: EngineConfig) -> Device:
+    assert config.num_threads is not None
+    if config.device == "cpu":
+        return CpuDevice(config.num_threads)
+    if not torch.cuda.is_available():
+        raise ModelError(
+            f"device cuda was asked for, and torch {torch.__version__} finds no GPU to use: give --device cpu, "
+            "or install the build of torch for this driver"
+        )
+    return CudaDevice()
 
 
 def _prepare_kernels() -> str:

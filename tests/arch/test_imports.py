@@ -26,7 +26,7 @@ SERVER_LIBRARIES = (
 RULES: dict[str, tuple[str, ...]] = {
     "server": ("inferd.engine.api", *SERVER_LIBRARIES),
     "engine.arch": (),
-    "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub"),
+    "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub", "pynvml"),
     "engine.request": ("inferd.engine.api.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.params"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from inferd.engine.api.accelerator import Accelerator
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine import Machine
@@ -45,6 +46,11 @@ def kv_bytes_per_token(dtype: str) -> int:
 
 def machine(gib: float) -> Machine:
     return Machine(num_cpus=2, memory_total_bytes=int(gib * GIB), memory_available_bytes=int(gib * GIB))
+
+
+def gpu_machine(free_gib: float = 140, capability: tuple[int, int] = (9, 0)) -> Machine:
+    gpu = Accelerator("H200", capability, int(141 * GIB), int(free_gib * GIB))
+    return dataclasses.replace(machine(64), accelerator=gpu)
 
 
 ASKED = EngineConfig(model_path="model")
@@ -297,3 +303,42 @@ def test_bytes_for_people() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1024, 5 * GIB, 3 * 2**40)] == [
         "0 B", "1023 B", "1.0 KiB", "5.0 GiB", "3.0 TiB",
     ]  # fmt: skip
+
+
+def test_a_gpu_is_where_a_model_is_served() -> None:
+    config, plan, decisions = resolve(ASKED, facts(dtype="float16"), gpu_machine())
+    assert (config.device, config.dtype, config.max_num_seqs, config.max_num_batched_tokens) == (
+        "cuda", "float16", 256, 4096,
+    )  # fmt: skip
+    assert next(decision.why for decision in decisions if decision.field == "device") == "H200"
+    assert 0.9 * 138 * GIB < plan.total_bytes < 138 * GIB
+
+
+def test_a_gpu_can_be_left_alone() -> None:
+    asked = msgspec.structs.replace(ASKED, device="cpu")
+    config, plan, _ = resolve(asked, facts(dtype="float16"), gpu_machine())
+    assert (config.device, config.dtype) == ("cpu", "float32")
+    assert plan.total_bytes < 64 * GIB
+
+
+def test_the_gpus_memory_is_what_counts() -> None:
+    with pytest.raises(CapacityError, match=r"1[01]\.\d GiB of memory are available"):
+        resolve(ASKED, facts(), gpu_machine(free_gib=12.5))
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    asked = msgspec.structs.replace(ASKED, device="cuda")
+    without = dataclasses.replace(machine(64), no_accelerator="the NVIDIA driver says: no driver")
+    with pytest.raises(ConfigError, match="device cuda was asked for, but the NVIDIA driver says: no driver"):
+        resolve(asked, facts(), without)
+    config, _, decisions = resolve(ASKED, facts(), without)
+    assert config.device == "cpu"
+    assert "no driver" in next(decision.why for decision in decisions if decision.field == "device")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_what_only_processors_compute(quantization: str) -> None:
+    asked = msgspec.structs.replace(ASKED, quantization=quantization)
+    assert resolve(asked, facts(), gpu_machine())[0].device == "cpu"
+    with pytest.raises(ConfigError, match=f"{quantization} is computed on processors"):
+        resolve(msgspec.structs.replace(asked, device="cuda"), facts(), gpu_machine())

@@ -1,0 +1,74 @@
+"""What the driver says becomes a GPU or a reason; the driver is played."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from inferd.engine.api import accelerator
+from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with two GPUs, torch built for them."""
+    played = SimpleNamespace(capability=(9, 0), is_shut_down=False)
+
+    def by_index(index: int) -> int:
+        if index > 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return index
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: setattr(played, "is_shut_down", True))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", by_index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: {"GPU-b": 1}[uuid])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: f"gpu {handle}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=100, free=90))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda _: played.capability)
+    monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return played
+
+
+@pytest.mark.parametrize(("visible", "name"), [(None, "gpu 0"), ("1,0", "gpu 1"), ("GPU-b", "gpu 1")])
+def test_the_first_visible_gpu(
+    driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str | None, name: str
+) -> None:
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert accelerator.detect() == Accelerator(name, (9, 0), 100, 90)
+    assert driver.is_shut_down
+
+
+@pytest.mark.parametrize(
+    ("visible", "reason"), [("", "begins with ''"), ("none", "begins with 'none'"), ("7", "the NVIDIA driver says")]
+)
+def test_none_visible(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, visible: str, reason: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(NoAcceleratorError, match=reason):
+        accelerator.detect()
+
+
+def test_one_that_is_too_old(driver: SimpleNamespace) -> None:
+    driver.capability = (7, 5)
+    with pytest.raises(NoAcceleratorError, match=r"compute capability 7\.5, and 8\.0 is the least"):
+        accelerator.detect()
+
+
+def test_torch_for_the_processor_alone(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0+cpu")
+    with pytest.raises(NoAcceleratorError, match=r"torch 2\.13\.0\+cpu is built for the CPU alone"):
+        accelerator.detect()
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    with pytest.raises(NoAcceleratorError, match="the NVIDIA driver says: NVML Shared Library Not Found"):
+        accelerator.detect()
