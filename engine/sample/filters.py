@@ -7,12 +7,13 @@ depend on the rows beside it. Rows that ask for nothing are not touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from inferd.engine.api.params import SamplingParams
+from inferd.kernels.gpu import from_host
 
 _NEVER = float("-inf")
 _FIRST_PREFIX = 64
@@ -31,19 +32,24 @@ def cut(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     vocab_size = scores.shape[1]
     top_k = {row: min(row_params.top_k, vocab_size) for row, row_params in enumerate(params) if row_params.top_k}
     if top_k:
-        _keep_at_least(scores, list(top_k), _kth_largest(scores[list(top_k)], list(top_k.values())))
+        rows = _index(top_k, scores.device)
+        _keep_at_least(scores, rows, _kth_largest(scores[rows], list(top_k.values())))
     top_p = {row: row_params.top_p for row, row_params in enumerate(params) if row_params.top_p < 1.0}
     if top_p:
-        rows = list(top_p)
-        _cut_nucleus(scores, rows, torch.tensor(list(top_p.values()), dtype=torch.float64, device=scores.device))
+        masses = torch.tensor(list(top_p.values()), dtype=torch.float64)
+        _cut_nucleus(scores, _index(top_p, scores.device), from_host(masses, scores.device))
     min_p = {row: math.log(row_params.min_p) for row, row_params in enumerate(params) if row_params.min_p > 0.0}
     if min_p:
-        rows = list(min_p)
-        offsets = torch.tensor(list(min_p.values()), dtype=torch.float32, device=scores.device)
+        rows = _index(min_p, scores.device)
+        offsets = from_host(torch.tensor(list(min_p.values()), dtype=torch.float32), scores.device)
         _keep_at_least(scores, rows, scores[rows].amax(dim=-1) + offsets)
 
 
-def _keep_at_least(values: Tensor, rows: list[int], floors: Tensor) -> None:
+def _index(rows: Iterable[int], device: torch.device) -> Tensor:
+    return from_host(torch.tensor(list(rows)), device)
+
+
+def _keep_at_least(values: Tensor, rows: Tensor, floors: Tensor) -> None:
     kept = values[rows]
     values[rows] = kept.masked_fill_(kept < floors[:, None], _NEVER)
 
@@ -51,10 +57,10 @@ def _keep_at_least(values: Tensor, rows: list[int], floors: Tensor) -> None:
 def _kth_largest(values: Tensor, k: list[int]) -> Tensor:
     """[n]: of each row its k-th largest value."""
     largest = values.topk(max(k), dim=-1).values
-    return largest.gather(1, torch.tensor(k, device=values.device)[:, None] - 1)[:, 0]
+    return largest.gather(1, _index(k, values.device)[:, None] - 1)[:, 0]
 
 
-def _cut_nucleus(scores: Tensor, rows: list[int], top_p: Tensor) -> None:
+def _cut_nucleus(scores: Tensor, rows: Tensor, top_p: Tensor) -> None:
     """Keep the most likely tokens up to and with the one that brings their mass to `top_p` (Holtzman et al. 2020)."""
     kept = scores[rows]
     probabilities = kept.softmax(dim=-1)

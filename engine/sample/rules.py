@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.params import SamplingParams
+from inferd.kernels.gpu import from_host
 
 _NEVER = float("-inf")
 
@@ -29,7 +30,7 @@ class Admitted:
     device: torch.device
 
     def tensor(self, values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+        return from_host(torch.tensor(values, dtype=dtype), self.device)
 
 
 class Rule(Protocol):

@@ -16,6 +16,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.sample.filters import cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
+from inferd.kernels.gpu import from_host
 from inferd.kernels.sample import sample
 
 
@@ -69,13 +70,14 @@ class Sampler:
         is_empty = torch.zeros_like(is_failed)
         special = [row for row, state in enumerate(states) if not state.is_plain_greedy]
         if special:
-            token_ids[special], is_empty[special] = self._draw(
-                logits[special], [states[row] for row in special], [positions[row] for row in special]
+            rows = self._tensor(special, torch.int64)
+            token_ids[rows], is_empty[rows] = self._draw(
+                logits[rows], [states[row] for row in special], [positions[row] for row in special]
             )
         for row, state in enumerate(states):
             for rule in state.rules:
                 rule.record(token_ids[row : row + 1])
-        return SampleResult(token_ids, is_failed, is_empty, *_logprobs(logits, token_ids, states))
+        return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, states))
 
     def _draw(self, logits: Tensor, states: Sequence[_Slot], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(ids, whether nothing was left to draw), for rows with rules or a temperature. Overwrites `logits`."""
@@ -86,10 +88,11 @@ class Sampler:
         sampled = [row for row, state in enumerate(states) if state.params.temperature > 0.0]
         if sampled:
             params = [states[row].params for row in sampled]
-            scores = temper(logits[sampled], self._tensor([row.temperature for row in params], torch.float32))
+            rows = self._tensor(sampled, torch.int64)
+            scores = temper(logits[rows], self._tensor([row.temperature for row in params], torch.float32))
             cut(scores, params)
             seeds = self._tensor([row.seed for row in params], torch.int64)
-            token_ids[sampled] = sample(scores, seeds, self._tensor([positions[row] for row in sampled], torch.int64))
+            token_ids[rows] = sample(scores, seeds, self._tensor([positions[row] for row in sampled], torch.int64))
         return token_ids, ~peaks.isfinite()
 
     def _state(self, slot: int) -> _Slot:
@@ -98,12 +101,13 @@ class Sampler:
         return state
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        return from_host(torch.tensor(values, dtype=dtype), self._device)
 
-
-def _logprobs(logits: Tensor, token_ids: Tensor, states: Sequence[_Slot]) -> tuple[Logprobs | None, tuple[int, ...]]:
-    asked = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
-    if not asked:
-        return None, ()
-    rows = list(asked)
-    return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(rows)
+    def _logprobs(
+        self, logits: Tensor, token_ids: Tensor, states: Sequence[_Slot]
+    ) -> tuple[Logprobs | None, tuple[int, ...]]:
+        asked = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
+        if not asked:
+            return None, ()
+        rows = self._tensor(list(asked), torch.int64)
+        return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(asked)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.worker.device import HostCopy, Recording
+from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
 
 ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
@@ -38,7 +39,7 @@ class CudaDevice:
         return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.torch_device, non_blocking=True)
+        return from_host(torch.tensor(values, dtype=dtype), self.torch_device)
 
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         return _PinnedCopy(tensors)

@@ -124,12 +124,17 @@ class StepGraphs:
         if recording is not None:
             recording.replay()
             return recording.output
-        kept_x, kept_batches = self._inputs.of(bucket)
         try:
-            recording = self._device.record(lambda: self._decoder.run_layers(kept_x, kept_batches, self._kv.data))
+            recording = self._device.record(lambda: self._run(bucket))
         except NotRecordableError as error:
             self.refusal = str(error)
             logger.info("decode steps run call by call: %s", error)
             return None
         self._recordings[bucket] = recording
         return recording.output
+
+    def _run(self, bucket: int) -> Tensor:
+        """The calls to record, on batches of their own: what kernels work out once a step belongs to the recording."""
+        assert self._inputs is not None
+        x, batches = self._inputs.of(bucket)
+        return self._decoder.run_layers(x, batches, self._kv.data)
