@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv"}
 """Triton's names of the dtypes that kernels take."""
+
+FP8_MIN_SM = 89
+"""The first architecture that converts to and from 8-bit floats."""
 
 _is_interpreted = False
 
@@ -34,7 +38,18 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     others = [str(dtype) for dtype in dtypes if dtype not in DTYPES]
-    return f"takes {', '.join(map(str, DTYPES))}, not {', '.join(others)}" if others else None
+    if others:
+        return f"takes {', '.join(map(str, DTYPES))}, not {', '.join(others)}"
+    if torch.float8_e4m3fn in dtypes and device_type == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        if 10 * major + minor < FP8_MIN_SM:
+            return f"converts to 8-bit floats from compute capability 8.9 on, not {major}.{minor}"
+    return None
+
+
+def from_host(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on `device`, behind what was queued there, without waiting for it."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +73,5 @@ class Shipped:
     """Integer arguments that are multiples of 16, as Triton finds out at a launch; addresses always are."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Compiler options besides."""
+    min_sm: int = 0
+    """The first architecture that has what it needs."""
