@@ -67,7 +67,13 @@ static inline vf mul_add(vf a, vf b, vf c) {
 #endif
 }
 
-static inline vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+static inline vf widen(vh h) {
+#if defined(__AVX512F__)
+    return (vf)((vu)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h) << 16);  // GCC would widen by halves
+#else
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
+}
 
 // Round to nearest, ties to even; NaN stays NaN.
 static inline vh narrow(vf v) {
@@ -116,13 +122,21 @@ static inline void store_part(T* p, vf v, int n) {
 
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 
-// Lanes summed in a fixed tree.
+// Lanes summed in a fixed tree: always the upper half onto the lower.
 static inline float sum(vf v) {
+#if defined(__AVX512F__)
+    __m256 eight = (__m256)_mm512_maskz_extractf64x4_pd(0xff, (__m512d)v, 0) +
+                   (__m256)_mm512_maskz_extractf64x4_pd(0xff, (__m512d)v, 1);
+    __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+    __m128 two = four + _mm_movehl_ps(four, four);
+    return two[0] + two[1];
+#else
     float a[LANES];
     store(a, v);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) a[i] += a[i + width];
     return a[0];
+#endif
 }
 static inline float largest(vf v) {
     float a[LANES];
@@ -143,26 +157,36 @@ static inline vf dot2(vf acc, vi a, vi b) {
 #endif
 }
 
-// e^x to about 1 ulp: x = n ln 2 + r, a polynomial in r (Cephes' expf), 2^n by its exponent. Below -87.3 it is 0, so that
-// e^-inf is exactly 0; above 88.3 it is inf; NaN stays NaN.
+// e^x with a relative error below 1e-7: x = n ln 2 + r, a polynomial in r (least largest error, with 1 at 0), times 2^n.
+// Below -87.3 it is 0, so that e^-inf is exactly 0; above 88.3 it is inf; NaN stays NaN.
 static inline vf exp(vf x) {
-    vf is_low = (vf)(x < -87.3f);
-    vf clamped = x > 88.3f ? splat(88.3f) : (x < -87.3f ? splat(-87.3f) : x);
-    vf shifted = mul_add(clamped, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: the sum's low bits are the rounded integer
-    vf n = shifted - 12582912.0f;
-    vf r = mul_add(n, splat(-0.693359375f), clamped);
+#if defined(__AVX512F__)
+    // Scaling overflows by itself, and its mask keeps what is not too low. 200 is any number from 89 to 2^22.
+    __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.3f), _CMP_NLT_UQ);
+    __mmask16 is_high = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(88.3f), _CMP_GT_OQ);
+    vf bounded = (vf)_mm512_mask_mov_ps((__m512)x, is_high, (__m512)splat(200.0f));
+#else
+    vf bounded = x > 88.3f ? splat(88.3f) : (x < -87.3f ? splat(-87.3f) : x);
+#endif
+    const float whole = 12582912.0f;  // 1.5 * 2^23: a sum's low bits are the rounded integer
+    vf shifted = mul_add(bounded, splat(1.44269504f), splat(whole));
+    vf n = shifted - whole;
+    vf r = mul_add(n, splat(-0.693359375f), bounded);
     r = mul_add(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.9875691500e-4f);
-    p = mul_add(p, r, splat(1.3981999507e-3f));
-    p = mul_add(p, r, splat(8.3334519073e-3f));
-    p = mul_add(p, r, splat(4.1665795894e-2f));
-    p = mul_add(p, r, splat(1.6666665459e-1f));
-    p = mul_add(p, r, splat(5.0000001201e-1f));
-    p = mul_add(p, r * r, r) + 1.0f;
-    vi exponent = (vi)shifted << 23;
-    vf scaled = (vf)((vi)p + exponent);
-    vf bounded = x > 88.3f ? splat(__builtin_inff()) : (vf)((vi)scaled & ~(vi)is_low);
-    return x != x ? x : bounded;
+    vf p = splat(1.3818296e-3f);
+    p = mul_add(p, r, splat(8.3685322e-3f));
+    p = mul_add(p, r, splat(4.1668292e-2f));
+    p = mul_add(p, r, splat(1.6666523e-1f));
+    p = mul_add(p, r, splat(4.9999994e-1f));
+    p = mul_add(p, r, splat(1.0f));
+    p = mul_add(p, r, splat(1.0f));
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_scalef_ps(is_kept, (__m512)p, (__m512)n);
+#else
+    vf scaled = (vf)((vi)p + ((vi)shifted << 23));
+    vf result = x > 88.3f ? splat(__builtin_inff()) : (vf)((vi)scaled & ~(vi)(x < -87.3f));
+    return x != x ? x : result;
+#endif
 }
 
 // 1 - 2 / (e^2x + 1): absolute error below 2e-7.

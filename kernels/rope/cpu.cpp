@@ -74,38 +74,102 @@ struct Problem {
     float eps;
 };
 
+template <int N, class T>
+inline void load_head(const T* from, vf* head) {
+    for (int i = 0; i < N; i++) head[i] = load(from + i * LANES);
+}
+
+// 1 / rms of up to 16 heads of N vectors: all of them first, so that no head waits for the root of its own.
+template <int N, class T>
+inline void find_scales(const T* from, int num_heads, float eps, float* scales) {
+    float mean[LANES] = {};
+    for (int h = 0; h < num_heads; h++) {
+        vf head[N], squares = {};
+        load_head<N>(from + h * N * LANES, head);
+        for (int i = 0; i < N; i++) squares = squares + head[i] * head[i];
+        mean[h] = sum(squares) / float(N * LANES);
+    }
+    for (int h = 0; h < LANES; h++) scales[h] = 1.0f / std::sqrt(mean[h] + eps);
+}
+
+// Heads of N whole vectors that turn whole, each in registers from its load to its store.
+template <int N, class T, class W>
+void turn_heads(const T* from, T* to, int64_t num_heads, int64_t to_stride, const W* norm, const float* cos_sin,
+                float eps) {
+    vf angles[N], weight[N];
+    load_head<N>(cos_sin, angles);
+    if (norm) load_head<N>(norm, weight);
+    float scales[LANES];
+    for (int64_t h = 0; h < num_heads; h++, from += N * LANES, to += to_stride) {
+        const int64_t left = num_heads - h;
+        if (norm && h % LANES == 0) find_scales<N>(from, int(left < LANES ? left : LANES), eps, scales);
+        vf head[N];
+        load_head<N>(from, head);
+        if (norm)
+            for (int i = 0; i < N; i++) head[i] = head[i] * scales[h % LANES] * weight[i];
+        for (int i = 0; i < N / 2; i++) {
+            const vf first = head[i], second = head[N / 2 + i], c = angles[i], s = angles[N / 2 + i];
+            store(to + i * LANES, first * c - second * s);
+            store(to + (N / 2 + i) * LANES, second * c + first * s);
+        }
+    }
+}
+
+// Heads of any size, through a buffer.
 template <class T, class W>
-void run_token(const Problem& p, int64_t token) {
+void turn_any_heads(const Problem& p, const T* from, T* to, int64_t num_heads, int64_t to_stride, const W* norm,
+                    const float* cos_sin) {
     float head[MAX_HEAD_DIM];
-    const float* angles = p.cos_sin + p.positions[token] * p.rotary_dim;
-    auto turn = [&](const T* from, const void* norm) {
-        widen_head(from, head, p.head_dim);
-        if (norm) normalise(head, static_cast<const W*>(norm), p.head_dim, p.eps);
-        rotate(head, angles, p.rotary_dim / 2);
+    for (int64_t h = 0; h < num_heads; h++) {
+        widen_head(from + h * p.head_dim, head, p.head_dim);
+        if (norm) normalise(head, norm, p.head_dim, p.eps);
+        rotate(head, cos_sin, p.rotary_dim / 2);
+        narrow_head(head, to + h * to_stride, p.head_dim);
+    }
+}
+
+// N: vectors in a head, or 0 for heads of any size.
+template <int N, class T, class W>
+void run_token(const Problem& p, int64_t token) {
+    const float* cos_sin = p.cos_sin + p.positions[token] * p.rotary_dim;
+    const int64_t size = N ? N * LANES : p.head_dim;
+    auto turn = [&](const T* from, T* to, int64_t num_heads, int64_t to_stride, const void* norm) {
+        const W* weight = static_cast<const W*>(norm);
+        if constexpr (N > 0)
+            turn_heads<N>(from, to, num_heads, to_stride, weight, cos_sin, p.eps);
+        else
+            turn_any_heads(p, from, to, num_heads, to_stride, weight, cos_sin);
     };
-    T* out = static_cast<T*>(p.out) + token * p.num_heads * p.head_dim;
-    for (int64_t h = 0; h < p.num_heads; h++) {
-        turn(static_cast<const T*>(p.q) + token * p.q_stride + h * p.head_dim, p.q_norm);
-        narrow_head(head, out + h * p.head_dim, p.head_dim);
-    }
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
-    const int64_t plane = p.block_size * p.head_dim;
-    T* keys = static_cast<T*>(p.kv) + block * 2 * p.num_kv_heads * plane + offset * p.head_dim;
+    const int64_t plane = p.block_size * size;
+    T* keys = static_cast<T*>(p.kv) + block * 2 * p.num_kv_heads * plane + offset * size;
     T* values = keys + p.num_kv_heads * plane;
-    for (int64_t h = 0; h < p.num_kv_heads; h++) {
-        turn(static_cast<const T*>(p.k) + token * p.k_stride + h * p.head_dim, p.k_norm);
-        narrow_head(head, keys + h * plane, p.head_dim);
-        std::memcpy(values + h * plane, static_cast<const T*>(p.v) + token * p.v_stride + h * p.head_dim,
-                    p.head_dim * sizeof(T));
-    }
+    T* out = static_cast<T*>(p.out) + token * p.num_heads * size;
+    turn(static_cast<const T*>(p.q) + token * p.q_stride, out, p.num_heads, size, p.q_norm);
+    turn(static_cast<const T*>(p.k) + token * p.k_stride, keys, p.num_kv_heads, plane, p.k_norm);
+    const T* from = static_cast<const T*>(p.v) + token * p.v_stride;
+    for (int64_t h = 0; h < p.num_kv_heads; h++) std::memcpy(values + h * plane, from + h * size, size * sizeof(T));
+}
+
+template <int N, class T, class W>
+void run_tokens(const Problem& p, int64_t num_threads) {
+    const int64_t elements = p.num_tokens * (p.num_heads + p.num_kv_heads) * p.head_dim;
+    const int team = int(elements < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
+#pragma omp parallel for num_threads(team) if (team > 1)
+    for (int64_t token = 0; token < p.num_tokens; token++) run_token<N, T, W>(p, token);
 }
 
 template <class T, class W>
 void run(const Problem& p, int64_t num_threads) {
-    const int64_t elements = p.num_tokens * (p.num_heads + p.num_kv_heads) * p.head_dim;
-    const int team = int(elements < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t token = 0; token < p.num_tokens; token++) run_token<T, W>(p, token);
+    const int64_t size = p.head_dim == p.rotary_dim ? p.head_dim : 0;
+    if (size == 64)
+        run_tokens<64 / LANES, T, W>(p, num_threads);
+    else if (size == 128)
+        run_tokens<128 / LANES, T, W>(p, num_threads);
+    else if (size == 256)
+        run_tokens<256 / LANES, T, W>(p, num_threads);
+    else
+        run_tokens<0, T, W>(p, num_threads);
 }
 
 }  // namespace

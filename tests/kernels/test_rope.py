@@ -69,7 +69,8 @@ class Case:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim"), [(4, 2, 64, 64), (3, 1, 10, 10), (2, 2, 24, 12)]
+    ("heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(4, 2, 64, 64), (3, 1, 10, 10), (2, 2, 24, 12), (19, 5, 128, 128), (2, 1, 128, 64), (3, 3, 256, 256)],
 )
 def test_equals_complex_rotation(
     dtype: torch.dtype, has_norm: bool, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
