@@ -1,11 +1,12 @@
-# The server in a container, computing on the CPU. It runs as any user, with a read-only root, and writes only to
-# /cache (models) and /tmp. Listening on all addresses, it refuses to start without INFERD_API_KEY.
+# The server in a container, computing on a GPU where the container is given one, else on the CPU. It runs as any user,
+# with a read-only root, and writes only to /cache (models, compiled kernels, tuning) and /tmp. Listening on all
+# addresses, it refuses to start without INFERD_API_KEY.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# torch's default wheel for Linux carries 3 GB of CUDA that a CPU never loads. Where the index of PyTorch's CPU wheels is
-# known, give it: docker build --build-arg TORCH_INDEX_URL=...
+# torch's default wheel for Linux carries the CUDA that a GPU needs, 3 GB. An image for CPUs alone is built with the
+# index of PyTorch's CPU wheels: docker build --build-arg TORCH_INDEX_URL=...
 ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN ["python", "-m", "venv", "/opt/inferd"]
@@ -17,7 +18,7 @@ COPY server server
 COPY engine engine
 COPY kernels kernels
 RUN /opt/inferd/bin/pip install --constraint constraints.txt .
-# The C++ kernels, for every instruction set that the image may meet: the image itself has no compiler.
+# The C++ kernels, for every instruction set that the image may meet: the image itself has no C++ compiler.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
     && /opt/inferd/bin/python -m inferd.kernels.native
 
@@ -25,12 +26,19 @@ FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="inferd" \
       org.opencontainers.image.description="An OpenAI-compatible LLM serving daemon" \
       org.opencontainers.image.licenses="Apache-2.0"
+# Triton compiles kernels for the GPU that it finds, and with this compiler the few lines of C that start each of them.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/inferd /opt/inferd
 ENV PATH=/opt/inferd/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/cache \
     HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton \
+    XDG_CACHE_HOME=/cache \
+    CC=gcc \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     INFERD_HOST=0.0.0.0 \
     INFERD_PORT=8000
 # Group 0 and world may write: platforms that choose a uid of their own give it group 0, or no group of ours at all.

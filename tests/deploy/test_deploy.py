@@ -195,3 +195,27 @@ def test_the_cache_is_a_volume_that_any_user_may_write() -> None:
     assert environment()["HF_HOME"].startswith(f"{volume}/")
     assert environment()["HOME"] == volume
     assert any(f"chmod 0777 {volume}" in arguments for name, arguments in instructions() if name == "RUN")
+
+
+def test_triton_can_compile_in_the_image() -> None:
+    """It needs a C compiler, Python's headers (which the base image brings) and a place to write that stays."""
+    variables = environment()
+    (volume,) = json.loads(one("VOLUME"))
+    assert variables["TRITON_CACHE_DIR"].startswith(f"{volume}/")
+    assert variables["XDG_CACHE_HOME"] == volume
+    installed = next(
+        arguments for name, arguments in instructions() if name == "RUN" and "apt-get install" in arguments
+    )
+    assert variables["CC"] in installed.split() and "libc6-dev" in installed.split()
+
+
+def test_the_gpu_file_adds_to_the_service() -> None:
+    services = parse("compose.gpu.yaml")["services"]
+    assert services.keys() <= parse("compose.yaml")["services"].keys()
+    settings = {f"INFERD_{name.upper()}" for name in Settings.model_fields}
+    assert services["inferd"]["environment"].keys() <= settings
+    Settings(
+        **{name.removeprefix("INFERD_").lower(): value for name, value in services["inferd"]["environment"].items()}
+    )
+    (device,) = services["inferd"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
