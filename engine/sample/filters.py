@@ -72,10 +72,11 @@ def _nucleus_floors(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """[n]: the smallest probability in each row's nucleus.
 
     The running mass is summed from the largest down, in order and in fp64, over a sorted prefix that grows until it
-    holds every nucleus: the prefix sums do not depend on how long the prefix is, so neither does the result.
+    holds every nucleus: the prefix sums do not depend on how long the prefix is, so neither does the result. To look
+    whether it does is to wait for the device, so on an accelerator the prefix is all there is.
     """
     vocab_size = probabilities.shape[1]
-    width = min(_FIRST_PREFIX, vocab_size)
+    width = min(_FIRST_PREFIX, vocab_size) if probabilities.device.type == "cpu" else vocab_size
     while True:
         largest = probabilities.topk(width, dim=-1).values
         mass = largest.to(torch.float64).cumsum(dim=-1)

@@ -1,0 +1,115 @@
+"""Launching a step reads nothing back from the device: every way of doing so is made to fail while a step is launched.
+
+The device is the processor here, so what is caught is what would have to wait on an accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
+from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.runner import Runner
+from inferd.engine.worker.slots import Slots
+from tests.cpu.checkpoints import Case, random_decoder
+
+VOCAB, BLOCK, MAX_LEN = 97, 16, 64
+CASE = Case("llama", "llama", {"vocab_size": VOCAB, "num_hidden_layers": 2})
+READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
+OPS_THAT_WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
+ASKED = {
+    "greedy": SamplingParams(max_tokens=9, seed=1, temperature=0.0),
+    "sampled": SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, min_p=0.01),
+    "ruled": SamplingParams(
+        max_tokens=9,
+        seed=1,
+        temperature=0.5,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        logit_bias=((3, 1.0),),
+        bad_words=((4, 5),),
+        min_tokens=3,
+        eos_token_ids=(7,),
+        logprobs=3,
+        prompt_logprobs=2,
+    ),
+}
+
+
+class Waited(AssertionError):
+    pass
+
+
+class _NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.name().startswith(OPS_THAT_WAIT):
+            raise Waited(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def nothing_is_read() -> Iterator[None]:
+    def refuse(name: str) -> Any:
+        def read(*_: object) -> None:
+            raise Waited(name)
+
+        return read
+
+    with pytest.MonkeyPatch.context() as patch, _NoWaiting():
+        for name in READS:
+            patch.setattr(torch.Tensor, name, refuse(name))
+        yield
+
+
+def runner() -> Runner:
+    device, decoder = CpuDevice(1), random_decoder(CASE, torch.float32)
+    kv = KVPool.allocate(decoder.arch, 16, BLOCK, torch.float32, device)
+    return Runner(decoder, kv, Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu"), device)
+
+
+def plans(params: SamplingParams) -> list[StepPlan]:
+    """Two prompts, one of them in chunks, then decodes of both."""
+    admissions = tuple(Admission(slot, f"r{slot}", tuple(range(1, 21)), 20, params) for slot in range(2))
+    tables = tuple(TableUpdate(slot, 0, 0, (2 * slot, 2 * slot + 1)) for slot in range(2))
+    return [
+        StepPlan(0, admissions, tables, (Row(0, 0, 20, True), Row(1, 0, 8, False))),
+        StepPlan(1, (), (), (Row(0, 20, 1, True), Row(1, 8, 12, True))),
+        StepPlan(2, (), (), (Row(0, 21, 1, True), Row(1, 20, 1, True))),
+    ]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_launching_waits_for_nothing(name: str) -> None:
+    # Recording, which happens once for each number of rows, has a dispatch mode of its own.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuDevice, "row_buckets", (0,))
+        watched, plain = runner(), runner()
+        for plan in plans(ASKED[name]):
+            with nothing_is_read():
+                launched = watched.launch(plan)
+            expected = plain.execute(plan)
+            assert launched.wait().rows == expected.rows
+            assert any(row.token_ids for row in expected.rows)
+
+
+def test_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sampler.sample
+
+    def waiting(self: Sampler, logits: torch.Tensor, *rest: Any) -> Any:
+        logits.max().item()
+        return sample(self, logits, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", waiting)
+    with pytest.raises(Waited), nothing_is_read():
+        runner().launch(plans(ASKED["greedy"])[0])
