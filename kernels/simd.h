@@ -139,11 +139,11 @@ static inline float sum(vf v) {
 #endif
 }
 static inline float largest(vf v) {
-    float a[LANES];
-    store(a, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
-    return a[0];
+    const vi eight = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}, four = {4, 5, 6, 7, 0, 1, 2, 3};
+    v = max(v, __builtin_shuffle(v, eight));
+    v = max(v, __builtin_shuffle(v, four));
+    const float low = v[0] > v[1] ? v[0] : v[1], high = v[2] > v[3] ? v[2] : v[3];
+    return low > high ? low : high;
 }
 
 // acc + a.low * b.low + a.high * b.high, with two bfloat16 in each 32-bit lane of a and b.
@@ -196,16 +196,12 @@ static inline vf tanh(vf x) {
 }
 
 // 32 elements of 16 bits of a and b, alternating: a's in the low halves of 32-bit lanes, b's in the high ones.
-static inline void zip(int32_t* to, const void* a, const void* b) {
+static inline void zip(vi a, vi b, vi& lower, vi& upper) {
     typedef uint16_t v32 __attribute__((vector_size(64)));
     const v32 low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    v32 first, second;
-    std::memcpy(&first, a, sizeof first);
-    std::memcpy(&second, b, sizeof second);
-    v32 lower = __builtin_shuffle(first, second, low), upper = __builtin_shuffle(first, second, low + 16);
-    std::memcpy(to, &lower, sizeof lower);
-    std::memcpy(to + LANES, &upper, sizeof upper);
+    lower = (vi)__builtin_shuffle((v32)a, (v32)b, low);
+    upper = (vi)__builtin_shuffle((v32)a, (v32)b, low + 16);
 }
 
 // A 16 x 16 block of 32-bit elements, rows to columns.

@@ -3,54 +3,49 @@
 //
 // A query's bits depend on its own sequence alone. Each tile of SPLIT keys gives a partial result of its own (its peak,
 // the sum of its weights, its weighted values), and partial results are combined in the order of the tiles. Within a
-// tile every score is one chain of products over the head's elements and every output element one chain over the keys,
-// whatever is computed beside it: rows, heads and keys that lie next to each other only share what was loaded. Keys that
-// a query may not see have weight 0 and change nothing, exactly, unless they are of its own sequence and hold inf or NaN:
-// then the request fails.
+// tile a score is sixteen chains of products, chain l over the lanes l, l + 16, .. of the head, added up in order, and
+// every output element is one chain over the keys, whatever is computed beside it. Keys that a query may not see have
+// weight 0 or are left out, which differ in nothing but the sign of a zero, and that ends where tiles are combined; a key
+// of its own sequence that holds inf or NaN may show: then the request fails.
 //
-// Keys are turned by 16 x 16 blocks, so that a vector holds sixteen keys and a score needs no sum across lanes; values
-// are interleaved by pairs of keys. bfloat16 is multiplied two by two into fp32, and the weights are rounded to bfloat16
-// before they are summed and multiplied, so that they add up to what is divided by.
+// A lane is 32 bits: one fp32, or two bfloat16, which are multiplied two by two into fp32. Two ways give the same bits:
+// - Few rows (decodes) read keys as they lie: a vector holds sixteen lanes of one key, that is a link of every chain, and
+//   sixteen keys' chains are turned to be added up. Values are interleaved by pairs in registers. Nothing is stored, and
+//   the memory sets the pace.
+// - Many rows (prompts) turn keys by 16 x 16 blocks first, so that a vector holds one lane of sixteen keys, and interleave
+//   values once for all rows. Products set the pace.
+// Weights are rounded to the element's type before they are summed and multiplied, so that they add up to what is
+// divided by.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "call.h"
+#include "paged_attention/schedule.h"
 #include "simd.h"
 
 namespace {
 
 using namespace simd;
 
-constexpr int SPLIT = 256;
-constexpr int PANEL = 64;  // keys turned at a time: four vectors
-constexpr int MAX_ROWS = 64;
+constexpr int PANEL = 64;  // keys turned at a time
+constexpr int DIRECT_ROWS = 8;   // of one KV head: up to so many, turning its keys costs more than it saves
+constexpr int GROUPS_AHEAD = 2;  // fetched early: of 1, 2, 4 and 8 the best over heads of 64 and 128 (Zen 4, 2026-11-21)
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
-struct Problem {
-    const char* q;
-    const char* kv;
-    char* out;
-    const int32_t* query_start;  // [R + 1]
-    const int32_t* seq_lens;     // [R]
-    const int32_t* tables;       // [R, max_blocks]
-    int64_t num_requests, max_blocks;
-    int64_t num_heads, num_kv_heads, head_dim, block_size;
-    int64_t window;  // 0: none
-    float scale, softcap;  // softcap 0: none
-    int repeat() const { return int(num_heads / num_kv_heads); }
+// Rows of one head that are computed together, and the keys of the tile, by sixteen, that some of them sees.
+struct Rows {
+    int head, first, num, begin, end;
 };
 
-// Consecutive queries of one request for some KV heads, and the tiles that this piece of work covers. Few queries take
-// many heads, whose pages lie side by side: memory is then read in long stretches. Rows are by head, then by query, then
-// by query head of the KV head.
-struct Item {
-    int32_t request, first_head, num_heads;  // KV heads
-    int32_t first_query, num_queries;  // of the request's queries
-    int32_t first_tile, end_tile;
-    int64_t partial;  // index of its first partial result, or -1: combine as tiles come
+// Sixteen keys or values of a head, all in one page; `key` counts from the tile's start. Those that no query of the item
+// sees may hold anything.
+struct Group {
+    const char* data;
+    int head, key;
 };
 
 template <class T>
@@ -76,16 +71,19 @@ struct Scratch {
     std::vector<int32_t> keys, values, query;
     std::vector<float> scores, tile_sum, summed, peak, total;
     std::vector<char> weights, partly_seen;
+    std::vector<Group> groups;
+    std::vector<Rows> rows;
 };
 
-// One lane of `a` times R rows of broadcast lanes, for `num` lanes in sequence: acc[r][v] += row[r][c] * panel[c][v].
+// acc[r][v] += row[r][c] * panel[c][v] for the lanes c = first, first + step .. end.
 template <class T, int R, int V>
-inline void multiply_panel(const int32_t* const* rows, const int32_t* panel, int64_t stride, int64_t num, vf acc[R][V]) {
-    for (int64_t c = 0; c < num; c++) {
+inline void multiply_panel(const int32_t* rows, int64_t row_stride, const int32_t* panel, int64_t panel_stride,
+                           int64_t first, int64_t end, int64_t step, vf acc[R][V]) {
+    for (int64_t c = first; c < end; c += step) {
         vi column[V];
-        for (int v = 0; v < V; v++) column[v] = load_i(panel + c * stride + v * LANES);
+        for (int v = 0; v < V; v++) column[v] = load_i(panel + c * panel_stride + v * LANES);
         for (int r = 0; r < R; r++) {
-            vi one = splat_i(rows[r][c]);
+            vi one = splat_i(rows[r * row_stride + c]);
             for (int v = 0; v < V; v++) acc[r][v] = Element<T>::multiply(acc[r][v], one, column[v]);
         }
     }
@@ -93,12 +91,14 @@ inline void multiply_panel(const int32_t* const* rows, const int32_t* panel, int
 
 template <class T>
 class Worker {
+    static constexpr int PER_LANE = Element<T>::PER_LANE;
+
   public:
     Worker(const Problem& problem, Scratch& scratch) : p_(problem), s_(scratch) {
-        lanes_ = (p_.head_dim + Element<T>::PER_LANE - 1) / Element<T>::PER_LANE;
+        lanes_ = (p_.head_dim + PER_LANE - 1) / PER_LANE;
         width_ = (p_.head_dim + LANES - 1) / LANES * LANES;
         s_.keys.resize(lanes_ * PANEL);
-        s_.values.resize(SPLIT / Element<T>::PER_LANE * width_);
+        s_.values.resize(SPLIT / PER_LANE * width_);
         s_.query.resize(MAX_ROWS * lanes_);
         s_.scores.resize(MAX_ROWS * SPLIT);
         s_.partly_seen.resize(LANES * p_.head_dim * sizeof(T));
@@ -120,9 +120,8 @@ class Worker {
         for (int tile = item.first_tile; tile < item.end_tile; tile++) {
             attend(tile);
             for (int r = 0; r < num_rows_; r++) {
-                const float* tile_sum = &s_.tile_sum[r * width_];
                 if (item.partial < 0)
-                    merge(r, tile_peak_[r], tile_total_[r], tile_sum);
+                    merge(r, tile_peak_[r], tile_total_[r], &s_.tile_sum[r * width_]);
                 else
                     keep(partials + (item.partial + int64_t(tile - item.first_tile) * num_rows_ + r) * partial_size(p_), r);
             }
@@ -149,11 +148,16 @@ class Worker {
   private:
     const Problem& p_;
     Scratch& s_;
-    int64_t lanes_;  // 32-bit lanes of a head: one fp32 or two bfloat16 each
+    int64_t lanes_;  // of a head
     int64_t width_;  // head_dim rounded up to a vector
     Item item_;
     int rows_per_head_, num_rows_;
     int64_t first_token_, first_position_;
+    int64_t start_, first_seen_, end_seen_;  // positions: the tile's first, and those that some query sees of it
+    float tile_peak_[MAX_ROWS], tile_total_[MAX_ROWS];
+    size_t blocks_per_head_;  // of rows
+    const char* ahead_;       // the group to fetch now
+    int panel_begin_;         // key of the first group packed and not yet used
 
     void start(const Item& item) {
         item_ = item;
@@ -164,150 +168,305 @@ class Worker {
         first_position_ = p_.seq_lens[item.request] - num_new + item.first_query;
     }
 
+    // Of the row's query, in the item.
     int64_t query_of(int row) const { return row % rows_per_head_ / p_.repeat(); }
 
-    // Of row `row`, in q and out.
-    int64_t head_index(int row) const {
-        const int64_t head = int64_t(item_.first_head + row / rows_per_head_) * p_.repeat() + row % p_.repeat();
-        return (first_token_ + query_of(row)) * p_.num_heads + head;
+    // f(row, where its head lies in q and out).
+    template <class F>
+    void for_heads(F f) const {
+        int row = 0;
+        for (int head = 0; head < item_.num_heads; head++)
+            for (int64_t token = first_token_; token < first_token_ + item_.num_queries; token++)
+                for (int64_t i = 0; i < p_.repeat(); i++)
+                    f(row++, (token * p_.num_heads + (item_.first_head + head) * p_.repeat() + i) * p_.head_dim);
     }
 
     void gather_queries() {
-        const int64_t row_bytes = p_.head_dim * sizeof(T);
         std::fill_n(s_.query.begin(), num_rows_ * lanes_, 0);
-        for (int r = 0; r < num_rows_; r++) std::memcpy(&s_.query[r * lanes_], p_.q + head_index(r) * row_bytes, row_bytes);
+        const T* q = reinterpret_cast<const T*>(p_.q);
+        for_heads([&](int row, int64_t place) { std::memcpy(&s_.query[row * lanes_], q + place, p_.head_dim * sizeof(T)); });
     }
 
-    const T* page(int64_t position, int head, bool is_value) const {
-        const int64_t id = p_.tables[item_.request * p_.max_blocks + position / p_.block_size];
-        const int64_t plane = (id * 2 + is_value) * p_.num_kv_heads + item_.first_head + head;
-        return reinterpret_cast<const T*>(p_.kv) + (plane * p_.block_size + position % p_.block_size) * p_.head_dim;
-    }
-
-    // Sixteen keys or values from `position` on, a multiple of sixteen and so all in one page, head_dim apart. Those that
-    // no query of the item sees are zeros: their memory, or the whole page, may hold anything or not exist.
-    const T* vectors_at(int64_t position, int head, bool is_value) {
-        const bool is_seen = position + LANES > first_seen_ && position < end_seen_;
-        const T* first = is_seen ? page(position, head, is_value) : nullptr;
-        if (is_seen && position >= first_seen_ && position + LANES <= end_seen_) return first;
-        T* copy = reinterpret_cast<T*>(s_.partly_seen.data());
-        std::memset(copy, 0, LANES * p_.head_dim * sizeof(T));
-        for (int64_t i = std::max<int64_t>(0, first_seen_ - position); i < LANES && position + i < end_seen_; i++)
-            std::memcpy(copy + i * p_.head_dim, first + i * p_.head_dim, p_.head_dim * sizeof(T));
-        return copy;
-    }
-
-    // The tile's keys and values panel by panel, all heads of a panel before the next, as they lie in memory.
     void attend(int tile) {
         start_ = int64_t(tile) * SPLIT;
         end_seen_ = std::min<int64_t>(start_ + SPLIT, first_position_ + item_.num_queries);
         first_seen_ = p_.window ? std::max<int64_t>(start_, first_position_ - p_.window + 1) : start_;
-        const int begin = int((first_seen_ - start_) / PANEL) * PANEL;
-        const int end = int((end_seen_ - start_ + PANEL - 1) / PANEL) * PANEL;
-        for (int key = begin; key < end; key += PANEL) {
-            fetch(key, false);
-            for (int head = 0; head < item_.num_heads; head++) {
-                pack_keys(head, key);
-                score(head, key);
-            }
-        }
-        for (int r = 0; r < num_rows_; r++) weigh(r, begin, end);
+        list_rows();
+        list_groups();
         std::fill_n(s_.tile_sum.begin(), num_rows_ * width_, 0.0f);
-        const int step = item_.num_heads > 1 ? PANEL : SPLIT;
-        for (int key = begin; key < end; key += step) {
-            if (step == PANEL) fetch(key, true);
-            for (int head = 0; head < item_.num_heads; head++) {
-                pack_values(head, key, std::min(end, key + step));
-                sum_values(head, key, std::min(end, key + step));
-            }
+        const bool is_direct = rows_per_head_ <= DIRECT_ROWS && can_be_direct();
+        const size_t num = s_.groups.size() / 2;
+        for (size_t i = 0; i < num; i++) {
+            look_ahead(i);
+            if (is_direct) score_direct(s_.groups[i]);
+            else score_turned(i);
+        }
+        for (const Rows& rows : s_.rows)
+            for (int row = rows.first; row < rows.first + rows.num; row++) weigh(row, rows.begin, rows.end);
+        for (size_t i = num; i < 2 * num; i++) {
+            look_ahead(i);
+            if (is_direct) sum_direct(s_.groups[i]);
+            else sum_packed(i);
         }
     }
 
-    // Read a panel of all heads once in the order of memory, a load a line. The packing that follows reads across rows,
-    // which no prefetcher follows: alone it gets 6 GB/s, and this 27 (one core, Zen 4, 2026-11-21).
-    void fetch(int key, bool is_value) {
-        const int64_t keys_a_page = std::min<int64_t>(p_.block_size, PANEL);
-        for (int64_t position = start_ + key; position < std::min<int64_t>(start_ + key + PANEL, end_seen_); position += keys_a_page) {
-            if (position + keys_a_page <= first_seen_) continue;
-            for (int head = 0; head < item_.num_heads; head++) {
-                const char* bytes = reinterpret_cast<const char*>(page(position, head, is_value));
-                const int64_t num_keys = std::min<int64_t>(keys_a_page, end_seen_ - position);
-                for (int64_t offset = 0; offset < num_keys * p_.head_dim * int64_t(sizeof(T)); offset += 64)
-                    touched_ += *reinterpret_cast<const volatile char*>(bytes + offset);
+    // Four rows together, and what is left. What their queries do not see they pass over.
+    void list_rows() {
+        s_.rows.clear();
+        for (int head = 0; head < item_.num_heads; head++)
+            for (int row = 0, num; row < rows_per_head_; row += num) {
+                num = rows_per_head_ - row >= 4 ? 4 : rows_per_head_ - row >= 2 ? 2 : 1;
+                const int64_t first = first_position_ + row / p_.repeat() - start_;
+                const int64_t last = first_position_ + (row + num - 1) / p_.repeat() - start_;
+                const int64_t lowest = p_.window ? std::clamp<int64_t>(first - p_.window + 1, 0, SPLIT) : 0;
+                const int64_t end = std::clamp<int64_t>(last + 1, 0, SPLIT);
+                const int begin = int(lowest) / LANES * LANES;
+                s_.rows.push_back({head, head * rows_per_head_ + row, num, begin, (int(end) + LANES - 1) / LANES * LANES});
             }
+        blocks_per_head_ = s_.rows.size() / item_.num_heads;
+    }
+
+    // The tile's keys, then its values: panel by panel, all heads of a panel before the next, as they lie in memory.
+    void list_groups() {
+        s_.groups.clear();
+        const int64_t plane = p_.block_size * p_.head_dim * sizeof(T);
+        const int begin = int(first_seen_ - start_) / LANES * LANES, end = int(end_seen_ - start_);
+        const char* keys[SPLIT / LANES];  // of head 0
+        for (int key = begin; key < end; key += LANES) {
+            const int64_t position = start_ + key;
+            const int64_t id = p_.tables[item_.request * p_.max_blocks + position / p_.block_size];
+            const int64_t offset = position % p_.block_size * p_.head_dim * int64_t(sizeof(T));
+            keys[key / LANES] = p_.kv + id * 2 * p_.num_kv_heads * plane + offset;
+        }
+        const int panel = item_.num_heads > 1 ? int(std::min<int64_t>(PANEL, p_.block_size)) : PANEL;
+        for (int is_value = 0; is_value < 2; is_value++)
+            for (int first = begin / panel * panel; first < end; first += panel)
+                for (int head = 0; head < item_.num_heads; head++)
+                    for (int key = std::max(first, begin); key < std::min(first + panel, end); key += LANES) {
+                        const int64_t planes = is_value * p_.num_kv_heads + item_.first_head + head;
+                        s_.groups.push_back({keys[key / LANES] + planes * plane, head, key});
+                    }
+    }
+
+    void look_ahead(size_t i) { ahead_ = s_.groups[std::min(i + GROUPS_AHEAD, s_.groups.size() - 1)].data; }
+
+    // Sixteen lanes of the group at hand. The same place of a later one is fetched to the second-level cache: line by
+    // line beside the loads, because sixty at once, or to the first level, took a third longer (Zen 4, 2026-11-21).
+    vi take(const T* data, int64_t element) const {
+        __builtin_prefetch(ahead_ + element * sizeof(T), 0, 2);
+        return load_i(data + element);
+    }
+
+    // Keys that no query sees are hidden after their products, whatever these are.
+    const T* keys_of(const Group& group) const { return reinterpret_cast<const T*>(group.data); }
+
+    // With zeros for those that no query sees, because 0 * NaN is NaN.
+    const T* values_of(const Group& group) {
+        const T* data = reinterpret_cast<const T*>(group.data);
+        const int64_t first = std::max<int64_t>(0, first_seen_ - start_ - group.key);
+        const int64_t end = std::min<int64_t>(LANES, end_seen_ - start_ - group.key);
+        if (first == 0 && end == LANES) return data;
+        T* copy = reinterpret_cast<T*>(s_.partly_seen.data());
+        std::memset(copy, 0, LANES * p_.head_dim * sizeof(T));
+        std::memcpy(copy + first * p_.head_dim, data + first * p_.head_dim, (end - first) * p_.head_dim * sizeof(T));
+        return copy;
+    }
+
+    // f(how many, rows, from, to) for the rows of a head that see some of the keys from .. to.
+    template <class F>
+    void for_rows(int head, int begin, int end, F f) {
+        for (size_t i = head * blocks_per_head_; i < (head + 1) * blocks_per_head_; i++) {
+            const Rows& rows = s_.rows[i];
+            const int from = std::max(begin, rows.begin), to = std::min(end, rows.end);
+            if (from >= to) continue;
+            if (rows.num == 4) f(std::integral_constant<int, 4>{}, rows.first, from, to);
+            else if (rows.num == 2) f(std::integral_constant<int, 2>{}, rows.first, from, to);
+            else f(std::integral_constant<int, 1>{}, rows.first, from, to);
         }
     }
 
-    void pack_keys(int head, int key) {
-        for (int group = 0; group < PANEL / LANES; group++) {
-            const T* rows = vectors_at(start_ + key + group * LANES, head, false);
-            int32_t* place = &s_.keys[group * LANES];
-            int64_t c = 0;
-            for (; (c + LANES) * Element<T>::PER_LANE <= p_.head_dim; c += LANES) {
-                vi block[LANES];
-                for (int i = 0; i < LANES; i++) block[i] = load_i(rows + i * p_.head_dim + c * Element<T>::PER_LANE);
-                transpose(block);
-                for (int i = 0; i < LANES; i++) store_i(place + (c + i) * PANEL, block[i]);
-            }
-            for (; c < lanes_; c++)
-                for (int i = 0; i < LANES; i++) {
-                    int32_t lane = 0;
-                    const int64_t left = p_.head_dim - c * Element<T>::PER_LANE;
-                    std::memcpy(&lane, rows + i * p_.head_dim + c * Element<T>::PER_LANE,
-                                sizeof(T) * std::min<int64_t>(left, Element<T>::PER_LANE));
-                    place[c * PANEL + i] = lane;
-                }
-        }
+    // -- few rows ------------------------------------------------------------------------------------------------------
+
+    // In bfloat16: heads of 64, 96, 128 and 256. Others take the way of many rows.
+    bool can_be_direct() const {
+        const int64_t vectors = lanes_ / LANES;
+        return lanes_ % LANES == 0 && (vectors == 2 || vectors == 3 || vectors == 4 || vectors == 8);
     }
 
-    template <int R>
-    void score_rows(int row, int key) {
-        const int32_t* rows[R];
-        for (int r = 0; r < R; r++) rows[r] = &s_.query[(row + r) * lanes_];
-        vf acc[R][PANEL / LANES] = {};
-        multiply_panel<T, R, PANEL / LANES>(rows, s_.keys.data(), PANEL, lanes_, acc);
+    void score_direct(const Group& group) {
+        const T* keys = keys_of(group);
+        for_rows(group.head, group.key, group.key + LANES, [&](auto R, int row, int key, int) {
+            switch (lanes_ / LANES) {
+                case 2: return score_direct<R, 2>(row, key, keys);
+                case 3: return score_direct<R, 3>(row, key, keys);
+                case 4: return score_direct<R, 4>(row, key, keys);
+                case 8: return score_direct<R, 8>(row, key, keys);
+            }
+        });
+    }
+
+    // N vectors are a head.
+    template <int R, int N>
+    void score_direct(int row, int key, const T* keys) {
+        vi query[R][N], chains[R][LANES];
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < PANEL / LANES; v++)
-                store(&s_.scores[(row + r) * SPLIT + key + v * LANES], acc[r][v]);
+            for (int n = 0; n < N; n++) query[r][n] = load_i(&s_.query[((row + r) * N + n) * LANES]);
+        for (int i = 0; i < LANES; i++) {
+            vf acc[R] = {};
+            for (int n = 0; n < N; n++) {
+                const vi one = take(keys, (i * N + n) * LANES * PER_LANE);
+                for (int r = 0; r < R; r++) acc[r] = Element<T>::multiply(acc[r], query[r][n], one);
+            }
+            for (int r = 0; r < R; r++) chains[r][i] = (vi)acc[r];
+        }
+        for (int r = 0; r < R; r++) {
+            transpose(chains[r]);
+            vf total = {};
+            for (int i = 0; i < LANES; i++) total = total + (vf)chains[r][i];
+            store(&s_.scores[(row + r) * SPLIT + key], total);
+        }
     }
 
-    void score(int head, int key) {
-        int row = head * rows_per_head_;
-        const int end_row = row + rows_per_head_;
-        for (; row + 4 <= end_row; row += 4) score_rows<4>(row, key);
-        for (; row + 2 <= end_row; row += 2) score_rows<2>(row, key);
-        for (; row < end_row; row++) score_rows<1>(row, key);
+    void sum_direct(const Group& group) {
+        const T* values = values_of(group);
+        for_rows(group.head, group.key, group.key + LANES, [&](auto R, int row, int key, int) {
+            constexpr int V = R == 4 ? 4 : 8;
+            int64_t d = 0;
+            for (; d + V * LANES <= width_; d += V * LANES) sum_direct<R, V>(row, d, key, values);
+            for (; d + 4 * LANES <= width_; d += 4 * LANES) sum_direct<R, 4>(row, d, key, values);
+            for (; d < width_; d += 2 * LANES) sum_direct<R, 2>(row, d, key, values);
+        });
+    }
+
+    template <int R, int V>
+    void sum_direct(int row, int64_t d, int key, const T* values) {
+        const int32_t* weights = reinterpret_cast<const int32_t*>(s_.weights.data()) + (row * SPLIT + key) / PER_LANE;
+        vf acc[R][V];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) acc[r][v] = load(&s_.tile_sum[(row + r) * width_ + d + v * LANES]);
+        for (int i = 0; i < LANES / PER_LANE; i++)
+            for (int v = 0; v < V; v += 2) {
+                vi low, high;
+                const int64_t place = i * PER_LANE * p_.head_dim + d + v * LANES;
+                if constexpr (PER_LANE == 1) low = take(values, place), high = take(values, place + LANES);
+                else zip(take(values, place), take(values, place + p_.head_dim), low, high);
+                for (int r = 0; r < R; r++) {
+                    const vi one = splat_i(weights[r * (SPLIT / PER_LANE) + i]);
+                    acc[r][v] = Element<T>::multiply(acc[r][v], one, low);
+                    acc[r][v + 1] = Element<T>::multiply(acc[r][v + 1], one, high);
+                }
+            }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(&s_.tile_sum[(row + r) * width_ + d + v * LANES], acc[r][v]);
+    }
+
+    // -- many rows -----------------------------------------------------------------------------------------------------
+
+    // Whether the next group is of another head or panel.
+    bool ends_panel(size_t i) const {
+        if (i + 1 == s_.groups.size() || i + 1 == s_.groups.size() / 2) return true;
+        const Group &group = s_.groups[i], &next = s_.groups[i + 1];
+        return group.head != next.head || group.key / PANEL != next.key / PANEL;
+    }
+
+    void score_turned(size_t i) {
+        const Group& group = s_.groups[i];
+        if (i == 0 || ends_panel(i - 1)) panel_begin_ = group.key;
+        turn(keys_of(group), &s_.keys[group.key % PANEL]);
+        if (!ends_panel(i)) return;
+        for_rows(group.head, panel_begin_, group.key + LANES, [&](auto R, int row, int key, int to) {
+            for (; key + 2 * LANES <= to; key += 2 * LANES) score_turned<R, 2>(row, key);
+            for (; key < to; key += LANES) score_turned<R, 1>(row, key);
+        });
+    }
+
+    void turn(const T* rows, int32_t* place) {
+        int64_t c = 0;
+        for (; (c + LANES) * PER_LANE <= p_.head_dim; c += LANES) {
+            vi block[LANES];
+            for (int i = 0; i < LANES; i++) block[i] = take(rows, i * p_.head_dim + c * PER_LANE);
+            transpose(block);
+            for (int i = 0; i < LANES; i++) store_i(place + (c + i) * PANEL, block[i]);
+        }
+        for (; c < lanes_; c++)
+            for (int i = 0; i < LANES; i++) {
+                int32_t lane = 0;
+                const int64_t left = p_.head_dim - c * PER_LANE;
+                std::memcpy(&lane, rows + i * p_.head_dim + c * PER_LANE, sizeof(T) * std::min<int64_t>(left, PER_LANE));
+                place[c * PANEL + i] = lane;
+            }
+    }
+
+    template <int R, int V>
+    void score_turned(int row, int key) {
+        const int32_t* keys = &s_.keys[key % PANEL];
+        vf total[R][V] = {};
+        for (int64_t lane = 0; lane < std::min<int64_t>(LANES, lanes_); lane++) {
+            vf chain[R][V] = {};
+            multiply_panel<T, R, V>(&s_.query[row * lanes_], lanes_, keys, PANEL, lane, lanes_, LANES, chain);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < V; v++) total[r][v] = total[r][v] + chain[r][v];
+        }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(&s_.scores[(row + r) * SPLIT + key + v * LANES], total[r][v]);
+    }
+
+    void sum_packed(size_t i) {
+        const Group& group = s_.groups[i];
+        const bool is_alone = item_.num_heads == 1;  // one head's values are packed for the whole tile
+        if (i == s_.groups.size() / 2 || (!is_alone && ends_panel(i - 1))) panel_begin_ = group.key;
+        pack_values(values_of(group), &s_.values[group.key / PER_LANE * width_]);
+        if (is_alone ? i + 1 < s_.groups.size() : !ends_panel(i)) return;
+        for_rows(group.head, panel_begin_, group.key + LANES, [&](auto R, int row, int from, int to) {
+            int64_t d = 0;
+            for (; d + 4 * LANES <= width_; d += 4 * LANES) sum_packed<R, 4>(row, d, from, to);
+            for (; d + 2 * LANES <= width_; d += 2 * LANES) sum_packed<R, 2>(row, d, from, to);
+            for (; d < width_; d += LANES) sum_packed<R, 1>(row, d, from, to);
+        });
     }
 
     // Pairs of keys (or single ones in fp32) by the elements of the head: [SPLIT / PER_LANE][width] lanes.
-    void pack_values(int head, int begin, int end) {
-        constexpr int PER_LANE = Element<T>::PER_LANE;
-        for (int64_t k = begin; k < end; k += LANES) {
-            const T* rows = vectors_at(start_ + k, head, true);
-            int32_t* place = &s_.values[k / PER_LANE * width_];
-            for (int i = 0; i < LANES; i += PER_LANE, place += width_) {
-                if constexpr (PER_LANE == 1) {
-                    std::memcpy(place, rows + i * p_.head_dim, p_.head_dim * sizeof(T));
-                    std::fill(place + p_.head_dim, place + width_, 0);
-                } else {
-                    interleave(place, rows + i * p_.head_dim, rows + (i + 1) * p_.head_dim);
-                }
+    void pack_values(const T* rows, int32_t* place) {
+        for (int i = 0; i < LANES; i += PER_LANE, place += width_) {
+            if constexpr (PER_LANE == 1) {
+                std::memcpy(place, rows + i * p_.head_dim, p_.head_dim * sizeof(T));
+                std::fill(place + p_.head_dim, place + width_, 0);
+            } else {
+                interleave(place, rows, i * p_.head_dim);
             }
         }
     }
 
-    void interleave(int32_t* place, const T* first, const T* second) const {
+    void interleave(int32_t* place, const T* rows, int64_t first) const {
         int64_t d = 0;
-        for (; d + 2 * LANES <= p_.head_dim; d += 2 * LANES) zip(place + d, first + d, second + d);
+        for (; d + 2 * LANES <= p_.head_dim; d += 2 * LANES) {
+            vi low, high;
+            zip(take(rows, first + d), take(rows, first + p_.head_dim + d), low, high);
+            store_i(place + d, low), store_i(place + d + LANES, high);
+        }
         for (; d < width_; d++) {
             uint16_t a = 0, b = 0;
             if (d < p_.head_dim) {
-                std::memcpy(&a, first + d, sizeof a);
-                std::memcpy(&b, second + d, sizeof b);
+                std::memcpy(&a, rows + first + d, sizeof a);
+                std::memcpy(&b, rows + first + p_.head_dim + d, sizeof b);
             }
             place[d] = int32_t(uint32_t(a) | uint32_t(b) << 16);
         }
     }
+
+    template <int R, int V>
+    void sum_packed(int row, int64_t d, int begin, int end) {
+        vf acc[R][V];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) acc[r][v] = load(&s_.tile_sum[(row + r) * width_ + d + v * LANES]);
+        const int32_t* weights = reinterpret_cast<const int32_t*>(s_.weights.data()) + (row * SPLIT + begin) / PER_LANE;
+        const int32_t* values = &s_.values[begin / PER_LANE * width_ + d];
+        multiply_panel<T, R, V>(weights, SPLIT / PER_LANE, values, width_, 0, (end - begin) / PER_LANE, 1, acc);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(&s_.tile_sum[(row + r) * width_ + d + v * LANES], acc[r][v]);
+    }
+
+    // -- both ----------------------------------------------------------------------------------------------------------
 
     // Scores of one row to weights, relative to the tile's own peak; tile_peak_ and tile_total_ of the row.
     void weigh(int row, int begin, int end) {
@@ -342,41 +501,12 @@ class Worker {
         tile_total_[row] = sum(totals);
     }
 
-    template <int R, int V>
-    void sum_rows(int row, int64_t d, int begin, int end) {
-        constexpr int PER_LANE = Element<T>::PER_LANE;
-        const int32_t* rows[R];
-        vf acc[R][V];
-        for (int r = 0; r < R; r++) {
-            rows[r] = reinterpret_cast<const int32_t*>(s_.weights.data()) + ((row + r) * SPLIT + begin) / PER_LANE;
-            for (int v = 0; v < V; v++) acc[r][v] = load(&s_.tile_sum[(row + r) * width_ + d + v * LANES]);
-        }
-        multiply_panel<T, R, V>(rows, &s_.values[begin / PER_LANE * width_ + d], width_, (end - begin) / PER_LANE, acc);
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) store(&s_.tile_sum[(row + r) * width_ + d + v * LANES], acc[r][v]);
-    }
-
-    template <int R>
-    void sum_row_block(int row, int begin, int end) {
-        int64_t d = 0;
-        for (; d + 4 * LANES <= width_; d += 4 * LANES) sum_rows<R, 4>(row, d, begin, end);
-        for (; d + 2 * LANES <= width_; d += 2 * LANES) sum_rows<R, 2>(row, d, begin, end);
-        for (; d < width_; d += LANES) sum_rows<R, 1>(row, d, begin, end);
-    }
-
-    void sum_values(int head, int begin, int end) {
-        int row = head * rows_per_head_;
-        const int end_row = row + rows_per_head_;
-        for (; row + 4 <= end_row; row += 4) sum_row_block<4>(row, begin, end);
-        for (; row + 2 <= end_row; row += 2) sum_row_block<2>(row, begin, end);
-        for (; row < end_row; row++) sum_row_block<1>(row, begin, end);
-    }
-
     // Add a tile's result to what is summed so far, both brought to their common peak.
     void merge(int row, float peak, float total, const float* tile_sum) {
         if (peak == LOWEST) return;
         const float common = s_.peak[row] >= peak ? s_.peak[row] : peak;
-        const float old_scale = exp(splat(s_.peak[row] - common))[0], new_scale = exp(splat(peak - common))[0];
+        const vf scales = exp(vf{s_.peak[row] - common, peak - common});
+        const float old_scale = scales[0], new_scale = scales[1];
         s_.total[row] = s_.total[row] * old_scale + total * new_scale;
         s_.peak[row] = common;
         for (int64_t d = 0; d < width_; d += LANES) {
@@ -391,96 +521,23 @@ class Worker {
         std::copy_n(&s_.tile_sum[row * width_], width_, place + 2);
     }
 
-    void write() {
-        for (int r = 0; r < num_rows_; r++) {
-            T* place = reinterpret_cast<T*>(p_.out) + head_index(r) * p_.head_dim;
-            const vf total = splat(s_.total[r]);
+    void write() const {
+        for_heads([&](int row, int64_t index) {
+            T* place = reinterpret_cast<T*>(p_.out) + index;
+            const float share = 1.0f / s_.total[row];
             for (int64_t d = 0; d < p_.head_dim; d += LANES) {
-                const vf value = load(&s_.summed[r * width_ + d]) / total;
+                const vf value = load(&s_.summed[row * width_ + d]) * share;
                 if (d + LANES <= p_.head_dim)
                     store(place + d, value);
                 else
                     store_part(place + d, value, int(p_.head_dim - d));
             }
-        }
+        });
     }
-
-    int64_t start_, first_seen_, end_seen_;  // positions: the tile's first, and those that some query sees of it
-    float tile_peak_[MAX_ROWS], tile_total_[MAX_ROWS];
-    int touched_ = 0;
-};
-
-// The pieces of work: blocks of queries by KV head, those that see most first. Where they are too few for the threads, a
-// piece is also cut by tiles; then its partial results are kept and combined afterwards, by the same arithmetic.
-struct Schedule {
-    std::vector<Item> items;
-    std::vector<std::pair<Item, int>> cut;  // (the whole of a cut piece, its tiles)
-    int64_t num_partials = 0;
 };
 
 // Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21): below so many keys by heads, one is done sooner.
 constexpr int64_t KEYS_A_THREAD = 1024;
-
-// KV heads in one piece: as many as fit its rows, while there are requests enough for all threads.
-int32_t heads_together(const Problem& p, int num_queries, int num_threads) {
-    int64_t heads = std::clamp<int64_t>(MAX_ROWS / (int64_t(num_queries) * p.repeat()), 1, p.num_kv_heads);
-    while (heads > 1 && p.num_requests * ((p.num_kv_heads + heads - 1) / heads) < 4 * num_threads) heads = (heads + 1) / 2;
-    return int32_t(heads);
-}
-
-Schedule plan(const Problem& p, int num_threads) {
-    const int queries_per_item = std::max(1, MAX_ROWS / p.repeat());
-    Schedule schedule;
-    std::vector<Item> whole;
-    int64_t num_tiles = 0;
-    for (int64_t request = 0; request < p.num_requests; request++) {
-        const int32_t num_queries = p.query_start[request + 1] - p.query_start[request];
-        const int32_t before = p.seq_lens[request] - num_queries;
-        const int32_t heads_per_item = heads_together(p, std::min(queries_per_item, num_queries), num_threads);
-        for (int32_t first = 0; first < num_queries; first += queries_per_item)
-            for (int32_t head = 0; head < p.num_kv_heads; head += heads_per_item) {
-                const int32_t count = std::min(queries_per_item, num_queries - first);
-                const int32_t heads = std::min<int32_t>(heads_per_item, int32_t(p.num_kv_heads) - head);
-                const int64_t lowest = p.window ? std::max<int64_t>(0, before + first - p.window + 1) : 0;
-                Item item{int32_t(request), head, heads, first, count, int32_t(lowest / SPLIT), (before + first + count - 1) / SPLIT + 1, -1};
-                num_tiles += item.end_tile - item.first_tile;
-                whole.push_back(item);
-            }
-    }
-    const int64_t fair = std::max<int64_t>(1, num_tiles / (4 * num_threads));
-    for (const Item& item : whole) {
-        const int64_t tiles = item.end_tile - item.first_tile;
-        if (num_threads == 1 || tiles <= 2 * fair) {
-            schedule.items.push_back(item);
-            continue;
-        }
-        Item piece = item;
-        piece.partial = schedule.num_partials;
-        schedule.cut.push_back({piece, int(tiles)});
-        const int64_t num_rows = int64_t(item.num_heads) * item.num_queries * p.repeat();
-        for (int64_t tile = 0; tile < tiles; tile += fair) {
-            piece.first_tile = int32_t(item.first_tile + tile);
-            piece.end_tile = int32_t(std::min<int64_t>(item.end_tile, piece.first_tile + fair));
-            piece.partial = schedule.num_partials + tile * num_rows;
-            schedule.items.push_back(piece);
-        }
-        schedule.num_partials += tiles * num_rows;
-    }
-    auto cost = [](const Item& item) { return int64_t(item.end_tile - item.first_tile) * item.num_heads * (item.num_queries + 8); };
-    std::stable_sort(schedule.items.begin(), schedule.items.end(),
-                     [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
-    return schedule;
-}
-
-// Of all pieces, in keys that one query of one KV head sees.
-int64_t work(const Problem& p) {
-    int64_t keys = 0;
-    for (int64_t request = 0; request < p.num_requests; request++) {
-        const int64_t seen = p.window ? std::min<int64_t>(p.window, p.seq_lens[request]) : p.seq_lens[request];
-        keys += seen * (p.query_start[request + 1] - p.query_start[request]);
-    }
-    return keys * p.num_kv_heads;
-}
 
 template <class T>
 void attend_all(const Problem& p, int num_threads) {
