@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,6 +20,8 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.roofline import Peaks
+from inferd.engine.arch.description import Arch
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
 from inferd.engine.worker.load import Report
 
@@ -32,17 +35,27 @@ class FreeWorker:
     cache_windows: tuple[int | None, ...] = (None,)
     """One group of layers, which all see the whole context."""
 
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+    def __init__(self, arch: Arch, step_s: float) -> None:
+        self.arch, self._step_s = arch, step_s
         self._results = tuple(RowResult((_FIRST_ID + i,)) for i in range(_NUM_IDS))
         self._nothing = RowResult()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> FreeStep:
         """One result a row, after a sleep."""
         time.sleep(self._step_s)
         results, nothing = self._results, self._nothing
         rows = (results[(row.start + row.num_tokens) % _NUM_IDS] if row.samples else nothing for row in plan.rows)
-        return StepResult(plan.step_id, tuple(rows), self._step_s)
+        return FreeStep(StepResult(plan.step_id, tuple(rows), self._step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class FreeStep:
+    """A step that is done."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
 
 
 def load_free(config: EngineConfig, started_s: float, report: Report, step_s: float) -> tuple[FreeWorker, Ready]:
@@ -50,7 +63,7 @@ def load_free(config: EngineConfig, started_s: float, report: Report, step_s: fl
     assert config.num_blocks is not None and config.block_size is not None and config.max_model_len is not None
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
-    return FreeWorker(step_s), Ready(
+    return FreeWorker(facts.arch, step_s), Ready(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
         max_model_len=config.max_model_len,
@@ -61,6 +74,7 @@ def load_free(config: EngineConfig, started_s: float, report: Report, step_s: fl
         planned_kv_bytes=0,
         device="none",
         dtype=config.dtype,
+        peaks=Peaks(1e12, 1e15),
     )
 
 

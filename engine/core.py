@@ -12,6 +12,7 @@ from time import monotonic
 
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, StepOutput, Submit, WireLogprobs
 from inferd.engine.api.params import ParamError, check_token_ids
+from inferd.engine.api.work import NO_WORK, WorkModel
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenLogprobs
@@ -53,7 +54,9 @@ class EngineCore:
         vocab_size: int,
         depth: int = 1,
         clock: Callable[[], float] = monotonic,
+        work: WorkModel = NO_WORK,
     ) -> None:
+        """`work` says what the model's steps cost."""
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
         self._scheduler = scheduler
@@ -61,11 +64,16 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._depth = depth
         self._clock = clock
+        self._work = work
         self._live: dict[str, _Generation] = {}
         self._launched: deque[tuple[StepPlan, Handle]] = deque()
         self._outbox: list[Delta] = []
         self._num_steps = 0
         self._num_generation_tokens = 0
+        self._num_scored = 0
+        """Prompt positions whose logits were computed to be reported."""
+        self._last_end_s = 0.0
+        """When the newest result had come."""
 
     @property
     def has_work(self) -> bool:
@@ -166,14 +174,23 @@ class EngineCore:
         """Wait for the oldest launched step, apply it, and report it."""
         plan, handle = self._launched.popleft()
         result = handle.wait()
+        now, last_end_s = self._clock(), self._last_end_s
+        self._last_end_s = now
         self._num_steps += 1
+        num_scored = self._num_scored
         deltas = self._apply(result)
+        _, starts, counts, samples = zip(*plan.rows, strict=True)
+        work = self._work.step(starts, counts, sum(samples) + self._num_scored - num_scored)
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
             step_duration_s=result.duration_s,
-            step_num_tokens=plan.num_tokens,
+            step_num_tokens=sum(counts),
             step_num_rows=len(plan.rows),
+            step_phase=work.phase,
+            step_own_s=min(result.duration_s, now - last_end_s),
+            step_flops=work.flops,
+            step_bytes=work.num_bytes,
             schedule_duration_s=schedule_duration_s,
         )
 
@@ -193,6 +210,7 @@ class EngineCore:
         """What an applied row gives its caller; ends the request where its token or its length does."""
         request, result = generation.request, applied.result
         self._num_generation_tokens += len(result.token_ids)
+        self._num_scored += len(result.prompt_logprobs)
         prompt_logprobs = _new_prompt_logprobs(generation, applied)
         finish_reason: FinishReason | None = None
         stop_token_id: int | None = None

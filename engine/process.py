@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from inferd.engine.api.client import HIGH_WATER_MARK, from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.config import precision_of
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
 from inferd.engine.api.messages import (
@@ -35,6 +36,7 @@ from inferd.engine.api.messages import (
     encode,
 )
 from inferd.engine.api.supervisor import Launch
+from inferd.engine.api.work import WorkModel
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -116,10 +118,14 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
         step_tokens=config.max_num_batched_tokens,
         shares_prefixes=config.prefix_caching,
     )
-    scheduler = Scheduler(limits, cache)
-    return EngineCore(
-        scheduler, ThreadExecutor(worker, thread), vocab_size=ready.vocab_size, clock=time.monotonic
-    ), ready
+    core = EngineCore(
+        Scheduler(limits, cache),
+        ThreadExecutor(worker, thread),
+        vocab_size=ready.vocab_size,
+        clock=time.monotonic,
+        work=WorkModel.of(worker.arch, precision_of(config), ready.max_model_len),
+    )
+    return core, ready
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

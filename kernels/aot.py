@@ -29,6 +29,7 @@ SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one program may have, by architecture (CUDA C++ Programming Guide, compute
 capabilities)."""
 _MATRIX_INSTRUCTIONS = {80: ("HMMA", "IMMA"), 90: ("HGMMA", "QGMMA", "IGMMA"), 100: ("UTCHMMA", "UTCQMMA", "UTCIMMA")}
+_WARP_GROUP_INSTRUCTIONS = (*_MATRIX_INSTRUCTIONS[90], *_MATRIX_INSTRUCTIONS[100])
 _ROOT = Path(__file__).parent
 
 
@@ -88,14 +89,17 @@ def _judge(form: Shipped, sm: int, cubin: bytes, shared_bytes: int, source: str)
     wide_loads = sum(
         (name.startswith(("LDG", "LDGSTS")) and ".128" in name) or name.startswith("UTMALDG") for name in instructions
     )
-    matrix = next((name for name in instructions if name.startswith(_MATRIX_INSTRUCTIONS[sm])), "")
+    wanted = _MATRIX_INSTRUCTIONS[80 if form.is_warp_matrix else sm]
+    matrix = next((name for name in instructions if name.startswith(wanted)), "")
     faults = []
     if stack_bytes or spills:
         faults.append(f"spills: {stack_bytes} bytes of stack, {spills} accesses")
     if shared_bytes > SHARED_LIMITS[sm]:
         faults.append(f"{shared_bytes} bytes of shared memory, and there are {SHARED_LIMITS[sm]}")
-    if form.is_matrix and not matrix:
-        faults.append(f"multiplies without {' or '.join(_MATRIX_INSTRUCTIONS[sm])}")
+    if (form.is_matrix or form.is_warp_matrix) and not matrix:
+        faults.append(f"multiplies without {' or '.join(wanted)}")
+    if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in instructions):
+        faults.append("multiplies by instructions of warp groups")
     if form.is_streaming and not wide_loads:
         faults.append("reads memory in less than 16 bytes a thread")
     return Row(
@@ -164,7 +168,7 @@ def read_table(path: Path) -> list[Row]:
     """Rows as `--write` wrote them; none where there is no file."""
     if not path.exists():
         return []
-    return [Row(**{**row, "faults": tuple(row["faults"])}) for row in json.loads(path.read_text())["rows"]]
+    return [Row(**{**row, "faults": tuple(row["faults"])}) for row in json.loads(path.read_text())]
 
 
 def render(rows: Iterable[Row]) -> str:
@@ -187,13 +191,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     asked = parser.parse_args(arguments)
     tasks = [
-        (index, sm) for index in chosen(_forms(), read_table(asked.since), one_each=asked.one_each) for sm in asked.sm
+        (index, sm)
+        for index in chosen(_forms(), read_table(asked.since), one_each=asked.one_each)
+        for sm in asked.sm
+        if sm >= _forms()[index].min_sm
     ]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("fork")) as pool:
         rows = list(pool.map(_task, tasks, chunksize=1 + len(tasks) // (16 * asked.jobs)))
     print(render(rows))
     if asked.write:
-        asked.write.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        asked.write.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n")
     faulty = [row for row in rows if row.faults]
     print(f"{len(rows)} compiled, {len(faulty)} with faults")
     return int(bool(faulty))

@@ -67,6 +67,9 @@ class Shipped:
     num_stages: int = 1
     is_matrix: bool = False
     """Has to multiply on the tensor cores; on sm_90 by their warp group instructions."""
+    is_warp_matrix: bool = False
+    """Has to multiply on the tensor cores by the instructions of single warps on every architecture: with fewer than 64
+    rows there are no others, and results that have to round alike everywhere need one kind."""
     is_streaming: bool = False
     """Has to read memory in loads of 16 bytes a thread."""
     multiples: tuple[str, ...] = ()

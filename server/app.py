@@ -26,6 +26,7 @@ from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.service import Metrics, Service
+from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
@@ -134,6 +135,7 @@ def routes_of(service: Service) -> tuple[Route, ...]:
         Route("GET", "/ready", Access.PUBLIC, health.ready),
         Route("GET", "/version", Access.PUBLIC, health.version),
         Route("GET", "/metrics", Access.PUBLIC, health.metrics),
+        Route("GET", "/state", Access.PUBLIC, StateApi(service).get),
     )
 
 

@@ -133,7 +133,9 @@ def chat(
 def plan(
     model: Annotated[str, typer.Argument(help="Hub id, checkpoint directory, config.json, or tiny.")],
     dtype: Annotated[str, typer.Option(help="Of activations, KV and weights.", metavar="WORD")] = "auto",
-    quantization: Annotated[str, typer.Option(help="Of linear weights: none, int8, int4.", metavar="WORD")] = "none",
+    quantization: Annotated[
+        str, typer.Option(help="Of linear weights: none, fp8, int8, int4.", metavar="WORD")
+    ] = "none",
     batch: Annotated[int, typer.Option(help="Sequences at once.", metavar="N")] = 1,
     context: Annotated[
         int | None, typer.Option(help="Tokens of each.", metavar="N", show_default="all the model can")

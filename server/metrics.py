@@ -1,11 +1,13 @@
 """What the server counts and times, and its Prometheus page.
 
-The router and the HTTP side call one short method per event; nothing here calls back, reads a clock or knows HTTP
-routes. Times are seconds of the monotonic clock. Not thread-safe: it belongs to the event loop.
+The router and the HTTP side call one short method per event; nothing here calls back or knows HTTP routes. Times are
+seconds of the monotonic clock. Not thread-safe: it belongs to the event loop.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal, get_args
@@ -14,6 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from inferd.engine.api.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
+from inferd.engine.api.roofline import StepPhase
+from inferd.server.efficiency import Efficiency, PhaseSummary
 from inferd.server.instruments import Counter, Export, Gauge, Histogram
 from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names
 
@@ -80,8 +84,14 @@ class RequestRecord:
 class Metrics:
     """All instruments of one server, and the page that shows them."""
 
-    def __init__(self, model_name: str, compat: Literal["none", "vllm"] = "none") -> None:
+    def __init__(
+        self,
+        model_name: str,
+        compat: Literal["none", "vllm"] = "none",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.model_name = model_name
+        self.efficiency = Efficiency(clock)
         self._make_latency()
         self._make_engine()
         self._make_http()
@@ -119,6 +129,7 @@ class Metrics:
         self.step_tokens = Histogram(tuple(sorted({*_COUNTS[:16], *ITERATION_TOKENS})))
         self._step_cells = self.step_duration.cell(), self.schedule_duration.cell(), self.step_tokens.cell()
         self.cache_config = Gauge()
+        self.mfu, self.mbu, self.peak_reads, self.peak_flops = Gauge(), Gauge(), Gauge(), Gauge()
 
     def _make_http(self) -> None:
         self.arrived, self.http = Counter(), Counter()
@@ -158,6 +169,7 @@ class Metrics:
         duration.observe(output.step_duration_s)
         schedule.observe(output.schedule_duration_s)
         tokens.observe(output.step_num_tokens)
+        self.efficiency.step(output)
         stats, last, self._last = output.stats, self._last, output.stats
         self.running.set(stats.num_running)
         self.waiting.set(stats.num_waiting)
@@ -185,6 +197,9 @@ class Metrics:
         for kind in ("weights", "kv"):
             self.memory.set(getattr(ready, f"planned_{kind}_bytes"), kind, "planned")
             self.memory.set(getattr(ready, f"{kind}_bytes"), kind, "measured")
+        self.efficiency.engine_ready(ready.peaks)
+        self.peak_reads.set(ready.peaks.read_bytes_per_s)
+        self.peak_flops.set(ready.peaks.flops_per_s)
         self.cache_config.values.clear()
         self.cache_config.set(1, str(ready.block_size), str(ready.num_blocks))
 
@@ -202,8 +217,15 @@ class Metrics:
         self.http.add(1, route, method if method in _METHODS else "OTHER", str(status))
         self.http_duration.cell(route).observe(duration_s)
 
+    def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
+        """How near the steps came to the device's peaks; a phase that had none is not there."""
+        return self.efficiency.last_minute()
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """(page, content type) in the format that the Accept header asks for."""
+        summaries = self.last_minute()
+        self.mfu.values = {(phase,): summary.mfu for phase, summary in summaries.items()}
+        self.mbu.values = {(phase,): summary.mbu for phase, summary in summaries.items()}
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -232,6 +254,7 @@ class Metrics:
         page.histogram("inferd_step_duration_seconds", "One engine step, launch to ids.", self.step_duration)
         page.histogram("inferd_schedule_duration_seconds", "Planning one engine step.", self.schedule_duration)
         page.histogram("inferd_step_tokens", "Tokens computed in one engine step.", self.step_tokens)
+        self._show_efficiency(page)
         page.gauge("inferd_requests_running", "Requests in the batch.", self.running)
         page.gauge("inferd_requests_waiting", "Requests in the queue.", self.waiting)
         page.gauge("inferd_kv_cache_usage_ratio", "Share of KV blocks held by requests, 0 to 1.", self.kv_usage)
@@ -252,6 +275,17 @@ class Metrics:
         page.counter("inferd_requests_arrived", "Generations accepted.", self.arrived, "api")
         page.counter("inferd_requests_finished", "Generations over, by why.", self.finished, "finish_reason")
         return page
+
+    def _show_efficiency(self, page: Export) -> None:
+        seen = self.efficiency
+        page.gauge("inferd_mfu_ratio", "FLOPs over the peak's, in the last minute's steps.", self.mfu, "phase")
+        page.gauge("inferd_mbu_ratio", "Bytes over the peak's, in the last minute's steps.", self.mbu, "phase")
+        page.counter("inferd_step_flops", "FLOPs that the steps' work needs.", seen.flops, "phase")
+        page.counter("inferd_step_bytes", "Bytes of memory that the steps' work needs.", seen.bytes, "phase")
+        page.counter("inferd_step_seconds", "Steps' own time, by what held them up.", seen.seconds, "phase", "bound_by")
+        page.counter("inferd_step_floor_seconds", "Least time for the steps' work.", seen.floor_seconds, "phase")
+        page.gauge("inferd_peak_flops_per_second", "Measured at start: matrix products.", self.peak_flops)
+        page.gauge("inferd_peak_read_bytes_per_second", "Measured at start: memory.", self.peak_reads)
 
     def _server_names(self) -> Export:
         page = Export({})

@@ -19,6 +19,7 @@ from inferd.engine.api.config import (
     BLOCK_SIZES,
     auto_dtype,
     check_quantization,
+    quantization_of,
     served_dtype,
     served_precisions,
 )
@@ -153,7 +154,8 @@ def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
     if quantization is None:
         raise ConfigError(f"--quantization must be one of {', '.join(kinds)}, but got {asked.quantization!r}")
     check_quantization(quantization, facts.arch)
-    return Precision(auto_dtype(facts)[0] if asked.dtype == "auto" else asked.dtype, quantization)
+    dtype = auto_dtype(facts)[0] if asked.dtype == "auto" else asked.dtype
+    return Precision(dtype, quantization_of(quantization, facts.arch))
 
 
 def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
@@ -174,7 +176,8 @@ def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
 
 def _precisions(served: str) -> tuple[Precision, ...]:
     """All there are, the largest first; quantized weights beside the dtype that `serve --quantization` would have."""
-    return (*(Precision(name) for name in DTYPE_BYTES), Precision(served, "int8"), Precision(served, "int4"))
+    kinds: tuple[Quantization, ...] = get_args(Quantization)
+    return (*map(Precision, DTYPE_BYTES), *(Precision(served, kind) for kind in kinds if kind != "none"))
 
 
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> Row:
@@ -196,7 +199,7 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
     what = f"{work.num_seqs if many else 'one'} sequence{'s' if many else ''} of {work.max_model_len} tokens"
     if plan.total_bytes <= available:
         return True, f"fits: {what} in {served.name}"
-    found = options(arch, served_precisions(served.dtype, machine), work, work.num_seqs, available)
+    found = options(arch, served_precisions(arch, served.dtype, machine), work, work.num_seqs, available)
     return False, f"does not fit: {shortage(plan, served, what, available)}; {ways_out(served, found)}"
 
 

@@ -80,7 +80,7 @@ def _head(report: Report) -> list[str]:
     if served != asked:
         lines.append(
             f"Here {asked} is computed in {served}: {report.served_why}. The parts below are those of {asked}; "
-            f"int8, int4 and what fits this machine go by {served}."
+            f"fp8, int8, int4 and what fits this machine go by {served}."
         )
     return lines
 

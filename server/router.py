@@ -205,6 +205,7 @@ class Router:
     def fail_all(self, reason: str) -> None:
         """The engine is gone: end every stream with an error, and take no more."""
         self._death = reason
+        self.stats = EngineStats()
         self._metrics.engine_down()
         for stream in tuple(self._streams.values()):
             self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=_ABORTED))

@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "Precision; auto is the checkpoint's.", panel=_MODEL
     )
-    quantization: Literal["none", "int8", "int4"] = setting(
+    quantization: Literal["none", "fp8", "int8", "int4"] = setting(
         "none", "What the weights of linear layers are stored in.", panel=_MODEL
     )
     max_model_len: Annotated[int | None, Auto, Number] = setting(

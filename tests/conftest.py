@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run every case of every test")
     parser.addoption(
         "--kernels", choices=("cpp", "reference"), default="cpp", help="what computes in tests/cpu (default: cpp)"
+    )
+    parser.addoption(
+        "--device",
+        choices=("cpu", "interpreter", "cuda"),
+        default="cpu",
+        help="tests/kernels: all kernels on the CPU, or those of Triton alone, interpreted or on a GPU (default: cpu)",
     )
 
 
@@ -49,5 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _commit() -> str:
+    if shutil.which("git") is None:
+        return "no commit"
     result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "no commit"

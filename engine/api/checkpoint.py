@@ -74,14 +74,16 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The dtype the config states ("bfloat16", "float16", "float32"), else that of most bytes of the weights."""
+        """The dtype the config states ("bfloat16", "float16", "float32"), else that of most bytes of the weights, those
+        that are stored smaller left out."""
         stated = self.config.get("dtype", self.config.get("torch_dtype"))
         if isinstance(stated, str) and stated:
             return stated.removeprefix("torch.")
         bytes_by_dtype: dict[str, int] = {}
         for info in self.tensors.values():
-            bytes_by_dtype[info.dtype] = bytes_by_dtype.get(info.dtype, 0) + info.num_bytes
-        most = max(bytes_by_dtype, key=lambda name: bytes_by_dtype[name])
+            if _DTYPE_BYTES[info.dtype] > 1:
+                bytes_by_dtype[info.dtype] = bytes_by_dtype.get(info.dtype, 0) + info.num_bytes
+        most = max(bytes_by_dtype, key=lambda name: bytes_by_dtype[name], default="F32")
         return {"BF16": "bfloat16", "F16": "float16"}.get(most, "float32")
 
     @property

@@ -67,6 +67,8 @@ tokens reads them in a twentieth of the time that it multiplies them, and holds 
 
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
+_GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
+"""A processor serves it too, where a checkpoint is stored so, slowly."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +115,9 @@ def resolve(
     _check_bounds(config, facts.arch)
     check_quantization(config.quantization, facts.arch)
     chosen: dict[str, tuple[object, str]] = {}
+    quantization = quantization_of(config.quantization, facts.arch)
+    if quantization != config.quantization:
+        chosen["quantization"] = (quantization, "what the checkpoint's matrices are stored in")
     device, why = _device(config, machine)
     if device != config.device:
         chosen["device"] = (device, why)
@@ -181,10 +186,12 @@ def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
     return dtype, "as asked"
 
 
-def served_precisions(dtype: str, machine: Machine) -> tuple[Precision, ...]:
+def served_precisions(arch: Arch, dtype: str, machine: Machine) -> tuple[Precision, ...]:
     """Every precision of weights that can be served here, the largest first; quantized ones beside `dtype`."""
+    if arch.stored is not None:
+        return (Precision(dtype, "fp8"),)
     plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
-    quantized = _CPU_QUANTIZATION if machine.device == "cpu" else ()
+    quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
     return (*map(Precision, plain), *(Precision(dtype, kind) for kind in quantized))
 
 
@@ -215,9 +222,14 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
     return facts.dtype, "the checkpoint's"
 
 
+def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
+    """With none asked for, matrices stay as the checkpoint has them."""
+    return "fp8" if asked == "none" and arch.stored is not None else asked
+
+
 def check_quantization(quantization: Quantization, arch: Arch) -> None:
     """Raises `ConfigError` naming the matrix that cannot be stored so."""
-    reason = refusal(arch, quantization)
+    reason = refusal(arch, quantization_of(quantization, arch))
     if reason is not None:
         raise ConfigError(f"this model cannot be stored in {quantization}: {reason}; give another --quantization")
 
@@ -288,7 +300,7 @@ def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -
     work = asked if config.max_model_len else replace(asked, max_model_len=MIN_MODEL_LEN)
     plan = plan_sequences(arch, precision, work, 1)
     what = f"one sequence of {work.max_model_len} tokens"
-    found = options(arch, served_precisions(config.dtype, machine), asked, 1, available)
+    found = options(arch, served_precisions(arch, config.dtype, machine), asked, 1, available)
     because = f"; it is computed in {config.dtype}: {replaced}" if replaced else ""
     raise CapacityError(f"{shortage(plan, precision, what, available)}{because}; {ways_out(precision, found)}")
 

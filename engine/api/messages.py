@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.roofline import Peaks, StepPhase
 
 WIRE_VERSION = 1
 
@@ -109,6 +110,13 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     step_duration_s: float = 0.0
     step_num_tokens: int = 0
     step_num_rows: int = 0
+    step_phase: StepPhase | None = None
+    """None where no step ended."""
+    step_own_s: float = 0.0
+    """Of its duration, what came after the end of the step before: steps overlap, their own times do not."""
+    step_flops: int = 0
+    step_bytes: int = 0
+    """That its work has to read and write, at the least."""
     schedule_duration_s: float = 0.0
 
 
@@ -134,6 +142,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     planned_kv_bytes: int
     device: str
     dtype: str
+    peaks: Peaks
     quantization: str = "none"
     """Of the linear layers' weights."""
     kernels: tuple[tuple[str, str], ...] = ()

@@ -13,8 +13,16 @@ from functools import lru_cache, reduce
 from operator import add
 
 from inferd.engine.api.formula import NOTHING, Formula, term
-from inferd.engine.api.precision import HEAD_STORED_AS, LINEARS_STORED_AS, Precision, Quantization, StoredAs
-from inferd.engine.arch.description import Arch
+from inferd.engine.api.precision import (
+    FP8,
+    FP8_BLOCKS,
+    HEAD_STORED_AS,
+    LINEARS_STORED_AS,
+    Precision,
+    Quantization,
+    StoredAs,
+)
+from inferd.engine.arch.description import Arch, Scales
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Shape
 
@@ -103,19 +111,20 @@ def weight_parts(arch: Arch, precision: Precision) -> tuple[Part, ...]:
     dtype_bytes = precision.dtype_bytes
     parts = []
     for name in ("embedding", "attention", "MLP", "norms"):
-        stored = LINEARS_STORED_AS[precision.quantization] if name in ("attention", "MLP") else None
-        parts.append(Part(name, _total(shapes.pop(name, {}), stored, dtype_bytes)))
+        parts.append(Part(name, _total(shapes.pop(name, {}), _stored_as(arch, precision, name), dtype_bytes)))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
     if arch.tie_embeddings:
         # A CPU packs the head, so that its copy of the embedding's weights is another layout of the same numbers.
         head["packed copy of the embedding.weight"] = (arch.vocab_size, arch.hidden_size)
-    parts.append(Part("head", _total(head, HEAD_STORED_AS[precision.quantization], dtype_bytes)))
+    parts.append(Part("head", _total(head, _stored_as(arch, precision, "head"), dtype_bytes)))
     return tuple(part for part in parts if part.num_bytes)
 
 
 def refusal(arch: Arch, quantization: Quantization) -> str | None:
     """The first matrix that cannot be stored so, and why; None where all can."""
+    if arch.stored is not None:
+        return None if quantization == "fp8" else "the checkpoint's matrices are stored in fp8"
     for name, shape in _parameters(arch).items():
         part = _part_of(name)
         stored = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
@@ -161,9 +170,22 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
     )
 
 
+def _stored_as(arch: Arch, precision: Precision, part: str) -> StoredAs | None:
+    """What the matrices of this part are stored in; None: the dtype."""
+    if part in ("embedding", "norms"):
+        return None
+    if arch.stored is None:
+        return (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[precision.quantization]
+    if part == "head" and not arch.stored.has_head:
+        return None
+    return FP8_BLOCKS if arch.stored.scales is Scales.BLOCK else FP8
+
+
 @lru_cache(maxsize=8)
 def _parameters(arch: Arch) -> Mapping[str, Shape]:
-    return weights(arch).parameters()
+    """Weights and biases. Scales follow from how the weights are stored."""
+    parameters = weights(arch).parameters()
+    return {name: shape for name, shape in parameters.items() if not name.endswith("_scale")}
 
 
 def _part_of(parameter: str) -> str:
@@ -246,12 +268,16 @@ def _logits(arch: Arch, precision: Precision, work: Workload) -> Formula:
 
 
 def _loading(arch: Arch, precision: Precision) -> Part:
-    """The most that one linear layer's weight takes beside its packed form: as it was read, and as bytes if quantized.
+    """The most that one linear layer's weight takes beside its packed form: as it was read, and as bytes if quantized
+    here. A tied head is read into the embedding, which stays."""
+    quantized = term(0 if precision.quantization == "none" or arch.stored is not None else 1, "B")
 
-    A tied head is read into the embedding, which stays."""
-    quantized = term(0 if precision.quantization == "none" else 1, "B")
+    def read_as(name: str) -> Formula:
+        is_stored = arch.stored is not None and _stored_as(arch, precision, _part_of(name)) is not None
+        return term(1, "B") if is_stored else precision.dtype_bytes + quantized
+
     held = [
-        (term(shape[0]) * term(shape[1])).named(_label(name)) * (precision.dtype_bytes + quantized)
+        (term(shape[0]) * term(shape[1])).named(_label(name)) * read_as(name)
         for name, shape in _parameters(arch).items()
         if len(shape) == 2 and _part_of(name) != "embedding"
     ]

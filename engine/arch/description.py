@@ -108,6 +108,31 @@ class Rope:
     """Multiplies every cosine and sine, and so a score by its square."""
 
 
+class Scales(StrEnum):
+    """What of a stored matrix shares a scale."""
+
+    TENSOR = "tensor"
+    ROW = "channel"
+    BLOCK = "block"
+
+
+BLOCK = 128
+"""Rows and columns of a block of weights that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFp8:
+    """The checkpoint's matrices of attention and MLP, and with `has_head` that of the logits, are e4m3 numbers times
+    scales."""
+
+    scales: Scales
+    weight_scale: str
+    """What the scales of `x.weight` are called after `x.`"""
+    input_scale: str | None = None
+    """The same of the one scale that calibration found for its activations; None: they are quantized as they come."""
+    has_head: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share one block table per request, because they see the same positions.
@@ -169,6 +194,8 @@ class Arch:
     residual_multiplier: float = 1.0
     """Of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
+    stored: StoredFp8 | None = None
+    """None: the checkpoint holds its matrices in `dtype`."""
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers

@@ -79,6 +79,21 @@ class Fields:
             raise self.refuse(name, f"must be a list of {length}, each one of {', '.join(map(str, allowed))}")
         return tuple(known[value] for value in values)
 
+    def value(self, name: str) -> Any:
+        """As it was parsed, None where it is absent."""
+        return self._values.get(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Of all fields that are there."""
+        return tuple(self._values)
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        values = self._get(name, None)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self.refuse(name, "must be a list of texts")
+        return tuple(values)
+
     def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if type(value) is not bool:

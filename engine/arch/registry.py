@@ -6,7 +6,7 @@ Adding a family is one short file beside this one and one line in `_FAMILIES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inferd.engine.arch import (
@@ -24,6 +24,7 @@ from inferd.engine.arch import (
 )
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.quantization import read_quantization
 from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weight_map
 
 
@@ -67,9 +68,21 @@ def describe(config: Mapping[str, Any]) -> Arch:
     architecture = names[0]
     if architecture not in _FAMILIES:
         raise ArchError(f"unknown architecture {architecture!r}; known are: {', '.join(known_architectures())}")
-    if config.get("quantization_config") is not None:
-        raise ArchError(f"{architecture}: checkpoints with a quantization_config are not supported")
-    return _FAMILIES[architecture].describe(architecture, Fields(config, architecture))
+    fields, family = Fields(config, architecture), _FAMILIES[architecture]
+    return _as_stored(family.describe(architecture, fields), fields, family)
+
+
+def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
+    """With what config.json says of quantized weights, all of which the weight map can place."""
+    sources = weight_map(arch, family.names).sources if fields.has("quantization_config") else ()
+    matrices = [source for source in sources if len(source.shape) == 2 and source.parameter.startswith("layers.")]
+    modules = [source.tensor.removesuffix(".weight") for source in matrices]
+    stored = read_quantization(fields, modules, has_own_head=not arch.tie_embeddings)
+    if stored is None:
+        return arch
+    arch = replace(arch, stored=stored)
+    weight_map(arch, family.names)
+    return arch
 
 
 def weights(arch: Arch) -> WeightMap:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
-from inferd.engine.arch.description import Arch, NormKind, QKNorm
+from inferd.engine.arch.description import BLOCK, Arch, ArchError, NormKind, QKNorm, Scales, StoredFp8
 
 Shape = tuple[int, ...]
 
@@ -19,14 +20,36 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _NAMES_SHOWN = 8
 
 
+class Form(Enum):
+    """What a tensor's numbers are; the value is what safetensors headers call the dtypes that they may have."""
+
+    FLOAT = ("F64", "F32", "F16", "BF16")
+    FP8 = ("F8_E4M3",)
+    """To be multiplied by scales."""
+    SCALE = ("F32", "BF16", "F16", "F64")
+    """Of FP8: not negative, and finite. An axis of one number may be left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of the checkpoint; it becomes rows `row .. row + shape[0]` of `parameter`."""
+    """One tensor of the checkpoint; it becomes rows `row .. row + num_rows` of `parameter`."""
 
     tensor: str
     shape: Shape
     parameter: str
     row: int = 0
+    form: Form = Form.FLOAT
+    repeats: int = 1
+    """Rows of the parameter that one row of the tensor becomes: those that share a scale."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[0] * self.repeats
+
+    def accepts(self, shape: Shape) -> bool:
+        if self.form is not Form.SCALE:
+            return shape == self.shape
+        return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +73,24 @@ class WeightMap:
         for source in sorted(self.sources, key=lambda source: (source.parameter, source.row)):
             rows = shapes.get(source.parameter, (0,))[0]
             assert source.row == rows, f"{source.parameter}: {source.tensor} starts at row {source.row}, not {rows}"
-            shapes[source.parameter] = (rows + source.shape[0], *source.shape[1:])
+            shapes[source.parameter] = (rows + source.num_rows, *source.shape[1:])
         return shapes
 
     @property
     def num_elements(self) -> int:
-        """Weights of the model, tied ones counted once."""
-        return sum(prod(source.shape) for source in self.sources)
+        """Weights of the model, tied ones counted once; scales are none."""
+        return sum(prod(source.shape) for source in self.sources if source.form is not Form.SCALE)
+
+    def wrong_dtypes(self, found: Mapping[str, str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """(tensor, its dtype as safetensors has it, those it may have by config.json), of each that has another."""
+        forms = {tie.tensor: Form.FLOAT for tie in self.ties} | {s.tensor: s.form for s in self.sources}
+        pairs = [(name, dtype, forms[name].value) for name, dtype in sorted(found.items()) if name in forms]
+        return tuple(pair for pair in pairs if pair[1] not in pair[2])
 
     def compare(self, found: Mapping[str, Iterable[int]]) -> Contradictions:
         """What a checkpoint with these tensor shapes has too little, too much, or in another shape."""
-        expected = {source.tensor: source.shape for source in self.sources}
+        sources = {source.tensor: source for source in self.sources}
+        expected = {name: source.shape for name, source in sources.items()}
         optional = {tie.tensor: expected[tie.equals] for tie in self.ties}
         shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(IGNORED_SUFFIXES)}
         wanted = expected | optional
@@ -70,7 +100,7 @@ class WeightMap:
             wrong_shape=tuple(
                 (name, wanted[name], shape)
                 for name, shape in sorted(shapes.items())
-                if name in wanted and shape != wanted[name]
+                if name in wanted and not (sources[name].accepts(shape) if name in sources else shape == wanted[name])
             ),
         )
 
@@ -133,7 +163,8 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
         sources.extend(_mlp(arch, names, f"{theirs}.mlp", f"{ours}.mlp"))
     if arch.tie_embeddings:
         return WeightMap(tuple(sources), (Tie("lm_head.weight", embedding.tensor),))
-    return WeightMap((*sources, Source("lm_head.weight", embedding.shape, "lm_head.weight")))
+    stored = arch.stored if arch.stored is not None and arch.stored.has_head else None
+    return WeightMap((*sources, *_matrix(stored, "lm_head", (arch.vocab_size, arch.hidden_size), "lm_head", 0)))
 
 
 def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
@@ -144,8 +175,9 @@ def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
 
 def _attention(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
     sizes = (arch.q_size, arch.kv_size, arch.kv_size)
-    yield from _linear(theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
-    yield from _linear(theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
+    stored = arch.stored
+    yield from _linear(stored, theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
+    yield from _linear(stored, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
         for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
@@ -155,19 +187,47 @@ def _attention(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterat
 def _mlp(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
     wide, narrow, has_bias = arch.intermediate_size, arch.hidden_size, arch.has_mlp_bias
     if arch.has_gate:
-        yield from _linear(theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
+        yield from _linear(arch.stored, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
     else:
-        yield from _linear(theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
-    yield from _linear(theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+        yield from _linear(arch.stored, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
+    yield from _linear(arch.stored, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
 
 
 def _linear(
-    theirs: str, tensors: tuple[str, ...], out_sizes: tuple[int, ...], in_size: int, ours: str, has_bias: bool
+    stored: StoredFp8 | None,
+    theirs: str,
+    tensors: tuple[str, ...],
+    out_sizes: tuple[int, ...],
+    in_size: int,
+    ours: str,
+    has_bias: bool,
 ) -> Iterator[Source]:
     """The rows of one of our matrices, [sum(out_sizes), in_size]: from a tensor per size, or from one of all."""
     row = 0
     for name, out_size in zip(tensors, out_sizes if len(tensors) > 1 else (sum(out_sizes),), strict=True):
-        yield Source(f"{theirs}.{name}.weight", (out_size, in_size), f"{ours}.weight", row)
+        yield from _matrix(stored, f"{theirs}.{name}", (out_size, in_size), ours, row)
         if has_bias:
             yield Source(f"{theirs}.{name}.bias", (out_size,), f"{ours}.bias", row)
         row += out_size
+
+
+def _matrix(stored: StoredFp8 | None, theirs: str, shape: tuple[int, int], ours: str, row: int) -> Iterator[Source]:
+    """A weight, from `row` of our matrix on, and the scales that it is stored with."""
+    if stored is None:
+        yield Source(f"{theirs}.weight", shape, f"{ours}.weight", row)
+        return
+    out_size, in_size = shape
+    yield Source(f"{theirs}.weight", shape, f"{ours}.weight", row, Form.FP8)
+    scale = f"{theirs}.{stored.weight_scale}"
+    match stored.scales:
+        case Scales.TENSOR:
+            yield Source(scale, (1, 1), f"{ours}.weight_scale", row, Form.SCALE, out_size)
+        case Scales.ROW:
+            yield Source(scale, (out_size, 1), f"{ours}.weight_scale", row, Form.SCALE)
+        case Scales.BLOCK:
+            if row % BLOCK:
+                raise ArchError(f"{theirs} begins at row {row} of {ours}, amid a block of {BLOCK} rows with one scale")
+            blocks = (-(-out_size // BLOCK), -(-in_size // BLOCK))
+            yield Source(scale, blocks, f"{ours}.weight_scale", row // BLOCK, Form.SCALE)
+    if stored.input_scale is not None:
+        yield Source(f"{theirs}.{stored.input_scale}", (1, 1), f"{ours}.input_scale", row, Form.SCALE, out_size)

@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import IGNORED_SUFFIXES, WeightMap
+from inferd.engine.arch.weights import Form, Source, WeightMap
 from inferd.engine.models.decoder import Decoder
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
 
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 
 
 class CheckpointError(ValueError):
@@ -58,7 +58,7 @@ def load(decoder: Decoder, stored: Mapping[str, StoredTensor], progress: Progres
     done = 0
     for source in sorted(weight_map.sources, key=lambda source: (stored[source.tensor].file, source.parameter)):
         tensor = stored[source.tensor]
-        parameters[source.parameter].write(source.row, _read(tensor.file, source.tensor))
+        parameters[source.parameter].write(source.row, _rows(source, _read(tensor.file, source.tensor)))
         done += tensor.num_bytes
         if progress is not None:
             progress(done, total)
@@ -71,15 +71,28 @@ def _check(weight_map: WeightMap, stored: Mapping[str, StoredTensor]) -> None:
     differences = weight_map.compare({name: tensor.shape for name, tensor in stored.items()})
     if differences:
         raise CheckpointError(f"the weights contradict config.json: {differences}")
-    for name, tensor in stored.items():
-        if tensor.dtype not in _DTYPE_BYTES and not name.endswith(IGNORED_SUFFIXES):
-            known = ", ".join(_DTYPE_BYTES)
-            raise CheckpointError(f"{name} in {tensor.file} is stored as {tensor.dtype}; known are: {known}")
+    for name, dtype, known in weight_map.wrong_dtypes({name: tensor.dtype for name, tensor in stored.items()}):
+        raise CheckpointError(
+            f"{name} in {stored[name].file} is stored as {dtype}; by config.json it is one of: {', '.join(known)}"
+        )
     for tie in weight_map.ties:
         if tie.tensor in stored and not _are_equal(stored, tie.tensor, tie.equals):
             raise CheckpointError(
                 f"config.json ties {tie.tensor} to {tie.equals}, but the checkpoint stores both and they differ"
             )
+
+
+def _rows(source: Source, values: Tensor) -> Tensor:
+    """`values` in the parameter's shape. Raises `CheckpointError` for scales that no quantization gives."""
+    if source.form is not Form.SCALE:
+        return values
+    values = values.to(torch.float32)
+    if not (values.isfinite() & (values >= 0)).all():
+        raise CheckpointError(
+            f"{source.tensor} must hold finite numbers of at least 0, but holds {values.min():.3g} to "
+            f"{values.max():.3g}"
+        )
+    return values.reshape(source.shape).repeat_interleave(source.repeats, 0)
 
 
 def _are_equal(stored: Mapping[str, StoredTensor], first: str, second: str) -> bool:

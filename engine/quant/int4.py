@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, QuantizationError
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
 from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 
 
-class Int4:
+class Int4(FromWeight):
     """A scale for each group of inputs of an output row, and 8 bit activations in the same groups."""
 
     name = "int4"

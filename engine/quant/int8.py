@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, QuantizationError
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
 from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 
-class Int8:
+class Int8(FromWeight):
     """A scale for each output row, and one for each row of activations as it comes."""
 
     name = "int8"

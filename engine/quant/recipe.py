@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.engine.quant.dense import DENSE
+from inferd.engine.quant.dense import Dense
+from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.int4 import Int4
 from inferd.engine.quant.int8 import Int8
 from inferd.engine.quant.scheme import Scheme
+from inferd.kernels.linear import ANY, Choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +23,19 @@ class Recipe:
     """The logits' matrix; where it is tied to the embedding, a copy."""
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "none": Recipe(DENSE, DENSE),
-    "int8": Recipe(Int8(), Int8()),
-    "int4": Recipe(Int4(), Int8()),
-}
-"""The head keeps 8 bits: it is one matrix in hundreds, and its error is seen in every token undamped."""
+def recipes(choices: Choices = ANY) -> Mapping[str, Recipe]:
+    """All there are. The head keeps 8 bits: one matrix in hundreds, whose error is seen in every token undamped.
+
+    `choices` are those of a GPU's products.
+    """
+    dense, fp8 = Dense(choices), Fp8(choices.is_invariant)
+    return {
+        "none": Recipe(dense, dense),
+        "fp8": Recipe(fp8, fp8),
+        "int8": Recipe(Int8(), Int8()),
+        "int4": Recipe(Int4(), Int8()),
+    }
+
+
+RECIPES = recipes()
 UNQUANTIZED = RECIPES["none"]

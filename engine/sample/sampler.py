@@ -17,6 +17,7 @@ from inferd.engine.sample.filters import cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
 from inferd.kernels.gpu import from_host
+from inferd.kernels.greedy import argmax
 from inferd.kernels.sample import sample
 
 
@@ -65,8 +66,7 @@ class Sampler:
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
         states = [self._state(slot) for slot in slots]
-        peaks, token_ids = logits.max(dim=-1)
-        is_failed = ~peaks.isfinite()
+        token_ids, is_failed = argmax(logits)
         is_empty = torch.zeros_like(is_failed)
         special = [row for row, state in enumerate(states) if not state.is_plain_greedy]
         if special:
@@ -84,7 +84,7 @@ class Sampler:
         for row, (state, position) in enumerate(zip(states, positions, strict=True)):
             for rule in state.rules:
                 rule.apply(logits[row], position)
-        peaks, token_ids = logits.max(dim=-1)
+        token_ids, is_empty = argmax(logits)
         sampled = [row for row, state in enumerate(states) if state.params.temperature > 0.0]
         if sampled:
             params = [states[row].params for row in sampled]
@@ -93,7 +93,7 @@ class Sampler:
             cut(scores, params)
             seeds = self._tensor([row.seed for row in params], torch.int64)
             token_ids[rows] = sample(scores, seeds, self._tensor([positions[row] for row in sampled], torch.int64))
-        return token_ids, ~peaks.isfinite()
+        return token_ids, is_empty
 
     def _state(self, slot: int) -> _Slot:
         state = self._slots[slot]

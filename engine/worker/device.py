@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -63,8 +65,16 @@ class Device(Protocol):
         """Run `run` and record what it does. Raises `NotRecordableError`."""
         ...
 
+    def time_s(self, run: Callable[[], object]) -> float:
+        """Seconds that the device takes for what `run` has it do."""
+        ...
+
     def memory_in_use(self) -> int:
         """Bytes of the device's memory that this process holds, as the system counts them."""
+        ...
+
+    def give_back_freed(self) -> None:
+        """Return to the system what an allocator keeps of freed memory."""
         ...
 
 
@@ -103,6 +113,18 @@ class CpuDevice:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
         return int(line.split()[1]) * 1024
+
+    def time_s(self, run: Callable[[], object]) -> float:
+        started_s = time.perf_counter()
+        run()
+        return time.perf_counter() - started_s
+
+    def give_back_freed(self) -> None:
+        """Each matrix as it was read lay between packed ones that stay, and glibc keeps such holes: 90 MiB of a 2.1 GiB
+        model (measured: 2 cores, AMD EPYC Zen 4, 2026-11-21)."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 class _OnTheHost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import tempfile
@@ -23,13 +22,14 @@ from inferd.engine.api.planner import format_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, Progress, StoredTensor, load
-from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.models.stored import recipe_of
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.cuda import CudaDevice
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import native, registry
@@ -76,9 +76,13 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
             f"the weights of {format_bytes(planned.weights_bytes)} do not fit beside what the GPU holds ({error}): "
             "free it, or give --quantization"
         ) from error
-    _give_back_freed()
+    device.give_back_freed()
     weights_bytes = device.memory_in_use() - before_bytes
     laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
+
+    # Before the KV pool takes what is left of a GPU's memory.
+    peaks = measure(device, dtype, config.quantization)
+    laps.done("peaks", str(peaks))
 
     kv = _allocate(planned.kv_bytes, facts, config.num_blocks, config.block_size, dtype, device)
     laps.done("kv cache", f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens")
@@ -101,6 +105,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         planned_kv_bytes=planned.kv_bytes,
         device=device.name,
         dtype=config.dtype,
+        peaks=peaks,
         quantization=config.quantization,
         kernels=kernels,
     )
@@ -146,7 +151,12 @@ def _cache_home() -> Path:
 def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device) -> Decoder:
     try:
         return Decoder(
-            arch, dtype, device.torch_device, config.max_model_len, config.rope_positions, RECIPES[config.quantization]
+            arch,
+            dtype,
+            device.torch_device,
+            config.max_model_len,
+            config.rope_positions,
+            recipe_of(arch, config.quantization, dtype),
         )
     except QuantizationError as error:
         raise ModelError(f"{config.model_path}: {error}") from error
@@ -158,14 +168,6 @@ def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
         load(decoder, {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}, _log_progress())
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
-
-
-def _give_back_freed() -> None:
-    """Return to the system what loading freed. Each matrix as it was read lay between packed ones that stay, and glibc
-    keeps such holes: 90 MiB of a 2.1 GiB model (measured: 2 cores, AMD EPYC Zen 4, 2026-11-21)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _log_progress() -> Progress:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.sampler import Sampler, SampleResult
@@ -33,6 +34,11 @@ class Runner:
     def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(decoder, kv, device)
+
+    @property
+    def arch(self) -> Arch:
+        """What is served."""
+        return self._decoder.arch
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:

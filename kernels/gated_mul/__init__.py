@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import gpu, native
 from inferd.kernels.gated_mul import cpu, reference
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
 class Key(NamedTuple):
@@ -18,10 +18,15 @@ class Key(NamedTuple):
     dtype: torch.dtype
 
 
+def _refuses_triton(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype)
+
+
 SILU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
     "silu_mul",
     [
         Implementation("cpp", cpu.silu_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "silu_mul"), _refuses_triton),
         Implementation("reference", reference.silu_mul, always),
     ],
 )
@@ -29,6 +34,7 @@ GELU_MUL: Op[Key, Callable[[Tensor], Tensor]] = Op(
     "gelu_mul",
     [
         Implementation("cpp", cpu.gelu_mul, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "gelu_mul"), _refuses_triton),
         Implementation("reference", reference.gelu_mul, always),
     ],
 )

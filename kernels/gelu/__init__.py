@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import gpu, native
 from inferd.kernels.gelu import cpu, reference
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
 class Key(NamedTuple):
@@ -19,10 +19,15 @@ class Key(NamedTuple):
     dtype: torch.dtype
 
 
+def _refuses_triton(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype)
+
+
 GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
     "gelu",
     [
         Implementation("cpp", cpu.gelu, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "gelu"), _refuses_triton),
         Implementation("reference", reference.gelu, always),
     ],
 )

@@ -13,9 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import gpu, native
 from inferd.kernels.layer_norm import cpu, reference
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+
+_MAX_TRITON_SIZE = 16384
+"""Elements that a program of 32 warps holds: 16 a thread."""
 
 
 class Key(NamedTuple):
@@ -24,10 +27,17 @@ class Key(NamedTuple):
     size: int
 
 
+def _refuses_triton(key: Key) -> str | None:
+    if key.size > _MAX_TRITON_SIZE:
+        return f"holds rows of at most {_MAX_TRITON_SIZE}, not {key.size}"
+    return gpu.refuses(key.device_type, key.dtype)
+
+
 LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
     "layer_norm",
     [
         Implementation("cpp", cpu.layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "layer_norm"), _refuses_triton),
         Implementation("reference", reference.layer_norm, always),
     ],
 )
@@ -35,6 +45,7 @@ ADD_LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[
     "add_layer_norm",
     [
         Implementation("cpp", cpu.add_layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "add_layer_norm"), _refuses_triton),
         Implementation("reference", reference.add_layer_norm, always),
     ],
 )

@@ -5,32 +5,56 @@ inputs: a row's bits cannot depend on other rows. It reads weights at 0.9 of the
 1.4 times as fast as oneDNN's packed product, and keeps up with it at 32 rows (1.1) and 256 (1.0): bfloat16, 2 cores of
 an AMD EPYC (Zen 4), 2026-11-21. Elsewhere oneDNN packs; there a row's bits do not depend on other rows from two up
 (measured: torch 2.13, AVX-512, fp32 and bf16), so a lone row is padded to two. F.linear in fp32 has no such property.
+
+On a GPU few rows have a kernel of their own and many the vendor's library (`cuda.py`), whose bits may depend on how
+many there are. `Choices.is_invariant` takes one kernel for any number of rows instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from inferd.kernels.linear import cpu
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu
+from inferd.kernels.linear import cpu, cuda
+from inferd.kernels.linear.tuning import Table
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 _PACKED_ROWS_HINT = 32
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 
 Apply = Callable[[Tensor], Tensor]
-Bind = Callable[[Tensor, Tensor | None], Apply]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What is asked of a GPU's products; a CPU's are all invariant."""
+
+    is_invariant: bool = False
+    """A row's bits depend on that row alone."""
+    table: Table | None = None
+    """What is the fastest; None: by a rule."""
+
+
+ANY = Choices()
+Bind = Callable[[Tensor, Tensor | None, Choices], Apply]
 
 
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
+    is_invariant: bool = False
 
 
-def _bind_packed(weight: Tensor, bias: Tensor | None) -> Apply:
+def _bind_cpp(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
+    return cpu.bind(weight, bias)
+
+
+def _bind_packed(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS_HINT)
 
     def apply(x: Tensor) -> Tensor:
@@ -41,7 +65,11 @@ def _bind_packed(weight: Tensor, bias: Tensor | None) -> Apply:
     return apply
 
 
-def _bind_plain(weight: Tensor, bias: Tensor | None) -> Apply:
+def _bind_few_rows(weight: Tensor, bias: Tensor | None, choices: Choices) -> Apply:
+    return cuda.bind(weight, bias, choices.table)
+
+
+def _bind_plain(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
     return lambda x: torch.nn.functional.linear(x, weight, bias)
 
 
@@ -57,16 +85,27 @@ def _refuses_packed(key: Key) -> str | None:
     return None
 
 
+def _refuses_invariant(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype) if key.is_invariant else "any kernel will do"
+
+
+def _refuses_few_rows(key: Key) -> str | None:
+    return "more rows have other kernels" if key.is_invariant else cuda.refuses(key.device_type, key.dtype)
+
+
 LINEAR: Op[Key, Bind] = Op(
     "linear",
     [
-        Implementation("cpp", cpu.bind, lambda key: cpu.refuses(key.device_type, key.dtype)),
+        Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
+        Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
+        Implementation("triton_few_rows", _bind_few_rows, _refuses_few_rows),
         Implementation("torch", _bind_plain, always),
     ],
 )
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> Apply:
+def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY) -> Apply:
     """The layer as a function of x [T, in], giving [T, out], all in one dtype. weight [out, in], bias [out]."""
-    return LINEAR.resolve(Key(weight.device.type, weight.dtype))(weight, bias)
+    key = Key(weight.device.type, weight.dtype, choices.is_invariant)
+    return LINEAR.resolve(key)(weight, bias, choices)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from inferd.kernels import gpu
 from inferd.kernels.paged_attention import cpu, reference
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = ["ATTENTION_SPLIT", "AttentionBatch", "paged_attention"]
 
@@ -30,6 +31,18 @@ class Key(NamedTuple):
     has_softcap: bool
 
 
+def _refuses_triton(key: Key) -> str | None:
+    if key.head_dim > 256:
+        return f"takes head sizes up to 256, not {key.head_dim}"
+    if key.block_size & (key.block_size - 1):
+        return f"takes block sizes that are powers of two, not {key.block_size}"
+    if key.kv_dtype not in (key.dtype, torch.float8_e4m3fn):
+        return f"takes KV in the dtype of the queries or in 8 bits, not {key.kv_dtype} for {key.dtype}"
+    if key.device_type == "cuda" and key.dtype not in (torch.bfloat16, torch.float16):
+        return f"multiplies 16-bit numbers, not {key.dtype}"
+    return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
+
+
 Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None], Tensor]
 PAGED_ATTENTION: Op[Key, Run] = Op(
     "paged_attention",
@@ -39,6 +52,7 @@ PAGED_ATTENTION: Op[Key, Run] = Op(
             cpu.paged_attention,
             lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.heads_per_kv_head, key.block_size),
         ),
+        Implementation("triton", Deferred(f"{__name__}.triton", "paged_attention"), _refuses_triton),
         Implementation("reference", reference.paged_attention, always),
     ],
 )

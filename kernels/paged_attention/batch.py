@@ -7,13 +7,16 @@ query tokens, R of rows. Nothing here knows heads, windows or dtypes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from inferd.kernels.gpu import from_host
 
 ATTENTION_SPLIT = 256
 """KV tokens per tile. Tiles lie at absolute multiples of it and are combined in order, for every kind of query, so
@@ -59,7 +62,17 @@ class AttentionBatch:
     """[T] int64: block_id * block_size + offset, where each token's K and V go."""
     block_size: int
     query_lens: tuple[int, ...]
+    """On a GPU each may be more than the device finds in `query_start`, and `kv_lens` anything."""
     kv_lens: tuple[int, ...]
+    is_deterministic: bool = True
+    """Whether a row's bits may not depend on how its tokens were split over steps. Where they may, a GPU computes long
+    chunks by larger blocks, whose instructions may round otherwise."""
+
+    @cached_property
+    def prepared(self) -> dict[Hashable, Any]:
+        """What an implementation made of this step for all of its layers, by keys of its own. The first layer makes it,
+        and a CUDA graph captures that: it has to be given a batch that no call before it was given."""
+        return {}
 
     @cached_property
     def groups(self) -> tuple[QueryGroup, ...]:
@@ -79,6 +92,8 @@ class AttentionBatch:
         block_tables: Tensor,
         block_size: int,
         device: torch.device | str,
+        *,
+        is_deterministic: bool = True,
     ) -> AttentionBatch:
         """Metadata of `rows`, each (absolute position of its first token, number of tokens >= 1).
 
@@ -94,13 +109,14 @@ class AttentionBatch:
         assert max(kv_lens) <= block_tables.shape[1] * block_size, "a row is longer than its block table"
         query_start = torch.zeros(len(rows) + 1, dtype=torch.int64)
         torch.cumsum(torch.tensor(lens), 0, out=query_start[1:])
-        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lens)).to(device)
-        shift = (torch.tensor(starts) - query_start[:-1]).to(device)
-        positions = torch.arange(sum(lens), device=device) + shift[row_of_token]
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lens))
+        positions = torch.arange(len(row_of_token)) + (torch.tensor(starts) - query_start[:-1])[row_of_token]
+        parts = (query_start, torch.tensor(kv_lens), row_of_token, positions)
+        query_start, seq_lens, row_of_token, positions = _on_device(parts, torch.device(device))
         block_ids = block_tables[row_of_token, positions // block_size].to(torch.int64)
         return cls(
-            query_start=query_start.to(device, torch.int32),
-            seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+            query_start=query_start.to(torch.int32),
+            seq_lens=seq_lens.to(torch.int32),
             block_tables=block_tables,
             positions=positions,
             write_slots=block_ids * block_size + positions % block_size,
@@ -108,6 +124,13 @@ class AttentionBatch:
             query_lens=tuple(lens),
             kv_lens=tuple(kv_lens),
         )
+
+
+def _on_device(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """The host's tensors on `device`, by one copy that nobody waits for."""
+    if device.type == "cpu":
+        return parts
+    return torch.split(from_host(torch.cat(tuple(parts)), device), [len(part) for part in parts])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.rope import cpu, reference
+
+_MAX_TRITON_HEAD_DIM = 512
+"""8 heads are 4096 elements, 16 a thread of 8 warps."""
 
 
 class Key(NamedTuple):
@@ -22,6 +26,12 @@ class Key(NamedTuple):
     kv_dtype: torch.dtype
     head_dim: int
     has_qk_norm: bool
+
+
+def _refuses_triton(key: Key) -> str | None:
+    if key.head_dim > _MAX_TRITON_HEAD_DIM:
+        return f"takes heads of at most {_MAX_TRITON_HEAD_DIM}, not {key.head_dim}"
+    return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
 Run = Callable[
@@ -36,6 +46,7 @@ ROPE_AND_CACHE: Op[Key, Run] = Op(
             cpu.rope_and_cache,
             lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.head_dim),
         ),
+        Implementation("triton", Deferred(f"{__name__}.triton", "rope_and_cache"), _refuses_triton),
         Implementation("reference", reference.rope_and_cache, always),
     ],
 )
@@ -57,8 +68,9 @@ def rope_and_cache(
 
     q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
     positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike;
-    kv [blocks, 2, G, block_size, D], written in place; q_norm, k_norm [D], both or neither, with their `eps`.
-    Arithmetic is in fp32, with one rounding to the dtype at the end.
+    kv [blocks, 2, G, block_size, D], written in place, in any float dtype; q_norm, k_norm [D], both or neither, with
+    their `eps`. Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even; a float8_e4m3fn pool
+    holds +-448 instead of what is larger.
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]

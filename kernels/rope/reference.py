@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferd.kernels.quantize_fp8.reference import cast
 from inferd.kernels.rms_norm.reference import rms_norm
 
 
@@ -26,8 +27,8 @@ def rope_and_cache(
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     block_size = kv.shape[3]
     block_ids, offsets = write_slots // block_size, write_slots % block_size
-    kv[block_ids, 0, :, offsets] = _rotate(k, cos, sin).to(kv.dtype)
-    kv[block_ids, 1, :, offsets] = v.to(kv.dtype)
+    kv[block_ids, 0, :, offsets] = cast(_rotate(k, cos, sin), kv.dtype)
+    kv[block_ids, 1, :, offsets] = cast(v.to(torch.float32), kv.dtype)
     return _rotate(q, cos, sin).to(dtype)
 
 

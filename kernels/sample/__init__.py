@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu, native
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.sample import cpu, reference
 
 
@@ -26,6 +26,7 @@ SAMPLE: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
     "sample",
     [
         Implementation("cpp", cpu.sample, lambda key: native.refuses(key.device_type, torch.float32)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "sample"), lambda key: gpu.refuses(key.device_type)),
         Implementation("reference", reference.sample, always),
     ],
 )

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels import gpu, native
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.scaled_add import cpu, reference
 
 
@@ -18,10 +18,15 @@ class Key(NamedTuple):
     dtype: torch.dtype
 
 
+def _refuses_triton(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype)
+
+
 SCALED_ADD: Op[Key, Callable[[Tensor, float, Tensor | None], Tensor]] = Op(
     "scaled_add",
     [
         Implementation("cpp", cpu.scaled_add, lambda key: native.refuses(key.device_type, key.dtype)),
+        Implementation("triton", Deferred(f"{__name__}.triton", "scaled_add"), _refuses_triton),
         Implementation("reference", reference.scaled_add, always),
     ],
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from inferd.engine.api.roofline import StepPhase
+from inferd.server.efficiency import PhaseSummary
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
@@ -22,6 +25,10 @@ class Metrics(Protocol):
 
     def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
         """An answer ended; `route` is a template, never a caller's path."""
+        ...
+
+    def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
+        """How near the steps came to the device's peaks; a phase that had none is not there."""
         ...
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

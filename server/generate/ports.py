@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
-from inferd.engine.api.messages import Delta, FinishReason, Ready, Submit
+from inferd.engine.api.messages import Delta, EngineStats, FinishReason, Ready, Submit
 
 
 class TokenStream(Protocol):
@@ -28,7 +28,14 @@ class Router(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
-    def ready(self) -> Ready: ...
+    def ready(self) -> Ready:
+        """Raises `EngineDeadError` before an engine was ready."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """After the newest step."""
+        ...
 
     def submit(self, submit: Submit) -> TokenStream:
         """Raises `RequestError` where the choice cannot be taken now."""

@@ -22,7 +22,8 @@ import pytest
 import uvicorn
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.engine.api.messages import Delta, Failure, FinishReason, Ready, Submit, WireLogprobs
+from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
+from inferd.engine.api.roofline import Peaks
 from inferd.server.app import AppOptions, create_app
 from inferd.server.metrics import Metrics
 from inferd.server.text.model import ServedModel
@@ -136,14 +137,18 @@ class ScriptedRouter:
 
     model: ServedModel
     is_ready: bool = True
+    has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)
     submits: list[Submit] = field(default_factory=list)
     aborted: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    stats: EngineStats = field(default_factory=EngineStats)
 
     @property
     def ready(self) -> Ready:
+        if not self.has_engine:
+            raise EngineDeadError("the engine is not ready yet")
         return Ready(
             num_blocks=64,
             block_size=16,
@@ -155,6 +160,7 @@ class ScriptedRouter:
             planned_kv_bytes=1,
             device="cpu",
             dtype="float32",
+            peaks=Peaks(1e10, 1e12),
         )
 
     def will(self, *scripts: Script) -> None:
@@ -185,7 +191,8 @@ class ScriptedRouter:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
     def reset(self) -> None:
-        self.is_ready, self.refusal = True, None
+        self.is_ready, self.has_engine, self.refusal = True, True, None
+        self.stats = EngineStats()
         self.scripts, self.submits, self.aborted = [], [], {}
 
 
@@ -200,9 +207,15 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def serving(model: ServedModel, router: ScriptedRouter, options: AppOptions, root_path: str = "") -> Iterator[str]:
+def serving(
+    model: ServedModel,
+    router: ScriptedRouter,
+    options: AppOptions,
+    root_path: str = "",
+    metrics: Metrics | None = None,
+) -> Iterator[str]:
     """A server on a free port of the loopback; gives its URL."""
-    app = create_app(model, router, Metrics("tiny"), options)
+    app = create_app(model, router, metrics or Metrics("tiny"), options)
     server = _Server(
         uvicorn.Config(app, http="httptools", loop="uvloop", log_config=None, access_log=False, root_path=root_path)
     )
@@ -253,7 +266,9 @@ def url(shared_url: str, router: ScriptedRouter) -> str:
 def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[..., str]]:
     """Starts a server with options of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda options, root_path="": stack.enter_context(serving(model, router, options, root_path))
+        yield lambda options, root_path="", metrics=None: stack.enter_context(
+            serving(model, router, options, root_path, metrics)
+        )
 
 
 @pytest.fixture

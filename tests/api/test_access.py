@@ -16,7 +16,7 @@ from inferd.server.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics"}
+PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state"}
 
 
 @pytest.fixture

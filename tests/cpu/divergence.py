@@ -79,7 +79,7 @@ def main() -> None:
     models: Mapping[str, Decoder] = {
         "bfloat16": embedded_decoder(RECIPES["none"], torch.bfloat16),
         **{f"{name}, {dtype}": embedded_decoder(RECIPES[name], dtype)
-           for name in ("int8", "int4") for dtype in (torch.float32, torch.bfloat16)},
+           for name in ("fp8", "int8", "int4") for dtype in (torch.float32, torch.bfloat16)},
     }  # fmt: skip
     for name, model in models.items():
         found = divergence(exact, log_probs(model, texts))

@@ -12,6 +12,7 @@ from torch import Tensor
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.dense import DENSE
+from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.int4 import Int4
 from inferd.engine.quant.int8 import Int8
 from inferd.engine.quant.scheme import QuantizationError, Scheme
@@ -78,7 +79,7 @@ def test_a_packed_form_is_what_runs_and_the_others_say_why_not(kernels: str) -> 
         LINEAR.force(None)
 
 
-@pytest.mark.parametrize("scheme", [DENSE, Int8(), Int4()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", [DENSE, Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)
 def test_a_weight_is_not_kept_beside_its_packed_form(scheme: Scheme) -> None:
     weight = torch.randn(64, 32)
     held = weakref.ref(weight)
@@ -89,11 +90,11 @@ def test_a_weight_is_not_kept_beside_its_packed_form(scheme: Scheme) -> None:
     assert linear(torch.ones(1, 32)).shape == (1, 64)
 
 
-QUANTIZED_ERROR = {"int8": 0.02, "int4": 0.12}
-"""Root mean square, relative to the results', for normal weights and activations: 1 and 8% are expected."""
+QUANTIZED_ERROR = {"int8": 0.02, "int4": 0.12, "fp8": 0.045}
+"""Root mean square, relative to the results', for normal weights and activations: 1, 8 and 3.7% are expected."""
 
 
-@pytest.mark.parametrize("scheme", [Int8(), Int4()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("scheme", [Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_quantized_layer_is_near_the_product(scheme: Scheme, has_bias: bool, dtype: torch.dtype) -> None:

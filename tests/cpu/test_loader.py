@@ -85,7 +85,7 @@ def test_a_stored_head_may_repeat_the_tied_embedding_and_not_contradict_it(tmp_p
         ),
         (
             lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int64)}),
-            "model.norm.weight in .* is stored as I64; known are: F64, F32, F16, BF16",
+            "model.norm.weight in .* is stored as I64; by config.json it is one of: F64, F32, F16, BF16",
         ),
     ],
 )

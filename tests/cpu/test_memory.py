@@ -21,7 +21,7 @@ from inferd.engine.api.config import EngineConfig, plan_of, resolve
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import MemoryPlan, refusal
-from inferd.engine.api.precision import INT4, INT8, StoredAs
+from inferd.engine.api.precision import FP8, INT4, INT8, StoredAs
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table
@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
 def test_weights_take_what_was_planned(checkpoint: Path, quantization: str) -> None:
     facts = ModelFacts.of(Checkpoint.read(checkpoint))
     asked = EngineConfig(model_path=str(checkpoint), quantization=quantization, kv_memory_bytes=2**24, num_threads=2)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object
     assert sum(table.nbytes for table in tables.values()) == planned["rotary"]
 
 
-@pytest.mark.parametrize(("name", "stored"), [("int8", INT8), ("int4", INT4)])
+@pytest.mark.parametrize(("name", "stored"), [("fp8", FP8), ("int8", INT8), ("int4", INT4)])
 @pytest.mark.parametrize("columns", [32, 33, 48, 65536, 65537, 65568])
 def test_the_plan_refuses_what_the_layers_refuse(name: str, stored: StoredAs, columns: int) -> None:
     try:

@@ -1,5 +1,5 @@
 """A request's hidden states, ids and logprobs are the same bits alone and in company, whole and in chunks, on a cached
-prefix, and after it lost its KV halfway. In fp32, bf16, int8 and int4, greedy and sampled with every option at once.
+prefix, and after it lost its KV halfway. In fp32, bf16, int8, int4 and fp8, greedy and sampled with every option.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ SETUPS = [
     *((case, torch.bfloat16, SAMPLED, "none") for case in CASES[1:]),
     (CASES[0], torch.bfloat16, SAMPLED, "int8"),
     (CASES[0], torch.bfloat16, SAMPLED, "int4"),
+    (CASES[0], torch.bfloat16, SAMPLED, "fp8"),
     pytest.param((CASES[1], torch.float32, GREEDY, "int4"), marks=pytest.mark.long),
 ]
 

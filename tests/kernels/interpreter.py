@@ -1,11 +1,14 @@
-"""Triton's interpreter, made to convert numbers as GPUs do.
+"""Triton's interpreter, made to compute as GPUs do.
 
-It truncates float32 to bfloat16 and to 8 bits where the hardware rounds to the nearest, ties to even (Triton 3.7): a
-kernel would be judged by errors that it does not make. torch converts as the hardware does.
+It truncates float32 to bfloat16 and to 8 bits where the hardware rounds to the nearest, ties to even, and multiplies
+the bit patterns of bfloat16 matrices as integers (Triton 3.7): a kernel would be judged by errors that it does not
+make. torch converts as the hardware does. Matrices are multiplied in float64: numpy's library orders sums by the number
+of rows, which tensor cores do not, and in float64 that does not show.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -23,13 +26,38 @@ _BITS = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
 
 def repair() -> None:
-    """Once for this process. TRITON_INTERPRET has to be set."""
+    """Once for this process. Nothing to do where TRITON_INTERPRET is not set, and kernels are compiled."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
     from triton.runtime import interpreter  # noqa: PLC0415
 
     interpreter._convert_float = _convert
+    interpreter.InterpreterBuilder.create_dot = _multiply
+    interpreter.InterpreterBuilder.create_fma = _multiply_and_add
 
 
 def _convert(numbers: np.ndarray[Any, Any], source: Any, target: Any, _rounding: object) -> np.ndarray[Any, Any]:
     values = torch.frombuffer(bytearray(numbers.tobytes()), dtype=_DTYPES[source.name])
     bits = values.to(_DTYPES[target.name]).view(_BITS[target.primitive_bitwidth])
     return bits.numpy().reshape(numbers.shape)
+
+
+def _multiply_and_add(_: object, x: Any, y: Any, z: Any) -> Any:
+    """Rounded once, but for a second rounding of what float64 cannot hold; Triton's rounds the product."""
+    from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
+
+    total = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+    return TensorHandle(total.astype(z.data.dtype), z.dtype.scalar)
+
+
+def _multiply(_: object, a: Any, b: Any, start: Any, _precision: object, _exactness: object) -> Any:
+    import triton.language as tl  # noqa: PLC0415
+    from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
+
+    def numbers(handle: Any) -> np.ndarray[Any, Any]:
+        if handle.dtype.is_floating() and handle.dtype.primitive_bitwidth < 32:
+            return _convert(handle.data, handle.dtype, tl.float32, None).view(np.float32).astype(np.float64)
+        return handle.data.astype(np.float64) if handle.dtype.is_floating() else handle.data
+
+    product = np.matmul(numbers(a), numbers(b)) + start.data
+    return TensorHandle(product.astype(start.data.dtype), start.dtype.scalar)

@@ -106,6 +106,6 @@ def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert aot.read_table(tmp_path / "none.json") == []
     row = aot.Row("a", "1", 90, 1, 2, 3, 4, 5, "HGMMA", "x", ("a fault",))
     path = tmp_path / "table.json"
-    path.write_text(json.dumps({"rows": [aot.asdict(row)]}))
+    path.write_text(json.dumps([aot.asdict(row)]))
     assert aot.read_table(path) == [row]
     assert "FAULT a fault" in aot.render([row])

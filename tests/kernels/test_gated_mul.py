@@ -53,9 +53,9 @@ def test_large_gates_stay_finite(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("gate", ORACLES)
-@pytest.mark.parametrize("size", [7, 100, 4096, 11008])
-def test_a_row_is_its_own(gate: Gate, size: int) -> None:
-    gate_up = torch.randn(40, 2 * size)
+@pytest.mark.parametrize(("rows", "size"), [(40, 7), (40, 100), (24, 4096), (12, 11008)])
+def test_a_row_is_its_own(gate: Gate, rows: int, size: int) -> None:
+    gate_up = torch.randn(rows, 2 * size)
     whole = gate(gate_up)
-    for start, count in ((0, 1), (3, 1), (5, 2), (1, 17), (9, 31)):
+    for start, count in ((0, 1), (3, 1), (5, 2), (1, rows // 2), (rows // 4, rows - rows // 4)):
         assert torch.equal(gate(gate_up[start : start + count].clone()), whole[start : start + count])

@@ -34,6 +34,8 @@ class Case:
     num_tokens: int = 11
     num_blocks: int = 5
     block_size: int = 16
+    kv_dtype: torch.dtype | None = None
+    """The heads' where it is None."""
 
     def __post_init__(self) -> None:
         self.q = torch.randn(self.num_tokens, self.num_heads, self.head_dim).to(self.dtype)
@@ -48,7 +50,7 @@ class Case:
         self.angles = torch.arange(500)[:, None].double() * 10000.0 ** -(torch.arange(half) / half).double()
         self.cos_sin = torch.cat([self.angles.cos(), self.angles.sin()], dim=1).float()
         shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
-        self.kv = torch.full(shape, float("nan"), dtype=self.dtype)
+        self.kv = torch.full(shape, float("nan"), dtype=self.kv_dtype or self.dtype)
 
     def run(self) -> Tensor:
         q, k, v = self.q.clone(), self.k.clone(), self.v.clone()
@@ -115,3 +117,37 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
         block, offset = divmod(int(case.slots[token]), case.block_size)
         assert torch.equal(q, whole[one])
         assert torch.equal(case.kv[block, :, :, offset], pool[block, :, :, offset])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotary_dim", [24, 16])
+def test_an_8_bit_pool_holds_the_nearest_number_up_to_448(dtype: torch.dtype, rotary_dim: int) -> None:
+    """Of every size: e4m3's numbers lie 2^-9 apart near 0 and 32 apart near 448. NaN stays, infinity does not."""
+    case = Case(9, 3, 24, rotary_dim, dtype, has_norm=False, kv_dtype=torch.float8_e4m3fn)
+    magnitudes = 2.0 ** torch.linspace(-12, 12, case.k.numel()).reshape(case.k.shape)
+    case.k, case.v = (case.k * magnitudes).to(dtype), (case.v * magnitudes).to(dtype)
+    case.v[0, 0, :5] = torch.tensor([float("inf"), float("-inf"), float("nan"), 448.0, -464.0])
+    case.v[1, 0, :4] = torch.tensor([2.0**-10, 3 * 2.0**-10, 1.0625, 1.1875])  # halfway: to the even neighbour
+    q = case.run()
+    blocks, offsets = case.slots // case.block_size, case.slots % case.block_size
+    k, v = case.kv[blocks, 0, :, offsets].float(), case.kv[blocks, 1, :, offsets].float()
+    assert v[0, 0, :5].nan_to_num(nan=9.0).tolist() == [448.0, -448.0, 9.0, 448.0, -448.0]
+    assert v[1, 0, :4].tolist() == [0.0, 2.0**-8, 1.0, 1.25]
+    assert torch.equal(v.nan_to_num(), nearest_8_bits(case.v).nan_to_num())
+    expected = case.rotated(case.k, None)
+    spacing = 2.0 ** (expected.abs().clamp(2.0**-6, 448.0).log2().floor() - 3)
+    assert bool(((k - expected.clamp(-448, 448)).abs() <= spacing * 0.5001).all())
+    alike = Case(9, 3, 24, rotary_dim, dtype, has_norm=False)
+    alike.q, alike.k, alike.positions = case.q, case.k, case.positions
+    assert torch.equal(alike.run(), q)
+
+
+def nearest_8_bits(x: Tensor) -> Tensor:
+    """By search among all that there are; of two as near, the one whose last bit is 0."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    finite = numbers.isfinite() & ~((numbers == 0) & numbers.signbit())
+    codes = torch.arange(256)[finite]
+    codes = codes[torch.argsort(codes % 2, stable=True)]
+    wide = x.double().clamp(-448, 448)
+    nearest = (wide[..., None] - numbers[codes]).abs().nan_to_num(nan=0.0).argmin(-1)
+    return torch.where(wide.isnan(), wide, numbers[codes][nearest]).float()

@@ -17,7 +17,8 @@ def test_equals_torch(dtype: torch.dtype, shape: tuple[int, ...], multiplier: fl
     x, residual = torch.randn(2, *shape).to(dtype)
     assert torch.equal(scaled(x, multiplier), reference.scaled_add(x, multiplier, None))
     assert torch.equal(added(x, residual), x + residual)
-    assert torch.equal(added(x.mT, residual.mT), (x + residual).mT)
+    x, residual = x[..., :17].mT, residual[..., :17].mT
+    assert torch.equal(added(x, residual), x + residual)
 
 
 def test_each_step_is_rounded() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from inferd.engine.api.messages import Ready
+from inferd.engine.api.roofline import Peaks
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.settings import Settings
 from inferd.server.startup import make_plan
@@ -17,6 +18,7 @@ MIB = 2**20
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1000 * MIB, kv_bytes=MIB,
     planned_weights_bytes=1000 * MIB, planned_kv_bytes=MIB, device="cpu", dtype="bfloat16",
+    peaks=Peaks(1e10, 1e12),
 )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.messages import Delta, Submit
+from inferd.engine.api.messages import Delta, StepOutput, Submit
 from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.work import VisibleKeys, WorkModel
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -212,6 +213,57 @@ def test_what_the_worker_raises_is_raised() -> None:
     core.submit(submit(), 5.0)
     with pytest.raises(RuntimeError, match="out of memory"):
         core.step(5.0)
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+
+UNITS = WorkModel(
+    token_flops=1, logits_flops=1000, attention=(VisibleKeys(None, pair_flops=10**6, key_bytes=1),), weight_bytes=10**6,
+)  # fmt: skip
+
+
+def outputs_of(core: EngineCore, *submits: Submit) -> list[StepOutput]:
+    for message in submits:
+        core.submit(message, 5.0)
+    outputs = []
+    while core.has_work:
+        output = core.step(5.0)
+        if output is not None and output.step_phase is not None:
+            outputs.append(output)
+    return outputs
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_step_says_what_it_had_to_do(depth: int) -> None:
+    """Two prompts of 3 and 2 tokens, 4 of them in the first step; then the last with a decode; then decodes.
+
+    Logits are those drawn from and, in the first step, those of the two prompt tokens that the script scores.
+    """
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64)
+    core = EngineCore(Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=depth, work=UNITS)
+    seen = outputs_of(core, submit("a", max_tokens=3), submit("b", (4, 5), max_tokens=2))
+    assert [(output.step_phase, output.step_flops, output.step_bytes) for output in seen] == [
+        ("mixed", 7 * 10**6 + (1 + 2) * 1000 + 4, 10**6 + 4),
+        ("decode", 6 * 10**6 + 2 * 1000 + 2, 10**6 + 6),
+        ("decode", 8 * 10**6 + 2 * 1000 + 2, 10**6 + 8),
+    ]
+    assert [output.step_num_tokens for output in seen] == [4, 2, 2]
+
+
+def test_steps_that_overlap_do_not_count_their_time_twice() -> None:
+    """Each takes 0.25 s by the worker's clock. The results come at 10.0, 10.1 and 11.0."""
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64)
+    clock = [0.0]
+    core = EngineCore(
+        Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=0, clock=lambda: clock[0], work=UNITS
+    )
+    core.submit(submit(max_tokens=3), 5.0)
+    own: list[float] = []
+    for clock[0] in (10.0, 10.1, 11.0):
+        output = core.step(5.0)
+        assert output is not None
+        own.append(output.step_own_s)
+    assert own == pytest.approx([0.25, 0.1, 0.25])
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from inferd.engine.api.messages import (
     encode,
 )
 from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.roofline import Peaks
 
 TO_ENGINE: list[ToEngine] = [
     Submit(
@@ -47,12 +48,16 @@ FROM_ENGINE: list[FromEngine] = [
         ),
         stats=EngineStats(num_running=1),
         step_duration_s=0.5,
+        step_phase="mixed",
+        step_own_s=0.25,
+        step_flops=10**15,
+        step_bytes=10**11,
     ),
     Phase("weights", 1.5, "12 tensors"),
     Failed("ModelError", "no"),
     Ready(
         num_blocks=1, block_size=2, max_model_len=3, vocab_size=4, weights_bytes=5, kv_bytes=6, planned_weights_bytes=7,
-        planned_kv_bytes=8, device="cpu", dtype="float32", kernels=(("rope", "reference"),),
+        planned_kv_bytes=8, device="cpu", dtype="float32", peaks=Peaks(2e10, 3e11), kernels=(("rope", "reference"),),
     ),
 ]  # fmt: skip
 

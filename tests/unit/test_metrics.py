@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import msgspec
 import prometheus_client
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.engine.api.messages import EngineStats, Phase, Ready, StepOutput
+from inferd.engine.api.roofline import Peaks, StepPhase
 from inferd.server.instruments import Histogram
 from inferd.server.metrics import FINISH_REASONS, Metrics, RequestRecord
 from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
@@ -41,12 +43,16 @@ def record(**changes: object) -> RequestRecord:
 def ready(num_blocks: int = 8) -> Ready:
     return Ready(
         num_blocks=num_blocks, block_size=16, max_model_len=64, vocab_size=10, weights_bytes=110, kv_bytes=55,
-        planned_weights_bytes=100, planned_kv_bytes=50, device="cpu", dtype="float32",
+        planned_weights_bytes=100, planned_kv_bytes=50, device="cpu", dtype="float32", peaks=Peaks(1e10, 1e12),
     )  # fmt: skip
 
 
 def step(**stats: int) -> StepOutput:
     return StepOutput(deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7)
+
+
+def worked(phase: StepPhase, own_s: float, flops: int, num_bytes: int) -> StepOutput:
+    return msgspec.structs.replace(step(), step_phase=phase, step_own_s=own_s, step_flops=flops, step_bytes=num_bytes)
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1e4), max_size=50), st.integers(1, 4))
@@ -148,6 +154,37 @@ def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
     assert [value(metrics, name) for name in names] == [0, 0, 0, 0]
 
 
+def test_work_is_counted_by_phase_and_by_what_bound_it() -> None:
+    """Peaks of 1e10 B/s and 1e12 FLOP/s: by hand."""
+    now = 1000.0
+    metrics = Metrics("m", clock=lambda: now)
+    metrics.engine_ready(ready())
+    metrics.step(worked("prefill", 0.02, 10**10, 10**7))  # 10 ms to compute, 1 ms to read
+    metrics.step(worked("decode", 0.01, 10**9, 6 * 10**7))  # 1 ms to compute, 6 ms to read
+    metrics.step(worked("decode", 0.03, 10**9, 6 * 10**7))  # more than twice that
+    seconds = {
+        (dict(labels)["phase"], dict(labels)["bound_by"]): seen
+        for (name, labels), seen in scrape(metrics).items()
+        if name == "inferd_step_seconds_total"
+    }
+    assert len(seconds) == 9, "a rate needs a zero to begin from"
+    assert {key: seen for key, seen in seconds.items() if seen} == {
+        ("prefill", "compute"): 0.02,
+        ("decode", "memory"): 0.01,
+        ("decode", "host"): 0.03,
+    }
+    assert value(metrics, "inferd_step_flops_total", phase="decode") == 2e9
+    assert value(metrics, "inferd_step_bytes_total", phase="prefill") == 1e7
+    assert value(metrics, "inferd_step_floor_seconds_total", phase="decode") == pytest.approx(0.012)
+    assert value(metrics, "inferd_mfu_ratio", phase="prefill") == pytest.approx(0.5)
+    assert value(metrics, "inferd_mbu_ratio", phase="decode") == pytest.approx(0.3)
+    assert value(metrics, "inferd_peak_flops_per_second") == 1e12
+    assert value(metrics, "inferd_peak_read_bytes_per_second") == 1e10
+    now += 61.0
+    assert "inferd_mfu_ratio" not in {name for name, _ in scrape(metrics)}, "an idle engine has no share of its peaks"
+    assert value(metrics, "inferd_step_flops_total", phase="decode") == 2e9
+
+
 def test_planned_and_measured_memory_stand_beside_each_other() -> None:
     metrics = Metrics("m")
     metrics.engine_ready(ready())
@@ -178,7 +215,7 @@ def test_a_callers_method_makes_no_series_of_its_own() -> None:
 def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
     metrics = Metrics("m", compat)
     metrics.engine_ready(ready())
-    metrics.step(step())
+    metrics.step(worked("decode", 0.01, 10**9, 10**7))
     metrics.request_arrived("chat")
     metrics.request_finished(record())
     metrics.http_request("/x", "GET", 200, 0.1)

@@ -82,10 +82,10 @@ def test_the_published_example_from_config_json_alone(mistral: str) -> None:
 
 def test_every_precision_stands_beside_the_others(mistral: str) -> None:
     rows = {row["name"]: row for row in to_json(report(mistral, context=4096))["precisions"]}
-    assert list(rows) == ["float32", "bfloat16", "float16", "int8", "int4"]
+    assert list(rows) == ["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
     assert rows["float32"]["weights_bytes"] == 2 * rows["bfloat16"]["weights_bytes"] == 28_966_928_384
     assert rows["float16"]["weights_bytes"] == rows["bfloat16"]["weights_bytes"]
-    assert [round(rows[name]["weights_bytes"] / 1e9, 2) for name in ("int8", "int4")] == [7.38, 4.32]
+    assert [round(rows[name]["weights_bytes"] / 1e9, 2) for name in ("fp8", "int8", "int4")] == [7.38, 7.38, 4.32]
     assert rows["int4"]["kv_bytes"] == rows["bfloat16"]["kv_bytes"]
     assert [name for name, row in rows.items() if not row["is_served"]] == ["float16"]
 
@@ -189,7 +189,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
         ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
-        ({"quantization": "int2"}, "--quantization must be one of none, int8, int4, but got 'int2'"),
+        ({"quantization": "int2"}, "--quantization must be one of none, fp8, int8, int4, but got 'int2'"),
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
             {"overhead": "20-10"},

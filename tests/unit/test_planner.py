@@ -133,7 +133,7 @@ CONFIGS = st.fixed_dictionaries(
         "head_dim": st.sampled_from([32, 64]),
     }
 )
-PRECISIONS = [Precision(dtype, kind) for dtype in DTYPE_BYTES for kind in ("none", "int8", "int4")]
+PRECISIONS = [Precision(dtype, kind) for dtype in DTYPE_BYTES for kind in ("none", "fp8", "int8", "int4")]
 
 
 @given(CONFIGS, st.sampled_from(PRECISIONS), st.integers(1, 9), st.integers(1, 3000))
@@ -158,7 +158,7 @@ def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
         is_linear = len(shape) == 2 and "embed_tokens" not in name
         if not is_linear or quantization == "none":
             num_bytes += (shape[0] * shape[1] if len(shape) == 2 else shape[0]) * DTYPE_BYTES[dtype]
-        elif quantization == "int8" or name == "lm_head.weight":
+        elif quantization in ("fp8", "int8") or name == "lm_head.weight":
             num_bytes += shape[0] * shape[1] + 4 * shape[0]
         else:
             num_bytes += shape[0] * shape[1] // 2 + shape[0] * shape[1] // 32 * 2

@@ -25,12 +25,13 @@ from inferd.engine.api.messages import (
     WireLogprobs,
 )
 from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.roofline import Peaks
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router, RouterOptions, TokenStream, merge
 
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,
-    planned_kv_bytes=1, device="cpu", dtype="float32",
+    planned_kv_bytes=1, device="cpu", dtype="float32", peaks=Peaks(1e10, 1e12),
 )  # fmt: skip
 
 

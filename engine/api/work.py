@@ -1,0 +1,150 @@
+"""The work of a step, counted from the model's description and from what the step's rows were: FLOPs, and bytes that
+must pass between memory and processor.
+
+For T tokens in rows that start at position s and have n tokens, R of whose tokens have their logits computed:
+
+    FLOPs = 2 T (weights of the layers' matrices) + 2 R hidden vocabulary + 4 heads head_dim (pairs, over all layers)
+    bytes = weights of the layers, as stored                                        once a step
+          + the head's weights, as stored                                           once a step with R > 0
+          + T hidden dtype                                                          embedding rows
+          + T 2 KV heads head_dim layers dtype                                      KV written
+          + 2 KV heads head_dim dtype (keys, over all layers)                       KV read
+          + 8 R vocabulary                                                          fp32 logits, written and read
+
+A pair is a query and a key that it sees: of a row, the sum over its positions p of min(p + 1, w), where w is the
+layer's window, or without one all p + 1. Keys are those that any query of a row sees, min(s + n, n - 1 + w), read once
+for each row: a prefix that rows share counts for each of them. An addition and a multiplication are two operations.
+
+Left out: biases, norms, rotations, activation functions, softmax and sampling, together about a percent of the FLOPs of
+a model of size, and not done by what multiplies matrices; activations between kernels, which caches hold; and rows that
+only pad a recorded step. So a perfect implementation has to do this much too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, Self
+
+from inferd.engine.api.planner import weight_parts
+from inferd.engine.api.precision import Precision
+from inferd.engine.api.roofline import StepPhase
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.registry import weights
+from inferd.engine.arch.weights import Form
+
+_LOGIT_BYTES = 8
+"""fp32, written by the head and read by the sampler."""
+
+
+class StepWork(NamedTuple):
+    """What one step had to do."""
+
+    phase: StepPhase
+    flops: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleKeys:
+    """The attention of all layers that see the same keys."""
+
+    window: int | None
+    """Last positions that a query sees, its own included; None for all."""
+    pair_flops: int
+    """Of a query and a key, in all these layers."""
+    key_bytes: int
+    """Of a position's K and V, in all these layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkModel:
+    """What a model's steps cost, a token, a row, a pair and a key at a time. Without coefficients nothing costs."""
+
+    token_flops: int = 0
+    token_bytes: int = 0
+    """The embedding row, and K and V of all layers as they are written."""
+    logits_flops: int = 0
+    logits_bytes: int = 0
+    """Of one token's logits, without the head's weights."""
+    weight_bytes: int = 0
+    """Layers and norms, biases included: read by every step."""
+    head_bytes: int = 0
+    """Read by steps that compute logits."""
+    attention: tuple[VisibleKeys, ...] = ()
+
+    @classmethod
+    def of(cls, arch: Arch, precision: Precision, max_model_len: int) -> Self:
+        """A window that no sequence of `max_model_len` tokens outgrows is none."""
+        dtype_bytes = precision.dtype_bytes.value
+        parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
+        kv_bytes = 2 * arch.kv_size * dtype_bytes
+        windows = Counter(None if window is None or window >= max_model_len else window for window in arch.windows)
+        return cls(
+            token_flops=2 * _layer_weights(arch),
+            token_bytes=arch.hidden_size * dtype_bytes + arch.num_layers * kv_bytes,
+            logits_flops=2 * arch.hidden_size * arch.vocab_size,
+            logits_bytes=_LOGIT_BYTES * arch.vocab_size,
+            weight_bytes=sum(parts[name] for name in ("attention", "MLP", "norms")),
+            head_bytes=parts["head"],
+            attention=tuple(
+                VisibleKeys(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
+                for window, num_layers in windows.items()
+            ),
+        )
+
+    def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> StepWork:
+        """Of a step whose row i computes positions `starts[i] .. starts[i] + counts[i]`, at least one row.
+
+        `num_logits`: tokens whose logits are computed, to sample from or to be scored.
+        """
+        num_tokens = sum(counts)
+        phase: StepPhase = "decode"
+        singles, chunks = starts, list[tuple[int, int]]()
+        if num_tokens > len(counts):
+            chunks = [(start, count) for start, count in zip(starts, counts, strict=True) if count > 1]
+            singles = [start for start, count in zip(starts, counts, strict=True) if count == 1]
+            phase = "mixed" if singles else "prefill"
+        flops = num_tokens * self.token_flops + num_logits * self.logits_flops
+        num_bytes = num_tokens * self.token_bytes + self.weight_bytes
+        if num_logits:
+            num_bytes += num_logits * self.logits_bytes + self.head_bytes
+        for layers in self.attention:
+            num_pairs, num_keys = _visible(singles, chunks, layers.window)
+            flops += num_pairs * layers.pair_flops
+            num_bytes += num_keys * layers.key_bytes
+        return StepWork(phase, flops, num_bytes)
+
+
+NO_WORK = WorkModel()
+"""For an engine whose model is none."""
+
+
+def _layer_weights(arch: Arch) -> int:
+    """Elements of the matrices of all layers."""
+    return sum(
+        prod(source.shape)
+        for source in weights(arch).sources
+        if source.parameter.startswith("layers.") and len(source.shape) == 2 and source.form is not Form.SCALE
+    )
+
+
+def _visible(singles: Sequence[int], chunks: Sequence[tuple[int, int]], window: int | None) -> tuple[int, int]:
+    """(pairs of a query and a key, keys read) of rows of one token and of (start, count), in one layer."""
+    if window is None:
+        num_single = sum(singles) + len(singles)
+        num_pairs = sum(count * start + count * (count + 1) // 2 for start, count in chunks)
+        return num_single + num_pairs, num_single + sum(start + count for start, count in chunks)
+    last = window - 1
+    num_single = sum([start if start < last else last for start in singles]) + len(singles)
+    num_pairs = sum(_pairs_to(start + count, window) - _pairs_to(start, window) for start, count in chunks)
+    num_keys = sum(min(start, last) + count for start, count in chunks)
+    return num_single + num_pairs, num_single + num_keys
+
+
+def _pairs_to(end: int, window: int) -> int:
+    """Pairs of the queries at positions below `end`, each with its last `window` keys."""
+    seen = min(end, window)
+    return seen * (seen + 1) // 2 + (end - seen) * window

@@ -1,0 +1,42 @@
+"""The greedy token of each row of logits, and whether the row is one that a token may be taken from: one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu
+from inferd.kernels.greedy import reference
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    vocab_size: int
+
+
+def _refuses_triton(key: Key) -> str | None:
+    if key.dtype == torch.float8_e4m3fn:
+        return f"takes logits of 16 bits or more, not {key.dtype}"
+    return gpu.refuses(key.device_type, key.dtype)
+
+
+ARGMAX: Op[Key, Callable[[Tensor], tuple[Tensor, Tensor]]] = Op(
+    "argmax",
+    [
+        Implementation("triton", Deferred(f"{__name__}.triton", "argmax"), _refuses_triton),
+        Implementation("reference", reference.argmax, always),
+    ],
+)
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(ids [R] int64, is_none [R] bool): of each row of logits [R, V] the lowest id among those of its largest number.
+
+    `is_none` where the row holds a NaN or +inf, or nothing above -inf; its id is then any below V.
+    """
+    return ARGMAX.resolve(Key(logits.device.type, logits.dtype, logits.shape[1]))(logits)

@@ -1,0 +1,97 @@
+"""The Triton implementation: one program a row, which stays in registers from its load to its store.
+
+Bytes are the floor: x and the result, and with the add the residual and the sum besides, once each. The variance is
+that of what is centred, as the definition has it: the mean of squares less the square of the mean would cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import DTYPES, Shipped
+
+
+@triton.jit
+def _layer_norm(
+    x, residual, weight, bias, total, out, stride, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_inside = column < size
+    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * size + column, rounded, mask=is_inside)
+        value = rounded.to(tl.float32)
+    centred = tl.where(is_inside, value - tl.sum(value, 0) / size, 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 0) / size + eps)
+    factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
+    shift = tl.load(bias + column, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + column, (centred * scale * factor + shift).to(out.dtype.element_ty), mask=is_inside)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return _run(x, None, weight, bias, eps)[0]
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _run(x, residual.contiguous(), weight, bias, eps)
+
+
+def _run(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    assert weight.is_contiguous() and bias.is_contiguous()
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    size = rows.shape[1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    block, num_warps = _block(size)
+    _layer_norm[(rows.shape[0],)](
+        rows,
+        rows if residual is None else residual,
+        weight,
+        bias,
+        total,
+        out,
+        rows.stride(0),
+        size,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=num_warps,
+    )
+    return out, total
+
+
+def _block(size: int) -> tuple[int, int]:
+    """(elements a program covers, warps): 16 a thread, in loads of 16 bytes, until there are no more warps."""
+    block = max(64, triton.next_power_of_2(size))
+    return block, min(32, max(1, block // 512))
+
+
+def shipped() -> Iterator[Shipped]:
+    for size in (64, 1024, 4096, 16384):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for has_residual in (False, True):
+                block, num_warps = _block(size)
+                yield Shipped(
+                    op="add_layer_norm" if has_residual else "layer_norm",
+                    config=f"{DTYPES[dtype]} size {size}",
+                    kernel=_layer_norm,
+                    signature={
+                        **dict.fromkeys(("x", "residual", "weight", "bias", "total", "out"), f"*{DTYPES[dtype]}"),
+                        "stride": "i32",
+                        "size": "i32",
+                        "eps": "fp32",
+                    },
+                    constants={"HAS_RESIDUAL": has_residual, "BLOCK": block},
+                    num_warps=num_warps,
+                    is_streaming=size >= 1024,
+                    multiples=("stride", "size"),
+                )

@@ -1,0 +1,112 @@
+"""Linear layers of a decoder with what stands around them, as one kernel where there are few rows.
+
+A fused kernel reads the activations once, and rounds once what the plain ones round between each other: its results are
+nearer to the formula, and not the same bits. Without one, the plain ones run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.gated_mul import gelu_mul, silu_mul
+from inferd.kernels.linear import cuda
+from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.rms_norm import rms_norm
+
+Gate = Literal["silu", "gelu"]
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    is_few: bool
+    """At most 16 rows."""
+
+
+_MAX_ROWS = 16
+
+
+def _norm_linear_kernel(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
+
+    return few_rows(x, weight, bias, norm=norm, eps=eps)
+
+
+def _norm_linear_plain(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+
+def _linear_residual_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
+
+    return few_rows(x, weight, bias, residual=residual)
+
+
+def _linear_residual_plain(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias) + residual
+
+
+def _gate_up_kernel(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
+    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
+
+    return few_rows(x, weight, norm=norm, eps=eps, gate=gate)
+
+
+def _gate_up_plain(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
+    x = x if norm is None else rms_norm(x, norm, eps)
+    projected = torch.nn.functional.linear(x, weight)
+    return silu_mul(projected) if gate == "silu" else gelu_mul(projected)
+
+
+def _refuses(key: Key) -> str | None:
+    if not key.is_few:
+        return f"takes at most {_MAX_ROWS} rows"
+    return cuda.refuses(key.device_type, key.dtype)
+
+
+def _refuses_norm(key: Key) -> str | None:
+    if key.dtype == torch.float16:
+        return "multiplies by the norm's factor last, and what float16 holds may not last until then"
+    return _refuses(key)
+
+
+NORM_LINEAR: Op[Key, Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]] = Op(
+    "norm_linear",
+    [Implementation("triton", _norm_linear_kernel, _refuses_norm), Implementation("plain", _norm_linear_plain, always)],
+)
+LINEAR_RESIDUAL: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]] = Op(
+    "linear_residual",
+    [
+        Implementation("triton", _linear_residual_kernel, _refuses),
+        Implementation("plain", _linear_residual_plain, always),
+    ],
+)
+GATE_UP_ACT: Op[Key, Callable[[Tensor, Tensor | None, float, Tensor, Gate], Tensor]] = Op(
+    "gate_up_act",
+    [Implementation("triton", _gate_up_kernel, _refuses_norm), Implementation("plain", _gate_up_plain, always)],
+)
+
+
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rms_norm(x, norm, eps) W^T + b: x [T, in], norm [in], weight [out, in], bias [out]."""
+    return NORM_LINEAR.resolve(_key(x))(x, norm, eps, weight, bias)
+
+
+def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    """x W^T + b + residual: x [T, in], weight [out, in], residual [T, out]."""
+    assert residual.shape == (x.shape[0], weight.shape[0]) and residual.dtype == x.dtype
+    return LINEAR_RESIDUAL.resolve(_key(x))(x, weight, bias, residual)
+
+
+def gate_up_act(x: Tensor, weight: Tensor, gate: Gate, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """act(g) * u with [g | u] = x W^T, x normed first where `norm` is given: weight [2I, in], the result [T, I]."""
+    assert weight.shape[0] % 2 == 0
+    return GATE_UP_ACT.resolve(_key(x))(x, norm, eps, weight, gate)
+
+
+def _key(x: Tensor) -> Key:
+    return Key(x.device.type, x.dtype, x.shape[0] <= _MAX_ROWS)

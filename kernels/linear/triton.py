@@ -1,0 +1,287 @@
+"""The Triton implementations: few rows at the speed of memory, and any number of rows with bits that are a row's own.
+
+**Few rows** (`few_rows`, alone or fused with what stands around it). The weight is the floor: 2 bytes and, with up to
+16 rows, at most 32 operations for each of its numbers. At 4.8 TB/s that is 77 TFLOP/s, more than an H200 multiplies
+outside its tensor cores (67), which would also have to widen every weight first. So the tensor cores multiply, with the
+weight's rows in the place of a matrix product's rows and the tokens, filled up to 16, in that of its columns: the same
+instructions for 1 token and for 16, and a token's bits depend on it alone.
+
+**Any number of rows** (`bind_invariant`). A tile of results walks all inputs in equal steps, in order; nothing is
+split, and a tile is as wide for any number of rows. On sm_90 a warp group multiplies 64 rows whatever the tile, so that
+an output is the same chain of instructions in any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gated_mul.triton import activated
+from inferd.kernels.gpu import DTYPES, Shipped
+
+MAX_ROWS = 16
+"""That the kernel for few rows takes."""
+_STAGES = 4
+_INVARIANT_N = 64
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows(
+    x,
+    weight,
+    bias,
+    norm,
+    residual,
+    out,
+    num_rows,
+    out_size,
+    in_size,
+    x_stride,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, inner = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
+    is_column, is_row = column < out_size, row < num_rows
+    weight_place = weight + column.to(tl.int64)[:, None] * in_size + inner[None, :]
+    x_place = x + row[None, :] * x_stride + inner[:, None]
+    total = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    up_total = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    squares = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, in_size, BLOCK_K):
+        is_inner = inner < in_size - start
+        mask = is_column[:, None] & is_inner[None, :]
+        weight_tile = tl.load(weight_place + start, mask=mask, other=0.0)
+        x_tile = tl.load(x_place + start, mask=is_inner[:, None] & is_row[None, :], other=0.0)
+        if HAS_NORM:
+            # The factor of a row is the same for all its inputs, and multiplies its results.
+            wide = x_tile.to(tl.float32)
+            squares += tl.sum(wide * wide, 0)
+            factor = tl.load(norm + start + inner, mask=is_inner, other=0.0).to(tl.float32)
+            x_tile = (wide * factor[:, None]).to(x.dtype.element_ty)
+        total = tl.dot(weight_tile, x_tile, total, input_precision="ieee")
+        if HAS_GATE:
+            up_place = weight_place + out_size.to(tl.int64) * in_size + start
+            up_tile = tl.load(up_place, mask=mask, other=0.0)
+            up_total = tl.dot(up_tile, x_tile, up_total, input_precision="ieee")
+    if HAS_NORM:
+        scale = 1.0 / tl.sqrt_rn(squares / in_size + eps)
+        total *= scale[None, :]
+        up_total *= scale[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        if HAS_GATE:
+            up_total += tl.load(bias + out_size + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
+    if HAS_GATE:
+        total = activated(total, IS_SILU) * up_total
+    is_inside = is_column[:, None] & is_row[None, :]
+    place = row.to(tl.int64)[None, :] * out_size + column[:, None]
+    if HAS_RESIDUAL:
+        total += tl.load(residual + place, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _invariant(
+    x,
+    weight,
+    bias,
+    out,
+    num_rows,
+    out_size,
+    in_size,
+    x_stride,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    num_tiles = tl.cdiv(num_rows, BLOCK_M)
+    tile = tl.program_id(0)
+    # Programs of one tile of the weight are neighbours, and find it in the L2 cache.
+    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (tile // num_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    is_row, is_column = row < num_rows, column < out_size
+    x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_place = weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, in_size, BLOCK_K):
+        is_inner = inner < in_size - start
+        x_tile = tl.load(x_place + start, mask=is_row[:, None] & is_inner[None, :], other=0.0)
+        weight_tile = tl.load(weight_place + start, mask=is_column[None, :] & is_inner[:, None], other=0.0)
+        total = tl.dot(x_tile, weight_tile, total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gate: str | None = None,
+) -> Tensor:
+    """residual + act(norm(x) W^T + b), each part where it is given; x [T, in], T at most `MAX_ROWS`.
+
+    `gate`: "silu" or "gelu" of the first half of the weight's rows, times the second half.
+    """
+    num_rows, in_size = x.shape
+    assert num_rows <= MAX_ROWS and weight.is_contiguous(), f"{num_rows} rows, and at most {MAX_ROWS} are taken"
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out_size = weight.shape[0] // (1 if gate is None else 2)
+    out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+    block_n, block_k = _few_rows_tile(out_size, gate is not None)
+    _few_rows[(triton.cdiv(out_size, block_n),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        weight if norm is None else norm,
+        out if residual is None else residual.contiguous(),
+        out,
+        num_rows,
+        out_size,
+        in_size,
+        x.stride(0),
+        eps,
+        HAS_BIAS=bias is not None,
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        HAS_GATE=gate is not None,
+        IS_SILU=gate == "silu",
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        ROWS=MAX_ROWS,
+        num_warps=4,
+        num_stages=_STAGES,
+    )
+    return out
+
+
+def bind_invariant(weight: Tensor, bias: Tensor | None, _: object = None) -> Callable[[Tensor], Tensor]:
+    weight = weight.contiguous()
+    out_size, in_size = weight.shape
+
+    def apply(x: Tensor) -> Tensor:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        if not num_rows:
+            return out
+        block_m, num_warps = _invariant_tile(num_rows, x.dtype)
+        _invariant[(triton.cdiv(num_rows, block_m) * triton.cdiv(out_size, _INVARIANT_N),)](
+            x,
+            weight,
+            weight if bias is None else bias,
+            out,
+            num_rows,
+            out_size,
+            in_size,
+            x.stride(0),
+            HAS_BIAS=bias is not None,
+            BLOCK_M=block_m,
+            BLOCK_N=_INVARIANT_N,
+            BLOCK_K=_invariant_step(x.dtype),
+            num_warps=num_warps,
+            num_stages=_STAGES,
+        )
+        return out
+
+    return apply
+
+
+def _few_rows_tile(out_size: int, has_gate: bool) -> tuple[int, int]:
+    """(weight rows, inputs) of a tile, by the weight's shape alone: some two programs for each of 132 processors, and
+    stages that hold 8 to 16 KiB of weights, of which about 30 KiB a processor have to be under way at 4.8 TB/s."""
+    if has_gate:
+        return (16, 128) if out_size <= 16384 else (32, 128)
+    if out_size <= 8192:
+        return 16, 256
+    return (32, 256) if out_size <= 16384 else (64, 128)
+
+
+def _invariant_tile(num_rows: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(rows of a tile, warps): a warp group for each 64 rows."""
+    return (64, 4) if num_rows <= 64 or dtype == torch.float32 else (128, 8)
+
+
+def _invariant_step(dtype: torch.dtype) -> int:
+    """Inputs of a step: 128 bytes of a row."""
+    return 128 // dtype.itemsize
+
+
+def shipped() -> Iterator[Shipped]:
+    parts: tuple[tuple[str, dict[str, bool]], ...] = (
+        ("linear_few_rows", {}),
+        ("linear_few_rows bias", {"HAS_BIAS": True}),
+        ("norm_linear", {"HAS_NORM": True}),
+        ("norm_linear bias", {"HAS_NORM": True, "HAS_BIAS": True}),
+        ("linear_residual", {"HAS_RESIDUAL": True}),
+        ("gate_up silu", {"HAS_GATE": True, "IS_SILU": True}),
+        ("norm_gate_up silu", {"HAS_NORM": True, "HAS_GATE": True, "IS_SILU": True}),
+        ("norm_gate_up gelu", {"HAS_NORM": True, "HAS_GATE": True}),
+    )
+    flags = dict.fromkeys(("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU"), False)
+    for name, given in parts:
+        for block_n, block_k in dict.fromkeys(
+            _few_rows_tile(size, "HAS_GATE" in given) for size in (4096, 16384, 65536)
+        ):
+            yield _form(
+                name.split()[0],
+                f"{' '.join(['bf16', *name.split()[1:]])} tile {block_n} x {block_k}",
+                _few_rows,
+                "bf16",
+                {**flags, **given, "BLOCK_N": block_n, "BLOCK_K": block_k, "ROWS": MAX_ROWS},
+                4,
+            )
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
+            for block_m, num_warps in dict.fromkeys(_invariant_tile(num_rows, dtype) for num_rows in (64, 128)):
+                yield _form(
+                    "linear_invariant",
+                    f"{DTYPES[dtype]}{' bias' if has_bias else ''} tile {block_m}",
+                    _invariant,
+                    DTYPES[dtype],
+                    {
+                        "HAS_BIAS": has_bias,
+                        "BLOCK_M": block_m,
+                        "BLOCK_N": _INVARIANT_N,
+                        "BLOCK_K": _invariant_step(dtype),
+                    },
+                    num_warps,
+                )
+
+
+def _form(op: str, config: str, kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int) -> Shipped:
+    names = [name for name in kernel.arg_names if name not in constants]
+    numbers = {"num_rows": "i32", "out_size": "i32", "in_size": "i32", "x_stride": "i32", "eps": "fp32"}
+    return Shipped(
+        op=op,
+        config=config,
+        kernel=kernel,
+        signature={name: numbers.get(name, f"*{dtype}") for name in names},
+        constants=constants,
+        num_warps=num_warps,
+        num_stages=_STAGES,
+        # Fewer than 64 weight rows are too few for a warp group; fp32 is multiplied outside the tensor cores.
+        is_matrix=dtype != "fp32" and (kernel is _invariant or constants["BLOCK_N"] >= 64),
+        is_warp_matrix=kernel is _few_rows and constants["BLOCK_N"] < 64,
+        is_streaming=True,
+        multiples=("out_size", "in_size", "x_stride"),
+    )

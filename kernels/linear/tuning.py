@@ -1,0 +1,105 @@
+"""Which product is the fastest for a weight and a number of rows: measured once on a device, and kept in a file.
+
+A table of names, a file of JSON, and the rule that serves without either. Knows no kernel, no clock and no environment:
+who measures gives the times, and who keeps files the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VERSION = 1
+"""Of what is measured: a kernel that changes makes it another, and old files are measured anew."""
+BUCKETS = (1, 2, 4, 8, 16)
+"""Numbers of rows that are measured; those between go by the next larger one. Beyond, there is one choice."""
+FEW_ROWS, LIBRARY = "few_rows", "library"
+_DEFAULT_MAX_ROWS = 8
+"""Without a measurement, the kernel for few rows takes so many."""
+_MAX_FILE_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A weight and a number of rows out of `BUCKETS`."""
+
+    out_size: int
+    in_size: int
+    dtype: str
+    num_rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.out_size}x{self.in_size} {self.dtype} {self.num_rows}"
+
+
+@dataclass(slots=True)
+class Table:
+    """Choices by case, for one device and one version of the software: `device` names both."""
+
+    device: str
+    choices: dict[str, str] = field(default_factory=dict)
+
+    def choice(self, case: Case) -> str:
+        return self.choices.get(case.name, FEW_ROWS if case.num_rows <= _DEFAULT_MAX_ROWS else LIBRARY)
+
+    def missing(self, cases: Iterable[Case]) -> list[Case]:
+        """Those that nothing was measured for."""
+        return [case for case in cases if case.name not in self.choices]
+
+    def measure(self, case: Case, seconds: Mapping[str, Callable[[], float]]) -> None:
+        """Choose the fastest of those that give how long they took; the first of equals."""
+        taken = {name: measured() for name, measured in seconds.items()}
+        self.choices[case.name] = min(taken, key=lambda name: taken[name])
+
+
+def bucket(num_rows: int) -> int | None:
+    """The number of rows that was measured for these; None beyond all."""
+    return next((size for size in BUCKETS if num_rows <= size), None)
+
+
+def cases(out_size: int, in_size: int, dtype: str) -> list[Case]:
+    return [Case(out_size, in_size, dtype, num_rows) for num_rows in BUCKETS]
+
+
+def read(directory: Path, device: str) -> Table:
+    """What was kept for `device`. A file that is missing, damaged, foreign or of another version counts as empty: it is
+    a cache, and measuring again repairs it."""
+    try:
+        file = _file(directory, device)
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            return Table(device)
+        kept = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return Table(device)
+    if not isinstance(kept, dict) or kept.get("version") != VERSION or kept.get("device") != device:
+        return Table(device)
+    choices = kept.get("choices")
+    if not isinstance(choices, dict):
+        return Table(device)
+    return Table(device, {name: choice for name, choice in choices.items() if choice in (FEW_ROWS, LIBRARY)})
+
+
+def write(directory: Path, table: Table) -> None:
+    """Keep what is in `table` beside what others have kept meanwhile. The file appears whole: of two that write at once
+    one may lose what it measured, and measures it the next time. Raises `OSError` where nothing can be written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    choices = read(directory, table.device).choices | table.choices
+    text = json.dumps({"version": VERSION, "device": table.device, "choices": choices}, indent=1, sort_keys=True)
+    handle, name = tempfile.mkstemp(dir=directory, prefix=".linear-")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text + "\n")
+        Path(name).replace(_file(directory, table.device))
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _file(directory: Path, device: str) -> Path:
+    return directory / f"linear-{hashlib.sha256(device.encode()).hexdigest()[:16]}.json"

@@ -1,0 +1,98 @@
+"""y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized as they come.
+
+    y[m, n] = s_x[m] * s_w[n] * sum over k of x_q[m, k] * w_q[n, k] + b[n]
+
+with a scale for each output row of the weight, or, as DeepSeek-V3 stores them (arXiv:2412.19437, section 3.3),
+
+    y[m, n] = sum over blocks j of s_x[m, j] * s_w[n / 128, j] * (sum over k in j of x_q[m, k] * w_q[n, k]) + b[n]
+
+with a scale for each 128 x 128 block of the weight and each 128 inputs of a token. Which of the two it is, the shape of
+the scales says. The bytes of the weight are the floor for few rows: half those of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu
+from inferd.kernels.linear_fp8 import cuda, reference
+from inferd.kernels.linear_fp8.activations import (
+    Activations,
+    quantize_blocks,
+    quantize_rows,
+    quantize_static,
+    quantize_weight,
+)
+from inferd.kernels.linear_fp8.reference import BLOCK
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+
+__all__ = [
+    "BLOCK", "FP8", "LINEAR_FP8", "Activations", "Apply", "Key", "linear_fp8", "quantize_blocks", "quantize_rows",
+    "quantize_static", "quantize_weight",
+]  # fmt: skip
+
+FP8 = torch.float8_e4m3fn
+"""Sign, 4 bits of exponent, 3 of mantissa; the largest is 448 (OCP 8-bit Floating Point Specification 1.0)."""
+
+
+class Key(NamedTuple):
+    device_type: str
+    dtype: torch.dtype
+    """Of activations and results."""
+    out_size: int
+    in_size: int
+    has_blocks: bool
+    is_invariant: bool
+
+
+Apply = Callable[[Tensor], Tensor]
+Bind = Callable[[Tensor, Tensor, Tensor | None, Activations], Apply]
+
+
+def _refuses_scaled_mm(key: Key) -> str | None:
+    if key.has_blocks:
+        return "takes a scale for each row, not for each block"
+    if key.is_invariant:
+        return "chooses its kernel by the number of rows, and a row's bits may depend on it"
+    return cuda.refuses(key.device_type, key.dtype, key.out_size, key.in_size)
+
+
+def _refuses_triton(key: Key) -> str | None:
+    return gpu.refuses(key.device_type, key.dtype, FP8)
+
+
+LINEAR_FP8: Op[Key, Bind] = Op(
+    "linear_fp8",
+    [
+        Implementation("scaled_mm", cuda.bind, _refuses_scaled_mm),
+        Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
+        Implementation("reference", reference.bind, always),
+    ],
+)
+
+
+def linear_fp8(
+    q: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    quantize: Activations | None = None,
+    *,
+    is_invariant: bool = False,
+) -> Apply:
+    """The layer as a function of x [T, in] in `dtype`, giving [T, out] in `dtype`.
+
+    q [out, in] e4m3; scales fp32, [out] or [blocks of out, blocks of in]; bias [out] of any float dtype. `quantize` is
+    how x is quantized (default: row by row, or with scales of blocks in blocks of 128 inputs). `is_invariant`: a row's
+    bits may depend on that row alone, on a GPU too.
+    """
+    out_size, in_size = q.shape
+    has_blocks = scales.dim() == 2
+    expected = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if has_blocks else (out_size,)
+    assert q.dtype == FP8 and scales.dtype == torch.float32 and scales.shape == expected, (q.dtype, scales.shape)
+    key = Key(q.device.type, dtype, out_size, in_size, has_blocks, is_invariant)
+    return LINEAR_FP8.resolve(key)(q, scales, bias, quantize or (quantize_blocks if has_blocks else quantize_rows))

@@ -1,0 +1,154 @@
+"""The Triton implementation: sums in fp32 of products on the tensor cores, promoted every 128 inputs.
+
+For scales of blocks, which torch._scaled_mm does not take on every device; and where a row's bits may depend on nothing
+but the row. One program is a tile of results and walks all inputs, in steps of 128 in order, whatever the number of
+rows; that number decides only how many of them share a tile. On sm_90 a warp group multiplies 64 of them whatever the
+tile, so that an output is the same chain of instructions in any. Bytes are the floor for few rows: a byte a weight,
+read once for each tile of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
+from inferd.kernels.linear_fp8.activations import Activations
+
+_BLOCK_K = 128
+"""Also the inputs that share a scale."""
+_BLOCK_N = 64
+"""A block of 128 weight rows is two tiles, and a layer of 4,096 outputs 64 programs."""
+_STAGES = 4
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear_fp8(
+    x,
+    x_scales,
+    weight,
+    scales,
+    bias,
+    out,
+    num_rows,
+    out_size,
+    in_size,
+    x_stride,
+    HAS_BLOCKS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    num_tiles = tl.cdiv(num_rows, BLOCK_M)
+    tile = tl.program_id(0)
+    # Programs of one tile of the weight are neighbours, and find it in the L2 cache.
+    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_column = (tile // num_tiles) * BLOCK_N
+    column = first_column + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    is_row, is_column = row < num_rows, column < out_size
+    x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_place = weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
+    num_blocks = tl.cdiv(in_size, BLOCK_K)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(num_blocks):
+        left = in_size - block * BLOCK_K
+        x_tile = tl.load(x_place + block * BLOCK_K, mask=is_row[:, None] & (inner < left)[None, :], other=0.0)
+        mask = is_column[None, :] & (inner < left)[:, None]
+        weight_tile = tl.load(weight_place + block * BLOCK_K, mask=mask, other=0.0)
+        partial = tl.dot(x_tile, weight_tile)
+        if HAS_BLOCKS:
+            row_scale = tl.load(x_scales + row * num_blocks + block, mask=is_row, other=0.0)
+            scale = tl.load(scales + (first_column // BLOCK_K) * num_blocks + block)
+            total += partial * (row_scale * scale)[:, None]
+        else:
+            total += partial
+    if not HAS_BLOCKS:
+        row_scale = tl.load(x_scales + row, mask=is_row, other=0.0)
+        scale = tl.load(scales + column, mask=is_column, other=0.0)
+        total = total * row_scale[:, None] * scale[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Callable[[Tensor], Tensor]:
+    q, scales = q.contiguous(), scales.contiguous()
+    out_size, in_size = q.shape
+    bias = None if bias is None else bias.contiguous()
+
+    def apply(x: Tensor) -> Tensor:
+        x_q, x_scales = quantize(x)
+        assert x_q.stride(1) == 1
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        if not num_rows:
+            return out
+        block_m, num_warps = _tile(num_rows)
+        _linear_fp8[(triton.cdiv(num_rows, block_m) * triton.cdiv(out_size, _BLOCK_N),)](
+            x_q,
+            x_scales.contiguous(),
+            q,
+            scales,
+            q if bias is None else bias,
+            out,
+            num_rows,
+            out_size,
+            in_size,
+            x_q.stride(0),
+            HAS_BLOCKS=scales.dim() == 2,
+            HAS_BIAS=bias is not None,
+            BLOCK_M=block_m,
+            BLOCK_N=_BLOCK_N,
+            BLOCK_K=_BLOCK_K,
+            num_warps=num_warps,
+            num_stages=_STAGES,
+        )
+        return out
+
+    return apply
+
+
+def _tile(num_rows: int) -> tuple[int, int]:
+    """(rows of a tile, warps): a warp group for each 64 rows, as sm_90's instruction has them."""
+    return (64, 4) if num_rows <= 64 else (128, 8)
+
+
+def shipped() -> Iterator[Shipped]:
+    for dtype in (torch.bfloat16, torch.float16):
+        for has_blocks in (False, True):
+            for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
+                for num_rows in (64, 128):
+                    block_m, num_warps = _tile(num_rows)
+                    yield Shipped(
+                        op="linear_fp8",
+                        config=f"{DTYPES[dtype]} {'blocks' if has_blocks else 'rows'}{' bias' if has_bias else ''} "
+                        f"tile {block_m}",
+                        kernel=_linear_fp8,
+                        signature={
+                            **dict.fromkeys(("x", "weight"), "*fp8e4nv"),
+                            **dict.fromkeys(("x_scales", "scales"), "*fp32"),
+                            "bias": f"*{DTYPES[dtype]}" if has_bias else "*fp8e4nv",
+                            "out": f"*{DTYPES[dtype]}",
+                            **dict.fromkeys(("num_rows", "out_size", "in_size", "x_stride"), "i32"),
+                        },
+                        constants={
+                            "HAS_BLOCKS": has_blocks,
+                            "HAS_BIAS": has_bias,
+                            "BLOCK_M": block_m,
+                            "BLOCK_N": _BLOCK_N,
+                            "BLOCK_K": _BLOCK_K,
+                        },
+                        num_warps=num_warps,
+                        num_stages=_STAGES,
+                        is_matrix=True,
+                        is_streaming=True,
+                        multiples=("out_size", "in_size", "x_stride"),
+                        min_sm=FP8_MIN_SM,
+                    )

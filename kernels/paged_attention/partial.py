@@ -1,0 +1,152 @@
+"""Partial results of attention: how two become one, where they lie, and the kernel that adds up those that cuts left.
+
+A partial result of a unit (`work.py`) over some of its keys is, for each packed row, a peak of the scores, the sum of
+the weights relative to it, and the values so weighted. A slot holds one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import DTYPES, Shipped
+
+_ROWS = 16
+"""Packed rows that a program of `_combine` takes."""
+_NUM_WARPS, _NUM_STAGES = 4, 3
+
+
+@triton.jit
+def merge(peak, total, summed, more_peak, more_total, more_summed):
+    """Add a partial result to an earlier one, both brought to their common peak. -inf: nothing was seen."""
+    top = tl.maximum(peak, more_peak)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    old = tl.exp2(peak - base)[:, None]
+    new = tl.exp2(more_peak - base)[:, None]
+    total = tl.fma(total, old, more_total * new)
+    summed = tl.fma(summed, old, more_summed * new)
+    return top, total, summed
+
+
+@triton.jit
+def offset_of(unit, packed, head, num_heads, group):
+    """Of packed rows in q and out, in vectors of a head."""
+    token = tl.load(unit + 1) + packed // group
+    return token.to(tl.int64) * num_heads + head * group + packed % group
+
+
+@triton.jit
+def store_slot(slots, slot_stats, slot, slot_rows, peak, total, summed, D: tl.constexpr):
+    row = tl.arange(0, summed.shape[0])
+    column = tl.arange(0, summed.shape[1])
+    is_row = row < slot_rows
+    first = slot.to(tl.int64) * slot_rows
+    place = slots + (first + row)[:, None] * D + column[None, :]
+    tl.store(place, summed, mask=is_row[:, None] & (column < D)[None, :])
+    tl.store(slot_stats + (first + row) * 2, peak, mask=is_row)
+    # Its columns are all the same.
+    tl.store(slot_stats + (first + row) * 2 + 1, tl.max(total, 1), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["num_heads", "num_kv_heads", "slot_rows"])
+def _combine(
+    out,
+    slots,
+    slot_stats,
+    units,
+    segments,
+    num_heads,
+    num_kv_heads,
+    slot_rows,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """A program for each border between segments, KV head and block of rows: it adds up the unit that the border cuts,
+    if it is the first to cut it."""
+    head = tl.program_id(0) % num_kv_heads
+    segment = segments + (1 + tl.program_id(0) // num_kv_heads) * 4
+    group = num_heads // num_kv_heads
+    before = tl.load(segment - 4)
+    cut = tl.load(segment)
+    unit = units + tl.load(segment + 1) * 8
+    slot = tl.load(segment + 2) - 1
+    unit_begin = tl.load(unit + 6)
+    if (cut > unit_begin) & (before <= unit_begin):
+        first_packed = tl.load(unit + 3)
+        num_packed = tl.load(unit + 4)
+        num_slots = tl.load(unit + 14) - cut + 1
+        row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+        column = tl.arange(0, BLOCK_D)
+        num_rows = tl.minimum(slot_rows, num_packed - first_packed)
+        is_row = row < num_rows
+        row = tl.minimum(row, num_rows - 1)
+        is_column = (column < D)[None, :]
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M, 1], tl.float32)
+        summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for index in range(num_slots):
+            first = ((slot + index).to(tl.int64) * num_kv_heads + head) * slot_rows + row
+            more_peak = tl.load(slot_stats + first * 2)
+            more_total = tl.load(slot_stats + first * 2 + 1)
+            more_summed = tl.load(slots + first[:, None] * D + column[None, :], mask=is_column, other=0.0)
+            peak, total, summed = merge(peak, total, summed, more_peak, more_total[:, None], more_summed)
+        offset = offset_of(unit, first_packed + row, head, num_heads, group) * D
+        result = (summed / total).to(out.dtype.element_ty)
+        tl.store(out + offset[:, None] + column[None, :], result, mask=is_row[:, None] & is_column)
+
+
+def combine(
+    out: Tensor,
+    slots: Tensor,
+    slot_stats: Tensor,
+    units: Tensor,
+    segments: Tensor,
+    num_kv_heads: int,
+    slot_rows: int,
+) -> None:
+    """Write to `out` [T, Hq, D] what units that were cut come to."""
+    num_heads, head_dim = out.shape[1], out.shape[2]
+    grid = ((segments.shape[0] - 2) * num_kv_heads, triton.cdiv(slot_rows, _ROWS))
+    _combine[grid](
+        out,
+        slots,
+        slot_stats,
+        units,
+        segments,
+        num_heads,
+        num_kv_heads,
+        slot_rows,
+        **_constants(head_dim),
+        num_warps=_NUM_WARPS,
+        num_stages=_NUM_STAGES,
+        enable_fp_fusion=False,
+    )
+
+
+def _constants(head_dim: int) -> dict[str, object]:
+    return {"D": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim)), "BLOCK_M": _ROWS}
+
+
+def shipped() -> Iterator[Shipped]:
+    for head_dim in (128, 256):
+        yield Shipped(
+            op="attention_combine",
+            config=f"bf16 head {head_dim}",
+            kernel=_combine,
+            signature={
+                "out": f"*{DTYPES[torch.bfloat16]}",
+                **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+                **dict.fromkeys(("units", "segments"), "*i32"),
+                **dict.fromkeys(("num_heads", "num_kv_heads", "slot_rows"), "i32"),
+            },
+            constants=_constants(head_dim),
+            num_warps=_NUM_WARPS,
+            num_stages=_NUM_STAGES,
+            is_streaming=True,
+            options={"enable_fp_fusion": False},
+        )

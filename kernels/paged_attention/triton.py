@@ -1,0 +1,314 @@
+"""The Triton implementation: one kernel for decodes, drafts, mixed steps and long chunks (flash attention, Dao et al.
+2022, arXiv:2205.14135; stream-K, Osama et al. 2023, arXiv:2301.03598), and one that combines what was cut.
+
+A program takes a segment of the work list (`work.py`) for one KV head, unit by unit. Each tile of `ATTENTION_SPLIT`
+keys starts anew and gives a partial result: its peak, the sum of its weights, its weighted values. Partial results are
+added in the order of tiles: in registers as long as the program has the unit from its first tile on, else each is
+stored, and `partial.py` goes on from there by the same arithmetic. So a result's bits depend on no cut. Nor do they
+depend on the block of packed rows:
+- a tile, or part of one, that a query does not see changes nothing of it: weights are 0, the peak stays, decay is 1;
+- the sum of weights is a product with ones, in the order of keys, as the weighted values are; peaks are not rounded;
+- products and sums round as they are written: the compiler fuses none (`enable_fp_fusion`), `fma` is one rounding.
+Two things are left to the hardware: that adding products that are all 0 leaves a sum as it is, and that instructions
+for other numbers of rows round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16); larger ones, on
+Hopper and later, others, and where `AttentionBatch.is_deterministic` there are none.
+
+Bytes are the floor of decodes: each seen K and V once, 2 * D numbers a key and KV head. Cuts add, for each tile that
+lies behind one in its unit, packed rows * (D + 2) * 4 bytes written and read once: with 4 query heads a KV head and
+bfloat16 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. They are all tiles where rows are fewer than programs,
+and few where rows are many: only whatever a segment begins with. A unit that was not cut is written at once. Operations
+are the floor of chunks: 4 * D for each query head and each key that it sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.paged_attention import partial, passes, work
+from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
+from inferd.kernels.paged_attention.partial import merge, offset_of, store_slot
+from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
+from inferd.kernels.paged_attention.work import Work
+
+_LOG2_E = math.log2(math.e)
+_INTERPRETED = (5, 90)
+"""Multiprocessors and compute capability that are assumed where there is no GPU."""
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
+def _attend(
+    q,
+    kv,
+    out,
+    slots,
+    slot_stats,
+    units,
+    segments,
+    tables,
+    table_stride,
+    num_heads,
+    num_kv_heads,
+    block_shift,
+    window,
+    slot_rows,
+    scale,
+    cap,
+    HAS_CAP: tl.constexpr,
+    IS_CUT: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Scores count powers of two: `scale` holds log2(e). With a cap c it is the scale of 2 s / c, `cap` c log2(e)."""
+    head = tl.program_id(0) % num_kv_heads
+    segment = segments + (tl.program_id(0) // num_kv_heads) * 4
+    group = num_heads // num_kv_heads
+    begin = tl.load(segment)
+    end = tl.load(segment + 4)
+    unit = units + tl.load(segment + 1) * 8
+    first_slot = tl.load(segment + 2)
+    last_slot = tl.load(segment + 6)
+    column = tl.arange(0, BLOCK_D)
+    is_column = (column < D)[None, :]
+    ones = tl.full([BLOCK_N, 8], 1.0, tl.float32).to(q.dtype.element_ty)
+    page_size = D << block_shift
+    while begin < end:
+        row = tl.load(unit)
+        first_position = tl.load(unit + 2)
+        first_packed = tl.load(unit + 3)
+        num_packed = tl.load(unit + 4)
+        first_tile = tl.load(unit + 5)
+        unit_begin = tl.load(unit + 6)
+        unit_end = tl.load(unit + 14)
+        stop = tl.minimum(end, unit_end)
+        is_from_start = (begin == unit_begin) if IS_CUT else True
+
+        # Rows past the last one repeat it.
+        packed = tl.minimum(first_packed + tl.arange(0, BLOCK_M), num_packed - 1)
+        position = first_position + packed // group
+        q_offset = offset_of(unit, packed, head, num_heads, group) * D
+        b_q = tl.load(q + q_offset[:, None] + column[None, :], mask=is_column, other=0.0)
+
+        # What some query of the block sees of these tiles: [low, high).
+        last_query = (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
+        low = tl.maximum(first_position + first_packed // group - window + 1, (first_tile + begin - unit_begin) * TILE)
+        high = tl.minimum(first_position + last_query + 1, (first_tile + stop - unit_begin) * TILE)
+        table = tables + row.to(tl.int64) * table_stride
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M, 8], tl.float32)
+        summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        tile_peak = peak
+        tile_total = total
+        tile_summed = summed
+        slot = tl.where(is_from_start, last_slot - 1, first_slot)
+        last_block = (high - 1) // BLOCK_N
+        key = low // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
+        page = tl.load(table + (key >> block_shift), mask=(key >= low) & (key < high), other=0)
+        for block in range(low // BLOCK_N, last_block + 1):
+            key = block * BLOCK_N + tl.arange(0, BLOCK_N)
+            # Not seen, not loaded: it may be NaN, and 0 * NaN is NaN.
+            is_seen = (key >= low) & (key < high)
+            inside = (key & ((1 << block_shift) - 1)) * D
+            k_offset = (page.to(tl.int64) * (2 * num_kv_heads) + head) * page_size + inside
+            # The pages of the next block, a turn ahead: else their loads would be a stage of the pipeline.
+            page = tl.load(table + ((key + BLOCK_N) >> block_shift), mask=key + BLOCK_N < high, other=0)
+            is_kv = is_seen[:, None] & is_column
+            k = tl.load(kv + k_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
+            scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
+            if HAS_CAP:
+                # cap * tanh(x / 2) = cap - 2 cap / (exp(x) + 1)
+                scores = tl.fma(1.0 / (tl.exp2(scores * scale) + 1.0), -2.0 * cap, cap)
+            seen = (key[None, :] <= position[:, None]) & (key[None, :] > (position - window)[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+            top = tl.max(scores, 1)
+            if not HAS_CAP:
+                top = top * scale
+            top = tl.maximum(tile_peak, top)
+            base = tl.where(top == float("-inf"), 0.0, top)
+            scores = scores - base[:, None] if HAS_CAP else tl.fma(scores, scale, -base[:, None])
+            weights = tl.exp2(scores)
+            decay = tl.exp2(tile_peak - base)[:, None]
+            tile_peak = top
+            v_offset = k_offset + num_kv_heads * page_size
+            v = tl.load(kv + v_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
+            # Rounded before they are summed: they add up to what is divided by.
+            weights = weights.to(b_q.dtype)
+            tile_total = tl.dot(weights, ones, tile_total * decay, input_precision="ieee")
+            tile_summed = tl.dot(weights, v, tile_summed * decay, input_precision="ieee")
+            if ((block + 1) % (TILE // BLOCK_N) == 0) | (block == last_block):
+                if IS_CUT:
+                    if is_from_start:
+                        peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
+                    else:
+                        place = slot * num_kv_heads + head
+                        store_slot(slots, slot_stats, place, slot_rows, tile_peak, tile_total, tile_summed, D)
+                        slot += 1
+                else:
+                    peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
+                tile_peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                tile_total = tl.zeros([BLOCK_M, 8], tl.float32)
+                tile_summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        if is_from_start:
+            if stop == unit_end:
+                result = summed / tl.max(total, 1)[:, None]
+                # All read again: what is kept through the loop above takes registers from it.
+                packed = tl.load(unit + 3) + tl.arange(0, BLOCK_M)
+                is_number = (packed < tl.load(unit + 4))[:, None] & is_column
+                q_offset = offset_of(unit, packed, head, num_heads, group) * D
+                tl.store(out + q_offset[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=is_number)
+            elif IS_CUT:
+                store_slot(slots, slot_stats, slot * num_kv_heads + head, slot_rows, peak, total, summed, D)
+        begin = stop
+        unit += 8
+
+
+def paged_attention(
+    q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    for part in _work(q, kv, batch, window):
+        _run(part, q, kv, out, batch, scale, window, softcap)
+    return out
+
+
+def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None) -> tuple[Work, ...]:
+    """The step's lists: made by the first layer of a kind, found by the others."""
+    num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
+    group = q.shape[1] // num_kv_heads
+    shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, *_device(q.device))
+    found: tuple[Work, ...] | None = batch.prepared.get(shape)
+    if found is None:
+        table_tokens = batch.block_tables.shape[1] * batch.block_size
+        parts = passes.passes(shape, batch.query_lens, table_tokens, is_deterministic=batch.is_deterministic)
+        found = batch.prepared[shape] = tuple(work.build(part, batch, group, window) for part in parts)
+    return found
+
+
+@functools.cache
+def _device(device: torch.device) -> tuple[int, int]:
+    """(multiprocessors, compute capability as 10 * major + minor)."""
+    if device.type != "cuda":
+        return _INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, 10 * found.major + found.minor
+
+
+def _run(
+    listed: Work,
+    q: Tensor,
+    kv: Tensor,
+    out: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    part, form = listed.part, listed.part.form
+    num_heads, num_kv_heads, head_dim = q.shape[1], kv.shape[2], kv.shape[4]
+    num_rows = part.num_slots * num_kv_heads * part.slot_rows
+    slots = torch.empty(num_rows, head_dim, dtype=torch.float32, device=q.device)
+    slot_stats = torch.empty(num_rows, 2, dtype=torch.float32, device=q.device)
+    tables = batch.block_tables
+    assert tables.stride(1) == 1
+    _attend[(part.num_segments * num_kv_heads,)](
+        q,
+        kv,
+        out,
+        slots,
+        slot_stats,
+        listed.units,
+        listed.segments,
+        tables,
+        tables.stride(0),
+        num_heads,
+        num_kv_heads,
+        batch.block_size.bit_length() - 1,
+        work.NO_WINDOW if window is None else window,
+        part.slot_rows,
+        scale * _LOG2_E if softcap is None else scale * _LOG2_E * 2 / softcap,
+        0.0 if softcap is None else softcap * _LOG2_E,
+        **_constants(form, head_dim, softcap is not None, part.is_cut),
+        num_warps=form.num_warps,
+        num_stages=form.num_stages,
+        enable_fp_fusion=False,
+    )
+    if part.num_slots:
+        partial.combine(out, slots, slot_stats, listed.units, listed.segments, num_kv_heads, part.slot_rows)
+
+
+def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[str, object]:
+    return {
+        "HAS_CAP": has_cap,
+        "IS_CUT": is_cut,
+        "D": head_dim,
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+        "BLOCK_M": form.block_m,
+        "BLOCK_N": form.block_n,
+        "TILE": ATTENTION_SPLIT,
+    }
+
+
+def shipped() -> Iterator[Shipped]:
+    """Few for what changes little: a head's size between 64 and 128 the masks, float16 an instruction's name."""
+    yield from work.shipped()
+    yield from partial.shipped()
+    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    for head_dim, blocks in ((64, (16, 32)), (128, (16, 32, 64)), (256, (16, 32))):
+        for block_m in blocks:
+            yield _shipped(head_dim, bf16, bf16, block_m, is_cut=True)
+        for sm in (80, 90) if head_dim > 64 else (90,):
+            yield _shipped(head_dim, bf16, bf16, passes.largest_block(head_dim, sm, is_cut=False), is_cut=False, sm=sm)
+    for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True)):
+        sm = 90 if kv_dtype == fp8 else 0
+        yield _shipped(head_dim, bf16, kv_dtype, 16, is_cut=True, has_cap=has_cap, sm=sm)
+        block_m = passes.largest_block(head_dim, 90, is_cut=False)
+        yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=90)
+    yield _shipped(128, bf16, fp8, 32, is_cut=True, sm=90)
+    yield _shipped(128, fp16, fp16, 16, is_cut=True)
+
+
+def _shipped(
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    block_m: int,
+    *,
+    is_cut: bool,
+    has_cap: bool = False,
+    sm: int = 0,
+) -> Shipped:
+    form = passes.form(head_dim, kv_dtype.itemsize, block_m)
+    kind = f"{'cut' if is_cut else 'whole'}{' cap' if has_cap else ''}"
+    integers = ("table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows")
+    return Shipped(
+        op="paged_attention",
+        config=f"{DTYPES[dtype]} kv {DTYPES[kv_dtype]} head {head_dim} rows {block_m} {kind}",
+        kernel=_attend,
+        signature={
+            **dict.fromkeys(("q", "out"), f"*{DTYPES[dtype]}"),
+            "kv": f"*{DTYPES[kv_dtype]}",
+            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("units", "segments", "tables"), "*i32"),
+            **dict.fromkeys(integers, "i32"),
+            **dict.fromkeys(("scale", "cap"), "fp32"),
+        },
+        constants=_constants(form, head_dim, has_cap, is_cut),
+        num_warps=form.num_warps,
+        num_stages=form.num_stages,
+        is_matrix=block_m > STEADY_ROWS,
+        is_warp_matrix=block_m <= STEADY_ROWS,
+        is_streaming=True,
+        options={"enable_fp_fusion": False},
+        min_sm=sm,
+    )

@@ -1,0 +1,209 @@
+"""How one step's attention is shared out on a GPU: the work list, which the device makes itself.
+
+A *unit* is a block of packed rows (queries x query heads of one KV head) of one row of the step, with the tiles of
+`ATTENTION_SPLIT` keys that it sees. The tiles of all units, in order, are cut into as many even *segments* as programs
+run: a segment is some whole units, and at most one part of a unit at either end. All KV heads go by one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import Shipped
+from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
+from inferd.kernels.paged_attention.passes import Pass
+
+UNIT_FIELDS = 8
+"""Of a unit, int32: row of the step, its first token, that token's position, the block's first packed row, the row's
+number of packed rows, the first tile, tiles of all units before. One is unused: a unit is one sector of 32 bytes."""
+SEGMENT_FIELDS = 4
+"""Of a border between segments, int32: tiles before it, the unit that it lies in or before, and where it lies in one,
+the slot of that unit's next tile. One is unused."""
+NO_WINDOW = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A pass and its list, which every layer of the step that sees as much goes by."""
+
+    part: Pass
+    units: Tensor = field(repr=False)
+    """[num_units + 1, UNIT_FIELDS] int32, the last one the end: its tiles before are those of all."""
+    segments: Tensor = field(repr=False)
+    """[num_segments + 1, SEGMENT_FIELDS] int32."""
+
+
+def build(part: Pass, batch: AttentionBatch, group: int, window: int | None) -> Work:
+    """Enqueue the making of a pass's list from the lengths that lie on the device."""
+    device = batch.seq_lens.device
+    units = torch.empty(part.num_units + 1, UNIT_FIELDS, dtype=torch.int32, device=device)
+    segments = torch.empty(part.num_segments + 1, SEGMENT_FIELDS, dtype=torch.int32, device=device)
+    num_rows = batch.seq_lens.shape[0]
+    _share_out[(1,)](
+        batch.query_start,
+        batch.seq_lens,
+        units,
+        segments,
+        num_rows,
+        group,
+        NO_WINDOW if window is None else window,
+        part.min_queries,
+        part.max_queries,
+        part.num_segments,
+        part.num_slots,
+        part.form.block_m,
+        (part.num_units + 1).bit_length(),
+        **_constants(num_rows, part.num_segments, part.is_cut),
+        num_warps=_NUM_WARPS,
+    )
+    return Work(part, units, segments)
+
+
+_NUM_WARPS = 4
+_CHUNK = 512
+"""Units or borders computed together."""
+
+
+def _constants(num_rows: int, num_segments: int, is_cut: bool) -> dict[str, object]:
+    """Few values of each, so that little is compiled while serving."""
+    return {
+        "ROWS": max(64, triton.next_power_of_2(num_rows)),
+        "BORDERS": max(64, triton.next_power_of_2(num_segments + 1)) if is_cut else _CHUNK,
+        "CHUNK": _CHUNK,
+        "TILE": ATTENTION_SPLIT,
+        "IS_CUT": is_cut,
+    }
+
+
+_INTEGERS = (
+    "num_rows",
+    "group",
+    "window",
+    "min_queries",
+    "max_queries",
+    "num_segments",
+    "num_slots",
+    "block_m",
+    "num_steps",
+)
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def _share_out(
+    query_start,
+    seq_lens,
+    units,
+    segments,
+    num_rows,
+    group,
+    window,
+    min_queries,
+    max_queries,
+    num_segments,
+    num_slots,
+    block_m,
+    num_steps,
+    ROWS: tl.constexpr,
+    BORDERS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_CUT: tl.constexpr,
+):
+    """One program, which writes to memory what it reads back itself: hence the barriers."""
+    row = tl.arange(0, ROWS)
+    is_row = row < num_rows
+    first_token = tl.load(query_start + row, mask=is_row, other=0)
+    queries = tl.load(query_start + row + 1, mask=is_row, other=0) - first_token
+    first_position = tl.load(seq_lens + row, mask=is_row, other=0) - queries
+    queries = tl.where((queries >= min_queries) & (queries <= max_queries), queries, 0)
+    packed = queries * group
+    blocks = (packed + block_m - 1) // block_m
+    first_unit = tl.cumsum(blocks, 0) - blocks
+    num_units = tl.sum(blocks, 0)
+    for block in range(tl.max(blocks, 0)):
+        is_unit = block < blocks
+        first_packed = block * block_m
+        first_seen = tl.maximum(first_position + first_packed // group - window + 1, 0)
+        last_query = tl.minimum((first_packed + block_m - 1) // group, queries - 1)
+        first_tile = first_seen // TILE
+        place = units + (first_unit + block) * 8
+        tl.store(place, row, mask=is_unit)
+        tl.store(place + 1, first_token, mask=is_unit)
+        tl.store(place + 2, first_position, mask=is_unit)
+        tl.store(place + 3, first_packed + tl.zeros_like(row), mask=is_unit)
+        tl.store(place + 4, packed, mask=is_unit)
+        tl.store(place + 5, first_tile, mask=is_unit)
+        tl.store(place + 6, (first_position + last_query) // TILE + 1 - first_tile, mask=is_unit)
+    tl.debug_barrier()
+
+    num_tiles = num_units * 0
+    for first in range(0, num_units, CHUNK):
+        unit = first + tl.arange(0, CHUNK)
+        tiles = tl.load(units + unit * 8 + 6, mask=unit < num_units, other=0)
+        tl.store(units + unit * 8 + 6, num_tiles + tl.cumsum(tiles, 0) - tiles, mask=unit < num_units)
+        num_tiles += tl.sum(tiles, 0)
+    tl.store(units + num_units * 8 + 6, num_tiles)
+    tl.debug_barrier()
+
+    if IS_CUT:
+        border = tl.arange(0, BORDERS)
+        cut = (tl.minimum(border, num_segments).to(tl.int64) * num_tiles // num_segments).to(tl.int32)
+        unit = _unit_at(cut, units, num_units, num_steps)
+        before = (tl.maximum(tl.minimum(border, num_segments) - 1, 0).to(tl.int64) * num_tiles // num_segments).to(
+            tl.int32
+        )
+        start = tl.load(units + unit * 8 + 6)
+        left = tl.load(units + tl.minimum(unit + 1, num_units) * 8 + 6) - cut
+        is_first_cut = (cut > start) & (before <= start)
+        slots = tl.where(is_first_cut, left + 1, 0)
+        slot = tl.cumsum(slots, 0) - left
+        # Where the partial results would not fit, every border moves to its unit's start.
+        cut = tl.where(tl.sum(slots, 0) > num_slots, start, cut)
+        place = segments + border * 4
+        is_border = border <= num_segments
+        tl.store(place, cut, mask=is_border)
+        tl.store(place + 1, unit, mask=is_border)
+        tl.store(place + 2, slot, mask=is_border)
+    else:
+        for first in range(0, num_segments + 1, CHUNK):
+            border = first + tl.arange(0, CHUNK)
+            unit = tl.minimum(border, num_units)
+            place = segments + border * 4
+            is_border = border <= num_segments
+            tl.store(place, tl.load(units + unit * 8 + 6), mask=is_border)
+            tl.store(place + 1, unit, mask=is_border)
+            tl.store(place + 2, tl.zeros_like(unit), mask=is_border)
+
+
+@triton.jit
+def _unit_at(cut, units, num_units, num_steps):
+    """The last unit that starts at or before each position, by bits of its index: all units have tiles."""
+    unit = tl.zeros_like(cut)
+    for step in range(num_steps):
+        further = unit + (1 << (num_steps - 1 - step))
+        is_inside = further <= num_units
+        start = tl.load(units + tl.minimum(further, num_units) * 8 + 6, mask=is_inside, other=0)
+        unit = tl.where(is_inside & (start <= cut), further, unit)
+    return unit
+
+
+def shipped() -> Iterator[Shipped]:
+    for num_rows, num_segments, is_cut in ((256, 33, True), (256, 264, True), (1024, 33, True), (256, 1024, False)):
+        kind = f"at most {num_segments} segments" if is_cut else "units"
+        yield Shipped(
+            op="attention_work",
+            config=f"at most {num_rows} rows {kind}",
+            kernel=_share_out,
+            signature={
+                **dict.fromkeys(("query_start", "seq_lens", "units", "segments"), "*i32"),
+                **dict.fromkeys(_INTEGERS, "i32"),
+            },
+            constants=_constants(num_rows, num_segments, is_cut),
+            num_warps=_NUM_WARPS,
+        )

@@ -1,0 +1,43 @@
+"""Rows as 8-bit floats in plain PyTorch, composed of the plain PyTorch ops before them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.gated_mul.reference import gelu_mul, silu_mul
+from inferd.kernels.rms_norm.reference import add_rms_norm, rms_norm
+
+E4M3_MAX = 448.0
+Quantized = tuple[Tensor, Tensor]
+
+
+def quantize_fp8(x: Tensor) -> Quantized:
+    wide = x.to(torch.float32)
+    scales = wide.abs().amax(-1) / E4M3_MAX
+    scales = scales.masked_fill(scales == 0.0, 1.0)
+    return cast(wide / scales.unsqueeze(-1), torch.float8_e4m3fn), scales
+
+
+def cast(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 as `dtype`; what 8 bits cannot hold becomes +-448, where torch has given NaN in some versions."""
+    if dtype == torch.float8_e4m3fn:
+        wide = wide.clamp(-E4M3_MAX, E4M3_MAX)
+    return wide.to(dtype)
+
+
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+    return quantize_fp8(rms_norm(x, weight, eps))
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+    normed, total = add_rms_norm(x, residual, weight, eps)
+    return quantize_fp8(normed), total
+
+
+def silu_mul_fp8(gate_up: Tensor) -> Quantized:
+    return quantize_fp8(silu_mul(gate_up))
+
+
+def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
+    return quantize_fp8(gelu_mul(gate_up))

@@ -1,0 +1,210 @@
+"""The Triton implementation: one program a row, which stays in registers between its maximum and its quotients.
+
+Bytes are the floor: what goes in once, and out a byte an element, 4 a row, and with the add the sum. The largest
+magnitude is found among bits: without their sign they order like the numbers, with infinity and then NaN on top, which
+a maximum of floats would lose. Quotients are rounded as IEEE 754 has it, so that the bits are the reference's: by the
+rounded inverse of the scale and one step of correction (Markstein 1990, IBM Journal of Research and Development 34.1),
+3 instructions an element where a division is 12. Rows that could overflow on the way, and the longest, are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gated_mul.triton import activated
+from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
+
+Quantized = tuple[Tensor, Tensor]
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def cast(x, dtype: tl.constexpr):
+    """fp32 as `dtype`; what 8 bits cannot hold becomes +-448, NaN stays."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
+def _write(value, q, scales, row, size, column, is_inside):
+    """A row in fp32, zeros behind its end, as its 8 bits and its scale."""
+    magnitude = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    scale = tl.div_rn(tl.max(magnitude, 0).to(tl.float32, bitcast=True), 448.0)
+    scale = tl.where(scale == 0.0, 1.0, scale)
+    tl.store(scales + row, scale)
+    if value.shape[0] > 16384:  # 32 numbers a thread: more code would spill
+        quotient = tl.div_rn(value, tl.broadcast_to(scale, value.shape))
+    elif (scale > 1e-20) & (scale < 1e20):
+        inverse = tl.div_rn(tl.full([], 1.0, tl.float32), scale)
+        near = value * inverse
+        quotient = tl.fma(tl.fma(-near, scale, value), inverse, near)
+    else:
+        quotient = tl.div_rn(value, tl.broadcast_to(scale, value.shape))
+    tl.store(q + row * size + column, cast(quotient, tl.float8e4nv), mask=is_inside)
+
+
+@triton.jit
+def _quantize_fp8(x, q, scales, stride, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_inside = column < size
+    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    _write(value, q, scales, row, size, column, is_inside)
+
+
+@triton.jit
+def _rms_norm_fp8(
+    x, residual, weight, total, q, scales, stride, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_inside = column < size
+    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * size + column, rounded, mask=is_inside)
+        value = rounded.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / size + eps)
+    factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
+    normed = (value * scale * factor).to(x.dtype.element_ty).to(tl.float32)
+    _write(normed, q, scales, row, size, column, is_inside)
+
+
+@triton.jit
+def _gated_mul_fp8(gate_up, q, scales, size, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_inside = column < size
+    place = gate_up + row * (2 * size) + column
+    gate = tl.load(place, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(place + size, mask=is_inside, other=0.0).to(tl.float32)
+    product = (activated(gate, IS_SILU) * up).to(gate_up.dtype.element_ty).to(tl.float32)
+    _write(product, q, scales, row, size, column, is_inside)
+
+
+def quantize_fp8(x: Tensor) -> Quantized:
+    rows, (q, scales) = _rows(x), _empty(x, x.shape[-1])
+    block, num_warps = _block(rows.shape[1])
+    _quantize_fp8[(rows.shape[0],)](rows, q, scales, rows.stride(0), rows.shape[1], BLOCK=block, num_warps=num_warps)
+    return q, scales
+
+
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Quantized:
+    return _norm(x, None, weight, eps, x)
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return _norm(x, residual.contiguous(), weight, eps, total), total
+
+
+def silu_mul_fp8(gate_up: Tensor) -> Quantized:
+    return _gate(gate_up, is_silu=True)
+
+
+def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
+    return _gate(gate_up, is_silu=False)
+
+
+def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor) -> Quantized:
+    assert weight.is_contiguous()
+    rows, (q, scales) = _rows(x), _empty(x, x.shape[-1])
+    block, num_warps = _block(rows.shape[1])
+    _rms_norm_fp8[(rows.shape[0],)](
+        rows,
+        rows if residual is None else residual,
+        weight,
+        total,
+        q,
+        scales,
+        rows.stride(0),
+        rows.shape[1],
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=num_warps,
+    )
+    return q, scales
+
+
+def _gate(gate_up: Tensor, is_silu: bool) -> Quantized:
+    gate_up = gate_up.contiguous()
+    size = gate_up.shape[-1] // 2
+    q, scales = _empty(gate_up, size)
+    block, num_warps = _block(size)
+    _gated_mul_fp8[(scales.numel(),)](gate_up, q, scales, size, IS_SILU=is_silu, BLOCK=block, num_warps=num_warps)
+    return q, scales
+
+
+def _rows(x: Tensor) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _empty(x: Tensor, size: int) -> Quantized:
+    q = torch.empty((*x.shape[:-1], size), dtype=torch.float8_e4m3fn, device=x.device)
+    return q, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+
+
+def _block(size: int) -> tuple[int, int]:
+    """(elements a program covers, warps): 16 a thread, in loads of 16 bytes, until there are no more warps."""
+    block = max(64, triton.next_power_of_2(size))
+    return block, min(32, max(1, block // 512))
+
+
+_SIZES = {
+    _quantize_fp8: (64, 1024, 4096, 16384, 32768),
+    _rms_norm_fp8: (1024, 4096, 16384),
+    _gated_mul_fp8: (1024, 16384, 32768),
+}
+"""Of rows in bfloat16; other dtypes are compiled for 4096."""
+
+
+def shipped() -> Iterator[Shipped]:
+    for dtype in _DTYPES:
+        for kernel, sizes in _SIZES.items():
+            for size in sizes if dtype == torch.bfloat16 else (4096,):
+                yield from _forms(kernel, dtype, size)
+
+
+def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
+    """What one kernel is compiled to for rows of `size`: (op, weight's dtype, constants)."""
+    kinds: list[tuple[str, torch.dtype, dict[str, bool]]] = [("quantize_fp8", dtype, {})]
+    if kernel is _gated_mul_fp8:
+        kinds = [("silu_mul_fp8", dtype, {"IS_SILU": True}), ("gelu_mul_fp8", dtype, {"IS_SILU": False})]
+    elif kernel is _rms_norm_fp8:
+        kinds = [
+            ("add_rms_norm_fp8" if has_residual else "rms_norm_fp8", weight_dtype, {"HAS_RESIDUAL": has_residual})
+            for weight_dtype in dict.fromkeys((dtype, torch.float32))
+            for has_residual in (False, True)
+        ]
+    block, num_warps = _block(size)
+    for op, weight_dtype, constants in kinds:
+        types = {
+            **dict.fromkeys(("x", "residual", "total", "gate_up"), f"*{DTYPES[dtype]}"),
+            "weight": f"*{DTYPES[weight_dtype]}",
+            "q": "*fp8e4nv",
+            "scales": "*fp32",
+            "stride": "i32",
+            "size": "i32",
+            "eps": "fp32",
+        }
+        yield Shipped(
+            op=op,
+            config=f"{DTYPES[dtype]} weight {DTYPES[weight_dtype]} size {size}",
+            kernel=kernel,
+            signature={name: types[name] for name in kernel.arg_names if name in types},
+            constants={**constants, "BLOCK": block},
+            num_warps=num_warps,
+            is_streaming=size >= 1024,
+            multiples=tuple(name for name in ("stride", "size") if name in kernel.arg_names),
+            min_sm=FP8_MIN_SM,
+        )

@@ -1,0 +1,146 @@
+"""The Triton implementation: a program for each 1024 tokens bounds what they reach, and one a row draws among those
+that may win, exactly.
+
+An upper and a lower bound of every total come from fp32 logarithms: the noise of fp64 is within `_MARGIN` of theirs.
+fp32 addition is monotone, so only a chunk whose upper bound reaches the row's highest lower bound can hold the winner;
+its noise is computed in fp64, as `philox.py` defines it, and rounded: the ids are the reference's, ties included. That
+is one chunk a row but for near ties. All tokens in fp64 would be 64 operations of it a token (both logarithms, as
+compiled for sm_90) beside 150 others: nearly as much again where fp64 has half the rate of fp32, as on an H100, and 25
+times where it has 1/64.
+
+Bytes, each score once, are not the floor of time: of those 150 instructions a token 40 are halves of Philox's products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import Shipped
+
+_BLOCK, _NUM_WARPS = 1024, 4
+_MARGIN = tl.constexpr(2.0**-17)
+"""More than the fp32 noise is off: with logarithms of 1 unit in the last place and a quotient of 2, 5e-7 for the error
+of what the outer logarithm is taken of, 1.9e-6 for its own where the noise is above 16, and two roundings of 1e-6."""
+
+
+@triton.jit
+def random_bits(seed, position, token_ids):
+    """24 random bits of each token, as `gumbel_noise` takes them."""
+    low, high = (position & 0xFFFFFFFF).to(tl.uint32), (position >> 32).to(tl.uint32)
+    key_low, key_high = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+    word, _, _, _ = tl.philox_impl(token_ids.to(tl.uint32), low, high, low * 0, key_low, key_high)
+    return (word >> 8).to(tl.int32)
+
+
+@triton.jit
+def near_noise(bits):
+    """The noise in fp32, at most `_MARGIN` off.
+
+    -log(u) for u = (bits + 0.5) / 2^24 is -log1p(-t) with t = 1 - u, which fp32 holds to 2^-25 of itself. In the way of
+    Higham (2002, Accuracy and Stability of Numerical Algorithms, section 1.14.1) that is t log(w) / (w - 1) for w the
+    rounded 1 - t: its error is in both. Where u is small it is what fp32 holds.
+    """
+    gap = (33554431 - 2 * bits).to(tl.float32) * 2.9802322387695312e-08  # 2^-25
+    rest = 1.0 - gap
+    is_low = gap > 0.75
+    uniform = (2 * bits + 1).to(tl.float32) * 2.9802322387695312e-08
+    product = -tl.log(tl.where(is_low, uniform, rest)) * tl.where(is_low, 1.0, gap / (1.0 - rest))
+    return -tl.log(tl.where(rest == 1.0, gap, product))
+
+
+@triton.jit
+def exact_noise(bits):
+    """The noise as the reference has it."""
+    uniform = (bits.to(tl.float64) + 0.5) * 5.9604644775390625e-08  # 2^-24
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
+def _load_scores(scores, row, stride, token_ids, size):
+    """-inf behind the end, and for a NaN."""
+    values = tl.load(scores + row * stride + token_ids, mask=token_ids < size, other=float("-inf"))
+    return tl.where(values == values, values, float("-inf"))
+
+
+@triton.jit
+def _bound(scores, seeds, positions, highs, lows, stride, size, BLOCK: tl.constexpr):
+    """What the best total of a chunk is at most and at least, to [row, chunk]."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
+    values = _load_scores(scores, row, stride, token_ids, size)
+    noise = near_noise(random_bits(tl.load(seeds + row), tl.load(positions + row), token_ids))
+    place = row * tl.num_programs(1) + chunk
+    tl.store(highs + place, tl.max(values + (noise + _MARGIN), 0))
+    tl.store(lows + place, tl.max(values + (noise - _MARGIN), 0))
+
+
+@triton.jit
+def _draw(
+    scores, seeds, positions, highs, lows, out, stride, size, num_chunks, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Goes through the chunks that may hold the winner, in order, so that ties go to the lowest id."""
+    row = tl.program_id(0).to(tl.int64)
+    chunks = tl.arange(0, CHUNKS)
+    is_inside = chunks < num_chunks
+    bar = tl.max(tl.load(lows + row * num_chunks + chunks, mask=is_inside, other=float("-inf")), 0)
+    highest = tl.load(highs + row * num_chunks + chunks, mask=is_inside, other=float("-inf"))
+    can_win = (highest >= bar) & (highest > float("-inf"))
+    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
+    chunk = tl.min(tl.where(can_win, chunks, CHUNKS), 0)
+    while chunk < CHUNKS:
+        token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
+        values = _load_scores(scores, row, stride, token_ids, size)
+        totals = values + exact_noise(random_bits(tl.load(seeds + row), tl.load(positions + row), token_ids))
+        peak = tl.max(totals, 0)
+        first = tl.min(tl.where(totals == peak, token_ids, 2147483647), 0)
+        best_id = tl.where(peak > best, first, best_id)
+        best = tl.maximum(peak, best)
+        chunk = tl.min(tl.where(can_win & (chunks > chunk), chunks, CHUNKS), 0)
+    tl.store(out + row, best_id.to(tl.int64))
+
+
+def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    assert seeds.dtype == positions.dtype == torch.int64, f"int64 is read, not {seeds.dtype} and {positions.dtype}"
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    seeds, positions = seeds.contiguous(), positions.contiguous()
+    num_rows, size = scores.shape
+    num_chunks = triton.cdiv(size, _BLOCK)
+    highs, lows = torch.empty((2, num_rows, num_chunks), dtype=torch.float32, device=scores.device).unbind()
+    out = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
+    _bound[(num_rows, num_chunks)](
+        scores, seeds, positions, highs, lows, scores.stride(0), size, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+    )
+    _draw[(num_rows,)](
+        scores, seeds, positions, highs, lows, out, scores.stride(0), size, num_chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=_NUM_WARPS,
+    )  # fmt: skip
+    return out
+
+
+def shipped() -> Iterator[Shipped]:
+    types = {"scores": "*fp32", "seeds": "*i64", "positions": "*i64", "highs": "*fp32", "lows": "*fp32"}
+    yield Shipped(
+        op="sample_bound",
+        config="fp32",
+        kernel=_bound,
+        signature={**types, "stride": "i32", "size": "i32"},
+        constants={"BLOCK": _BLOCK},
+        num_warps=_NUM_WARPS,
+        is_streaming=True,
+        multiples=("stride", "size"),
+    )
+    for chunks in (32, 128, 256):
+        yield Shipped(
+            op="sample",
+            config=f"{chunks} chunks",
+            kernel=_draw,
+            signature={**types, "out": "*i64", "stride": "i32", "size": "i32", "num_chunks": "i32"},
+            constants={"CHUNKS": chunks, "BLOCK": _BLOCK},
+            num_warps=_NUM_WARPS,
+            multiples=("stride", "size"),
+        )

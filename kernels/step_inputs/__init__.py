@@ -1,0 +1,69 @@
+"""What a decode step reads, made on the device from what the step before left there, so that a host that has not seen
+the drawn ids yet can launch it, and a CUDA graph can hold it: gather, model, draw, scatter.
+
+Row r of the step is the request in slot slots[r], whose token at positions[r] is computed; a negative slot is padding,
+for a graph of more rows than there are: a sequence of one token that lies in a block of its own, which no request has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu
+from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.step_inputs import reference
+from inferd.kernels.step_inputs.inputs import StepInputs
+
+__all__ = ["StepInputs", "advance", "step_inputs"]
+
+
+class Key(NamedTuple):
+    device_type: str
+
+
+STEP_INPUTS: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, int, int], StepInputs]] = Op(
+    "step_inputs",
+    [
+        Implementation(
+            "triton", Deferred(f"{__name__}.triton", "step_inputs"), lambda key: gpu.refuses(key.device_type)
+        ),
+        Implementation("reference", reference.step_inputs, always),
+    ],
+)
+ADVANCE: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = Op(
+    "advance",
+    [
+        Implementation("triton", Deferred(f"{__name__}.triton", "advance"), lambda key: gpu.refuses(key.device_type)),
+        Implementation("reference", reference.advance, always),
+    ],
+)
+
+
+def step_inputs(
+    slots: Tensor, positions: Tensor, token_ids: Tensor, block_tables: Tensor, block_size: int, padding_block: int
+) -> StepInputs:
+    """The inputs of a step in which each of R rows has one token.
+
+    slots, positions [R] int64, the position of padding 0; token_ids [S, L] int64, the id at each position of each slot;
+    block_tables [G, S, B] int32, entry i the block of positions i * block_size .. (i + 1) * block_size;
+    `padding_block` is where padding's K and V go.
+    """
+    assert slots.shape == positions.shape and slots.dtype == positions.dtype == token_ids.dtype == torch.int64
+    assert block_tables.dtype == torch.int32 and block_tables.shape[1] == token_ids.shape[0]
+    run = STEP_INPUTS.resolve(Key(slots.device.type))
+    return run(slots, positions, token_ids, block_tables, block_size, padding_block)
+
+
+def advance(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    """Write each row's drawn id behind its token, and move its position there. Padding stays.
+
+    drawn, slots, positions [R] int64, positions below L - 1; token_ids [S, L] int64. Changes `token_ids` and
+    `positions`; no two rows that are not padding have one slot.
+    """
+    assert drawn.shape == slots.shape == positions.shape
+    assert drawn.dtype == slots.dtype == positions.dtype == token_ids.dtype == torch.int64
+    ADVANCE.resolve(Key(slots.device.type))(drawn, slots, positions, token_ids)

@@ -1,0 +1,137 @@
+"""How near the engine's steps come to what the device can do: sums since the start, and the last minute by phase.
+
+    MFU = FLOPs / (seconds * peak FLOPs a second)      MBU = bytes / (seconds * peak bytes a second)
+
+over the steps of one phase and their own seconds, so that an idle engine changes neither. A model small enough for the
+processor's caches may read faster than memory, and so have an MBU above 1. Knows steps and peaks, and no names that
+Prometheus shows them under. Not thread-safe: it belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import get_args
+
+from inferd.engine.api.messages import StepOutput
+from inferd.engine.api.roofline import Bound, Peaks, StepPhase
+from inferd.server.instruments import Counter
+
+PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
+
+WINDOW_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSummary:
+    """The steps of one phase in the last `WINDOW_S` seconds, at least one."""
+
+    num_steps: int
+    seconds: float
+    """Their own times; steps that overlap are not counted twice."""
+    mfu: float
+    mbu: float
+    floor_ratio: float
+    """The least time that their work takes, over the time it took: 1 is perfect."""
+    bound_by: Bound
+    """What held up the most of their time."""
+    median_step_s: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Steps of one phase that ended in one second."""
+
+    flops: int = 0
+    num_bytes: int = 0
+    floor_s: float = 0.0
+    seconds: dict[Bound, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))
+    durations_s: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, other: _Sums) -> None:
+        self.flops += other.flops
+        self.num_bytes += other.num_bytes
+        self.floor_s += other.floor_s
+        for bound, seconds in other.seconds.items():
+            self.seconds[bound] += seconds
+        self.durations_s.extend(other.durations_s)
+
+    def summary(self, peaks: Peaks) -> PhaseSummary:
+        seconds = sum(self.durations_s)
+        return PhaseSummary(
+            num_steps=len(self.durations_s),
+            seconds=seconds,
+            mfu=self.flops / (seconds * peaks.flops_per_s),
+            mbu=self.num_bytes / (seconds * peaks.read_bytes_per_s),
+            floor_ratio=self.floor_s / seconds,
+            bound_by=max(BOUNDS, key=lambda bound: self.seconds[bound]),
+            median_step_s=median(self.durations_s),
+        )
+
+
+class Efficiency:
+    """Takes every step that ended."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: monotonic seconds."""
+        self._clock = clock
+        self._peaks: Peaks | None = None
+        self._recent: deque[tuple[int, dict[StepPhase, _Sums]]] = deque()
+        """By second, those in which a step ended."""
+        self.flops, self.bytes, self.seconds, self.floor_seconds = Counter(), Counter(), Counter(), Counter()
+        for phase in PHASES:
+            for counter in (self.flops, self.bytes, self.floor_seconds):
+                counter.add(0, phase)
+            for bound in BOUNDS:
+                self.seconds.add(0, phase, bound)
+
+    def engine_ready(self, peaks: Peaks) -> None:
+        """Steps from now on are this engine's: what another measured is no longer recent."""
+        self._peaks = peaks
+        self._recent.clear()
+
+    def step(self, output: StepOutput) -> None:
+        """Once per message of the engine; those of no step count nothing."""
+        phase, own_s = output.step_phase, output.step_own_s
+        if phase is None or own_s <= 0:
+            return
+        assert self._peaks is not None, "a step before the engine was ready"
+        flops, num_bytes = output.step_flops, output.step_bytes
+        floor_s = self._peaks.floor_s(flops, num_bytes)
+        bound = self._peaks.bound_by(flops, num_bytes, own_s)
+        self.flops.add(flops, phase)
+        self.bytes.add(num_bytes, phase)
+        self.floor_seconds.add(floor_s, phase)
+        self.seconds.add(own_s, phase, bound)
+        sums = self._now().setdefault(phase, _Sums())
+        sums.flops += flops
+        sums.num_bytes += num_bytes
+        sums.floor_s += floor_s
+        sums.seconds[bound] += own_s
+        sums.durations_s.append(own_s)
+
+    def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
+        """By phase; one that had no step is not there."""
+        self._forget(int(self._clock()))
+        totals: dict[StepPhase, _Sums] = {}
+        for _, phases in self._recent:
+            for phase, sums in phases.items():
+                totals.setdefault(phase, _Sums()).add(sums)
+        if self._peaks is None:
+            return {}
+        return {phase: total.summary(self._peaks) for phase, total in totals.items()}
+
+    def _now(self) -> dict[StepPhase, _Sums]:
+        second = int(self._clock())
+        if not self._recent or self._recent[-1][0] != second:
+            self._forget(second)
+            self._recent.append((second, {}))
+        return self._recent[-1][1]
+
+    def _forget(self, second: int) -> None:
+        while self._recent and self._recent[0][0] <= second - WINDOW_S:
+            self._recent.popleft()

@@ -1,0 +1,69 @@
+"""/state: what an operator asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from inferd.engine.api.messages import EngineStats, StepOutput
+from inferd.server.app import AppOptions
+from inferd.server.metrics import Metrics
+
+
+def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
+    state = http.get("/state").json()
+    assert state.pop("version")
+    assert state == {
+        "status": "ready",
+        "model": {"id": "tiny", "max_model_len": 256},
+        "engine": {
+            "device": "cpu",
+            "dtype": "float32",
+            "quantization": "none",
+            "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
+        },
+        "requests": {"running": 0, "waiting": 0},
+        "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
+        "last_minute": {"prefill": None, "decode": None, "mixed": None},
+    }
+
+
+def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> None:
+    """Peaks of 1e10 B/s and 1e12 FLOP/s; three steps of 10, 20 and 60 ms that need 1 GFLOP and 90 MB each."""
+    metrics = Metrics("tiny")
+    metrics.engine_ready(router.ready)
+    router.stats = EngineStats(num_running=3, num_waiting=2, num_blocks=64, num_blocks_used=16, num_blocks_cached=8)
+    for own_s in (0.01, 0.02, 0.06):
+        metrics.step(
+            StepOutput(
+                deltas=(), stats=router.stats, step_phase="decode", step_own_s=own_s, step_flops=10**9,
+                step_bytes=9 * 10**7,
+            )
+        )  # fmt: skip
+    state = httpx.get(serve(AppOptions(), metrics=metrics) + "/state").json()
+    assert state["requests"] == {"running": 3, "waiting": 2}
+    assert state["kv_cache"] == {"blocks": 64, "used": 16, "cached": 8, "usage": 0.25}
+    assert state["last_minute"] == {
+        "prefill": None,
+        "decode": {
+            "steps": 3,
+            "seconds": 0.09,
+            "median_step_ms": 20.0,
+            "mfu": 0.0333,
+            "mbu": 0.3,
+            "floor_ratio": 0.3,
+            "bound_by": "host",
+        },
+        "mixed": None,
+    }
+
+
+def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) -> None:
+    router.is_ready = False
+    response = http.get("/state")
+    assert (response.status_code, response.json()["status"]) == (200, "unavailable")
+    router.has_engine = False
+    response = http.get("/state")
+    assert (response.status_code, response.json()["status"], response.json()["engine"]) == (200, "starting", None)

@@ -1,0 +1,147 @@
+"""quantization_config: what is read of it, and every value that is refused, by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.engine.arch.description import Arch, ArchError, Scales, StoredFp8
+from inferd.engine.arch.registry import describe, weights
+from inferd.engine.arch.weights import Form
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 384,
+    "max_position_embeddings": 512, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5, "vocab_size": 100,
+}  # fmt: skip
+PART = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "observer": "minmax", "group_size": None}
+ROWS, TOKENS = PART | {"strategy": "channel"}, PART | {"strategy": "token", "dynamic": True}
+PER_TENSOR = PART | {"strategy": "tensor"}
+BLOCKS = PART | {"strategy": "block", "block_structure": [128, 128]}
+GROUPS = PART | {"strategy": "group", "group_size": 128, "dynamic": True}
+AUTO = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+DEEPSEEK = AUTO | {"fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+
+
+def arch_of(quantization: object, **changes: Any) -> Arch:
+    return describe(BASE | changes | {"quantization_config": quantization})
+
+
+def compressed(weights: object = ROWS, inputs: object = TOKENS, **changes: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    } | changes  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stored"),
+    [
+        (None, None),
+        (AUTO, StoredFp8(Scales.TENSOR, "weight_scale")),
+        (AUTO | {"activation_scheme": "static"}, StoredFp8(Scales.TENSOR, "weight_scale", "input_scale")),
+        (DEEPSEEK, StoredFp8(Scales.BLOCK, "weight_scale_inv")),
+        (DEEPSEEK | {"modules_to_not_convert": None}, StoredFp8(Scales.BLOCK, "weight_scale_inv")),
+        (compressed(), StoredFp8(Scales.ROW, "weight_scale")),
+        (compressed(ignore=[]), StoredFp8(Scales.ROW, "weight_scale", has_head=True)),
+        (compressed(ignore=["re:.*lm_head", "re:visual.*"]), StoredFp8(Scales.ROW, "weight_scale")),
+        (compressed(PER_TENSOR, PER_TENSOR), StoredFp8(Scales.TENSOR, "weight_scale", "input_scale")),
+        (compressed(ROWS, PER_TENSOR), StoredFp8(Scales.ROW, "weight_scale", "input_scale")),
+        (compressed(BLOCKS, GROUPS), StoredFp8(Scales.BLOCK, "weight_scale")),
+    ],
+)
+def test_what_is_read(quantization: object, stored: StoredFp8 | None) -> None:
+    assert arch_of(quantization).stored == stored
+
+
+def test_a_tied_head_is_not_quantized() -> None:
+    stored = arch_of(compressed(ignore=[]), tie_word_embeddings=True).stored
+    assert stored is not None and not stored.has_head
+
+
+def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
+    left_out = ["lm_head", "model.layers.0.input_layernorm", "model.norm", "re:model.layers.*.mlp.gate$"]
+    assert arch_of(compressed(ignore=left_out)).stored == arch_of(compressed()).stored
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quant_method must be one of fp8, compressed-tensors, but it is 'gptq'"),
+        ({}, "config.json lacks quant_method"),
+        ([], "quantization_config must be an object"),
+        (AUTO | {"activation_scheme": None}, "lacks activation_scheme"),
+        (AUTO | {"activation_scheme": "none"}, "activation_scheme must be one of dynamic, static, but it is 'none'"),
+        (AUTO | {"fmt": "e5m2"}, "fmt must be one of e4m3, but it is 'e5m2'"),
+        (AUTO | {"kv_cache_quant_method": "fp8"}, "kv_cache_quant_method must be null"),
+        (DEEPSEEK | {"scale_fmt": "ue8m0"}, "scale_fmt must be one of float, but it is 'ue8m0'"),
+        (DEEPSEEK | {"weight_block_size": [64, 128]}, r"weight_block_size must be \[128, 128\], but it is \[64, 128\]"),
+        (DEEPSEEK | {"activation_scheme": "static"}, "activation_scheme must be dynamic beside a weight_block_size"),
+        (
+            DEEPSEEK | {"modules_to_not_convert": ["model.layers.1.mlp", "lm_head"]},
+            "modules_to_not_convert leaves out model.layers.1.mlp.gate_proj and 2 others of 14 linear layers",
+        ),
+        (AUTO | {"ignored_layers": ["o_proj"]}, "leaves out model.layers.0.self_attn.o_proj and 1 others of 14"),
+        (AUTO | {"ignored_layers": "lm_head"}, "ignored_layers must be a list of texts, but it is 'lm_head'"),
+        (compressed(format="pack-quantized"), "format must be one of float-quantized, naive-quantized"),
+        (compressed(kv_cache_scheme=PART), "kv_cache_scheme must be null"),
+        (compressed(sparsity_config={"format": "sparse-24"}), "format must be one of dense, but it is 'sparse-24'"),
+        (compressed(config_groups={}), "config_groups must hold one group"),
+        (compressed(ROWS | {"type": "int"}), "weights: type must be one of float, but it is 'int'"),
+        (compressed(ROWS | {"num_bits": 4}), "weights: num_bits must be 8, but it is 4"),
+        (compressed(ROWS | {"symmetric": False}), "weights: symmetric must be true, but it is False"),
+        (compressed(ROWS | {"dynamic": True}), "weights: dynamic must be false"),
+        (compressed(ROWS | {"strategy": "group"}), "weights: strategy must be one of tensor, channel, block"),
+        (compressed(ROWS, None), "input_activations must be an object: weights and activations are both in FP8"),
+        (compressed(ROWS, TOKENS | {"dynamic": False}), "dynamic must be true: the scale of a token is its own"),
+        (compressed(ROWS, PER_TENSOR | {"dynamic": True}), "dynamic must be false: one scale is for all tokens"),
+        (compressed(BLOCKS, TOKENS), "input_activations: strategy must be one of group, but it is 'token'"),
+        (compressed(BLOCKS, GROUPS | {"group_size": 64}), "group_size must be 128"),
+        (compressed(ignore=["re:.*mlp.*"]), "ignore leaves out model.layers.0.mlp.gate_proj and 5 others of 14"),
+        (compressed(ignore=["re:(a+)+$"]), r"expressions of names with at most 3 wildcards \(\.\*\), but it holds"),
+        (compressed(ignore=["re:" + ".*" * 4]), r"at most 3 wildcards"),
+        (compressed(ignore=[f"re:{'a' * 300}"]), r"at most 3 wildcards"),
+        (compressed(ignore=["a"] * 10_001), "must hold at most 10000 names, but holds 10001"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(quantization: object, message: str) -> None:
+    with pytest.raises(ArchError, match=message):
+        arch_of(quantization)
+
+
+def test_blocks_that_a_fused_matrix_would_cut_are_refused() -> None:
+    with pytest.raises(ArchError, match=r"k_proj begins at row 192 of layers.0.attention.qkv, amid a block of 128"):
+        arch_of(DEEPSEEK, head_dim=48)
+    assert arch_of(AUTO, head_dim=48).stored is not None
+
+
+@pytest.mark.parametrize("quantization", [AUTO | {"activation_scheme": "static"}, DEEPSEEK, compressed(ignore=[])])
+def test_the_weight_map_fills_every_parameter_once(quantization: object) -> None:
+    """Rows touch and do not overlap (`parameters` asserts it), and scales stand beside every matrix in 8 bits."""
+    arch = arch_of(quantization)
+    found, plain = weights(arch), weights(arch_of(None))
+    shapes = found.parameters()
+    assert {name: shapes[name] for name in plain.parameters()} == plain.parameters()
+    assert found.num_elements == plain.num_elements
+    in_8_bits = {source.parameter for source in found.sources if source.form is Form.FP8}
+    scales = {source.parameter for source in found.sources if source.form is Form.SCALE}
+    assert {name.replace("weight_scale", "weight") for name in scales if "input" not in name} == in_8_bits
+    assert ("lm_head.weight" in in_8_bits) == (arch.stored is not None and arch.stored.has_head)
+    for name in in_8_bits:
+        rows, columns = shapes[name]
+        has_blocks = quantization is DEEPSEEK
+        assert shapes[f"{name}_scale"] == ((-(-rows // 128), -(-columns // 128)) if has_blocks else (rows, 1))
+
+
+def test_shapes_of_one_number_are_alike_for_scales_and_for_nothing_else() -> None:
+    arch = arch_of(AUTO)
+    shapes: dict[str, tuple[int, ...]] = {source.tensor: source.shape for source in weights(arch).sources}
+    for shape in ((), (1,), (1, 1)):
+        one = {name: shape if name.endswith("weight_scale") else own for name, own in shapes.items()}
+        assert not weights(arch).compare(one)
+    odd = shapes | {"model.layers.0.mlp.up_proj.weight_scale": (2,), "model.norm.weight": (256, 1)}
+    assert {name for name, _, _ in weights(arch).compare(odd).wrong_shape} == {
+        "model.layers.0.mlp.up_proj.weight_scale", "model.norm.weight",
+    }  # fmt: skip

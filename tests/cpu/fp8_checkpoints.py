@@ -1,0 +1,158 @@
+"""Tiny random Llamas as FP8 checkpoints in every convention that is read, and the same numbers in fp32 beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.registry import describe, weights
+
+BLOCK = 128
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 192, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 211,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+"""Inputs of 192 and 256: blocks with an end that is half of one, and whole ones."""
+
+Scale = Callable[[Tensor], Tensor]
+"""weight [out, in] -> scales as they are stored."""
+
+
+def of_tensor(weight: Tensor) -> Tensor:
+    return (weight.abs().amax() / 448).reshape(())
+
+
+def of_rows(weight: Tensor) -> Tensor:
+    return weight.abs().amax(1, keepdim=True) / 448
+
+
+def of_blocks(weight: Tensor) -> Tensor:
+    rows, columns = (-(-size // BLOCK) for size in weight.shape)
+    padded = torch.zeros(rows * BLOCK, columns * BLOCK)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded.view(rows, BLOCK, columns, BLOCK).abs().amax((1, 3)) / 448
+
+
+def widened(scales: Tensor, shape: torch.Size) -> Tensor:
+    """Stored scales as [out, in]."""
+    if scales.dim() == 2 and scales.shape[1] != 1:
+        return scales.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
+    return scales.float().reshape(-1, 1).expand(shape)
+
+
+def compressed(weights: dict[str, Any], inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    part = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+    group = {
+        "targets": ["Linear"], "weights": part | weights, "input_activations": part | inputs,
+        "output_activations": None,
+    }  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group},
+        "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+    } | changes  # fmt: skip
+
+
+TOKEN = {"strategy": "token", "dynamic": True}
+
+
+@dataclass(frozen=True)
+class Format:
+    """One convention: what config.json says, and what is stored."""
+
+    name: str
+    quantization: dict[str, Any]
+    scale: Scale
+    weight_scale: str = "weight_scale"
+    input_scale: str | None = None
+    has_head: bool = False
+    scale_dtype: torch.dtype = torch.float32
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def config_json(self) -> dict[str, Any]:
+        return CONFIG | self.config | {"quantization_config": self.quantization}
+
+
+FORMATS = (
+    Format(
+        "blocks",
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+         "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"]},
+        of_blocks,
+        "weight_scale_inv",
+        scale_dtype=torch.bfloat16,
+    ),
+    Format(
+        "static",
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        of_tensor,
+        input_scale="input_scale",
+    ),
+    Format("dynamic, tied", {"quant_method": "fp8", "activation_scheme": "dynamic"}, of_tensor,
+           config={"tie_word_embeddings": True}),
+    Format("compressed rows", compressed({"strategy": "channel"}, TOKEN, ignore=["re:.*lm_head"]), of_rows,
+           scale_dtype=torch.bfloat16),
+    Format("compressed rows, head too", compressed({"strategy": "channel"}, TOKEN, ignore=[]), of_rows, has_head=True),
+    Format("compressed tensors, static",
+           compressed({"strategy": "tensor"}, {"strategy": "tensor"}, format="naive-quantized"),
+           of_tensor, input_scale="input_scale"),
+    Format(
+        "compressed blocks",
+        compressed({"strategy": "block", "block_structure": [128, 128]},
+                   {"strategy": "group", "group_size": 128, "dynamic": True}),
+        of_blocks,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `save` wrote."""
+
+    plain: dict[str, Tensor]
+    """The model's own tensors, matrices multiplied out in fp32."""
+    tensors: dict[str, Tensor]
+    """As stored."""
+
+
+def save(form: Format, directory: Path) -> Saved:
+    """Write config.json and model.safetensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(3)
+    plain: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
+    for source in weights(plain_arch(form)).sources:
+        is_norm = len(source.shape) == 1
+        weight = torch.randn(source.shape, generator=generator) * (0.2 if is_norm else source.shape[-1] ** -0.5)
+        weight = weight + 1 if is_norm else weight
+        name = source.tensor
+        if is_norm or "embed" in name or (name == "lm_head.weight" and not form.has_head):
+            plain[name] = stored[name] = weight.to(torch.bfloat16)
+            continue
+        # Rows and blocks of unlike size, so that a scale in the wrong place is seen.
+        weight *= torch.rand((source.shape[0], 1), generator=generator) * 4 + 0.3
+        scales = form.scale(weight).to(form.scale_dtype)
+        wide = widened(scales, weight.shape).float()
+        q = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+        module = name.removesuffix(".weight")
+        plain[name] = q.float() * wide
+        stored[name], stored[f"{module}.{form.weight_scale}"] = q, scales
+        if form.input_scale is not None:
+            at = 0.01 + 0.002 * torch.rand((), generator=generator)
+            stored[f"{module}.{form.input_scale}"] = at
+    save_file(stored, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(form.config_json()))
+    return Saved(plain, stored)
+
+
+def plain_arch(form: Format) -> Arch:
+    """The model without its quantization."""
+    return describe(CONFIG | form.config)

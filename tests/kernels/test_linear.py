@@ -1,0 +1,165 @@
+"""Linear layers on a GPU, interpreted: the product, what is fused around it, and bits of a row that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu
+from inferd.kernels.linear import LINEAR, Choices, Key, linear
+from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
+from inferd.kernels.linear.tuning import BUCKETS, LIBRARY, Table, cases
+from tests.kernels import interpreter
+
+pytest.importorskip("triton")
+
+TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 2e-6}
+"""Relative to the largest result: one rounding to the dtype."""
+SHAPES = [(1, 1), (33, 7), (20, 300), (130, 64)]
+"""(out, in): with parts of a tile of 16 or 64 weight rows, of a step of 256 or 64 inputs."""
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    gpu.interpret(True)
+    interpreter.repair()
+    yield
+    gpu.interpret(False)
+    LINEAR.force(None)
+
+
+@pytest.fixture(params=["triton_few_rows", "triton_invariant"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    LINEAR.force(name)
+    return name
+
+
+def layer(weight: Tensor, bias: Tensor | None, kernel: str) -> Any:
+    return linear(weight, bias, Choices(is_invariant=kernel == "triton_invariant"))
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return float((result.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
+def test_equals_the_product(kernel: str, dtype: torch.dtype, out_size: int, in_size: int) -> None:
+    if kernel == "triton_few_rows" and dtype == torch.float32:
+        pytest.skip("the tensor cores have no float32")
+    weight, bias = torch.randn(out_size, in_size).to(dtype), torch.randn(out_size).to(dtype)
+    wide = torch.randn(5, in_size + 3).to(dtype)
+    for x, added in ((wide[:, :in_size], None), (wide[:1, 3:], bias)):
+        expected = x.double() @ weight.double().T + (0 if added is None else added.double())
+        assert error(layer(weight, added, kernel)(x), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_is_its_own(kernel: str, dtype: torch.dtype) -> None:
+    if kernel == "triton_few_rows" and dtype == torch.float32:
+        pytest.skip("the tensor cores have no float32")
+    apply = layer(torch.randn(70, 200).to(dtype), torch.randn(70).to(dtype), kernel)
+    row = torch.randn(1, 200).to(dtype)
+    alone = apply(row)[0]
+    for num_rows in (1, 2, 3, 8) if kernel == "triton_few_rows" else (1, 2, 3, 8, 17, 64, 65):
+        place = int(torch.randint(0, num_rows, ()))
+        neighbours = torch.randn(num_rows, 200).to(dtype) * 10
+        neighbours[place] = row
+        neighbours[(place + 1) % num_rows] = row if num_rows == 1 else torch.nan
+        assert torch.equal(apply(neighbours)[place], alone), num_rows
+
+
+def test_no_rows(kernel: str) -> None:
+    assert layer(torch.randn(6, 32).bfloat16(), None, kernel)(torch.empty(0, 32).bfloat16()).shape == (0, 6)
+
+
+def normed(x: Tensor, factor: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(1, keepdim=True) + eps).sqrt() * factor.double()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 40), (3, 300), (16, 256)])
+def test_a_norm_before(num_rows: int, in_size: int, has_bias: bool) -> None:
+    x, factor, weight = torch.randn(num_rows, in_size), torch.randn(in_size), torch.randn(35, in_size)
+    x, factor, weight = x.bfloat16() * 3, factor.bfloat16(), weight.bfloat16()
+    bias = torch.randn(35).bfloat16() if has_bias else None
+    result = norm_linear(x, factor, 1e-3, weight, bias)
+    added = 0 if bias is None else bias.double()
+    # Activations are rounded once more, each by up to 2^-9 of itself.
+    tolerance = 2 * TOLERANCE[torch.bfloat16]
+    assert error(result, normed(x, factor, 1e-3) @ weight.double().T + added) < tolerance
+    assert error(result, normed(x, factor.roll(1), 1e-3) @ weight.double().T + added) > 10 * tolerance
+    assert error(norm_linear(x / 300, factor, 1e-3, weight), normed(x / 300, factor, 0) @ weight.double().T) > tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_residual_after(dtype: torch.dtype) -> None:
+    x, weight, residual = torch.randn(3, 70).to(dtype), torch.randn(20, 70).to(dtype), torch.randn(3, 20).to(dtype) * 9
+    for bias in (None, torch.randn(20).to(dtype)):
+        expected = x.double() @ weight.double().T + residual.double() + (0 if bias is None else bias.double())
+        assert error(linear_residual(x, weight, bias, residual), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu"])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_a_gate_after(gate: Any, has_norm: bool) -> None:
+    x, factor, weight = torch.randn(4, 96).bfloat16(), torch.randn(96).bfloat16(), torch.randn(2 * 21, 96).bfloat16()
+    weight = weight / 10
+    wide = normed(x, factor, 1e-5) if has_norm else x.double()
+    gates, ups = (wide @ weight.double().T).split(21, 1)
+    act = torch.nn.functional.silu(gates) if gate == "silu" else torch.nn.functional.gelu(gates, approximate="tanh")
+    result = gate_up_act(x, weight, gate, factor if has_norm else None, 1e-5)
+    assert error(result, act * ups) < 3 * TOLERANCE[torch.bfloat16]
+    assert error(result, gates * ups) > 30 * TOLERANCE[torch.bfloat16]
+
+
+def test_a_fused_row_is_its_own() -> None:
+    factor, weight = torch.randn(120).bfloat16(), torch.randn(40, 120).bfloat16()
+    row = torch.randn(1, 120).bfloat16()
+    alone = gate_up_act(row, weight, "silu", factor, 1e-5)[0]
+    for num_rows in (2, 7, 16):
+        neighbours = torch.randn(num_rows, 120).bfloat16() * 10
+        neighbours[num_rows // 2] = row
+        assert torch.equal(gate_up_act(neighbours, weight, "silu", factor, 1e-5)[num_rows // 2], alone)
+
+
+def test_many_rows_run_the_plain_ops_in_turn() -> None:
+    x, factor, weight = torch.randn(17, 64), torch.randn(64), torch.randn(10, 64)
+    assert error(norm_linear(x, factor, 1e-5, weight), normed(x, factor, 1e-5) @ weight.double().T) < 1e-5
+    assert error(linear_residual(x, weight, None, x[:, :10]), x.double() @ weight.double().T + x[:, :10]) < 1e-5
+
+
+def test_a_table_decides_who_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    LINEAR.force("triton_few_rows")
+    weight = torch.randn(6, 32).bfloat16()
+    calls: list[int] = []
+    plain = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *rest: (calls.append(len(x)), plain(x, *rest))[1])
+
+    def rows_of_the_library(table: Table | None) -> list[int]:
+        calls.clear()
+        apply = linear(weight, None, Choices(table=table))
+        for num_rows in (1, 2, 5, 8, 9, 17):
+            apply(torch.ones(num_rows, 32).bfloat16())
+        return list(calls)
+
+    assert rows_of_the_library(None) == [9, 17]
+    table = Table("here", {case.name: LIBRARY for case in cases(6, 32, "torch.bfloat16") if case.num_rows in (1, 8)})
+    assert rows_of_the_library(table) == [1, 5, 8, 9, 17]
+    other = Table("here", {case.name: LIBRARY for case in cases(6, 64, "torch.bfloat16")})
+    assert rows_of_the_library(other) == [9, 17]
+    assert len(BUCKETS) == len(cases(6, 32, "torch.bfloat16"))
+
+
+def test_the_switch_chooses_one_kernel_and_a_cpu_needs_none() -> None:
+    LINEAR.force(None)
+    chosen = {key: LINEAR.resolve(key) for key in (Key("cuda", torch.float32, True), Key("cuda", torch.float32))}
+    names = {choice.key: choice.chosen for choice in LINEAR.choices() if choice.key in chosen}
+    assert list(names.values()) == ["triton_invariant", "torch"]
+    assert LINEAR.resolve(Key("cpu", torch.float32, True)) is LINEAR.resolve(Key("cpu", torch.float32))

@@ -1,0 +1,161 @@
+"""The FP8 linear layer against its formula in fp64 on the numbers that are multiplied, and bits of a row its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels.linear_fp8 import (
+    BLOCK,
+    FP8,
+    LINEAR_FP8,
+    Activations,
+    Key,
+    linear_fp8,
+    quantize_blocks,
+    quantize_rows,
+    quantize_static,
+    quantize_weight,
+)
+from inferd.kernels.quantize_fp8 import QUANTIZE_FP8
+
+pytestmark = pytest.mark.usefixtures("implementation", "plain_quantization")
+
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+"""Relative to the largest result: the rounding of fp32 sums, or one to the dtype."""
+SHAPES = [(1, 1), (33, 7), (77, 100), (130, 300), (200, 128)]
+"""(out, in): with parts of a tile of 64 outputs, of a block of 128 x 128."""
+
+
+@pytest.fixture
+def plain_quantization(implementation: str) -> Iterator[None]:
+    """Interpreted, a program for each row takes longer than what is tested here; it has a test of its own."""
+    QUANTIZE_FP8.force("reference")
+    yield
+    QUANTIZE_FP8.force(None)
+
+
+def random_layer(out_size: int, in_size: int, has_blocks: bool) -> tuple[Tensor, Tensor]:
+    """Numbers and scales as a checkpoint has them: no relation between the two."""
+    q = (torch.randn(out_size, in_size) * 50).to(FP8)
+    shape = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if has_blocks else (out_size,)
+    return q, torch.rand(shape) * 0.01 + 0.001
+
+
+def dequantized(q: Tensor, scales: Tensor) -> Tensor:
+    """[out, in] fp64; `scales` of rows, of blocks, or of a token's blocks of inputs."""
+    rows, columns = q.shape
+    if scales.dim() == 1:
+        return q.double() * scales.double()[:, None]
+    wide = scales.double().repeat_interleave(BLOCK, 1)[:, :columns]
+    return q.double() * (wide if len(wide) == rows else wide.repeat_interleave(BLOCK, 0)[:rows])
+
+
+def product(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Tensor:
+    out = dequantized(*quantize(x)) @ dequantized(q, scales).T
+    return out if bias is None else out + bias.double()
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    return float((result.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("has_blocks", [False, True])
+@pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
+def test_equals_the_formula(dtype: torch.dtype, has_blocks: bool, out_size: int, in_size: int) -> None:
+    q, scales = random_layer(out_size, in_size, has_blocks)
+    quantize = quantize_blocks if has_blocks else quantize_rows
+    for num_rows, bias in ((3, None), (70, torch.randn(out_size).to(dtype))):
+        x = torch.randn(num_rows, in_size).to(dtype)
+        x[-1] = 0
+        result = linear_fp8(q, scales, bias, dtype)(x)
+        assert result.dtype == dtype
+        assert error(result, product(x, q, scales, bias, quantize)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_the_tolerance_sees_other_scales_and_other_activations(has_blocks: bool) -> None:
+    q, scales = random_layer(260, 300, has_blocks)
+    x = torch.randn(9, 300)
+    x[:, :128] *= 20
+    result = linear_fp8(q, scales, None, torch.float32)(x)
+    quantize, other = (quantize_blocks, quantize_rows) if has_blocks else (quantize_rows, quantize_blocks)
+    assert error(result, product(x, q, scales, None, quantize)) < TOLERANCE[torch.float32]
+    assert error(result, product(x, q, scales.roll(1, 0), None, quantize)) > 0.01
+    assert error(result, product(x, q, scales, None, other)) > 0.001
+    assert error(result, x.double() @ dequantized(q, scales).T) > 0.001
+
+
+def test_a_static_scale_is_everybodys_and_saturates() -> None:
+    q, scales = random_layer(20, 40, False)
+    x = torch.randn(5, 40)
+    x[0, 0], x[1, 1] = 1e6, -1e6
+    found, found_scales = quantize_static(0.01)(x)
+    assert (found[0, 0].item(), found[1, 1].item()) == (448.0, -448.0)
+    assert (found_scales == 0.01).all()
+    result = linear_fp8(q, scales, None, torch.float32, quantize_static(0.01))(x)
+    assert error(result, product(x, q, scales, None, quantize_static(0.01))) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_quantized_weight_is_near_the_weight(dtype: torch.dtype) -> None:
+    weight = torch.randn(50, 70).to(dtype)
+    weight[3] = 0
+    weight[4] *= 1e-4
+    q, scales = quantize_weight(weight)
+    assert q.dtype == FP8 and scales.shape == (50,)
+    wide = weight.double()
+    # Half a unit of the last of four digits; below the smallest normal number, 2^-6, half a unit of 2^-9.
+    allowed = torch.maximum(wide.abs() * 2**-4, scales.double()[:, None] * 2**-10)
+    assert ((dequantized(q, scales) - wide).abs() <= allowed * 1.0001).all()
+    assert (q.float().abs().amax(1)[torch.arange(50) != 3] == 448).all()
+
+
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_a_row_is_its_own(has_blocks: bool) -> None:
+    q, scales = random_layer(70, 300, has_blocks)
+    layer = linear_fp8(q, scales, torch.randn(70), torch.bfloat16, is_invariant=True)
+    row = torch.randn(1, 300).to(torch.bfloat16)
+    alone = layer(row)[0]
+    for num_rows in (2, 3, 8, 17, 64):
+        neighbours = torch.randn(num_rows, 300).to(torch.bfloat16) * 10
+        neighbours[num_rows // 2] = row
+        assert torch.equal(layer(neighbours)[num_rows // 2], alone), num_rows
+
+
+def test_sums_are_exact_on_a_cpu(implementation: str) -> None:
+    """The same inputs in another order give the same bits."""
+    if implementation.startswith("triton"):
+        pytest.skip("tensor cores sum in fp32")
+    q, scales = random_layer(40, 2000, False)
+    x, order = torch.randn(6, 2000), torch.randperm(2000)
+    first = linear_fp8(q, scales, None, torch.float32)(x)
+    assert torch.equal(linear_fp8(q[:, order].contiguous(), scales, None, torch.float32)(x[:, order]), first)
+
+
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_what_is_not_a_number_stays_in_its_row(has_blocks: bool) -> None:
+    q, scales = random_layer(40, 200, has_blocks)
+    layer = linear_fp8(q, scales, None, torch.float32)
+    x = torch.randn(6, 200)
+    clean = layer(x)
+    x[1, 50], x[4, 3] = torch.nan, torch.inf
+    result = layer(x)
+    assert result[[1, 4]].isnan().all()
+    assert torch.equal(result[[0, 2, 3, 5]], clean[[0, 2, 3, 5]])
+    assert layer(x[:0]).shape == (0, 40)
+
+
+def test_the_others_say_why_not() -> None:
+    q, scales = random_layer(8, 32, True)
+    linear_fp8(q, scales, None, torch.float32)(torch.ones(2, 32))
+    key = Key("cpu", torch.float32, 8, 32, has_blocks=True, is_invariant=False)
+    choice = next(choice for choice in LINEAR_FP8.choices() if choice.key == key)
+    assert choice.refused[0] in (
+        ("scaled_mm", "takes a scale for each row, not for each block"),
+        ("scaled_mm", f"{choice.chosen} is forced"),
+    )

@@ -1,0 +1,363 @@
+"""How the Triton kernel of paged attention shares out its work, and that no bit of a result depends on it. In Triton's
+interpreter, with tiles of 64 keys where nothing else is said: all that tiles do happens at a quarter of the length."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels import gpu
+from inferd.kernels.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
+from tests.kernels import interpreter
+from tests.kernels.test_paged_attention import Sequences, dense
+
+pytest.importorskip("triton")
+
+from inferd.kernels.paged_attention import partial, passes, work
+from inferd.kernels.paged_attention import triton as kernel
+
+TILE = 64
+SCALE = 0.2
+ROWS = ((0, 1), (300, 1), (0, 35), (TILE - 1, 1), (TILE, 1), (180, 13), (130, 4), (5, 2))
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gpu.interpret(True)
+    interpreter.repair()
+    PAGED_ATTENTION.force("triton")
+    set_tile(monkeypatch, TILE)
+    yield
+    gpu.interpret(False)
+    PAGED_ATTENTION.force(None)
+
+
+def set_tile(monkeypatch: pytest.MonkeyPatch, num_keys: int) -> None:
+    for module in (passes, work, kernel):
+        monkeypatch.setattr(module, "ATTENTION_SPLIT", num_keys)
+
+
+def set_device(monkeypatch: pytest.MonkeyPatch, num_sms: int, sm: int = 90) -> None:
+    monkeypatch.setattr(kernel, "_device", lambda _: (num_sms, sm))
+
+
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+
+SHAPE = passes.Shape(num_kv_heads=8, group=4, head_dim=128, kv_bytes=2, window=None, num_sms=132, sm=90)
+
+
+def launches(query_lens: Sequence[int], *, is_deterministic: bool = False, **changed: int) -> list[tuple[int, bool]]:
+    """(packed rows in a block, whether units are cut) of each."""
+    shape = dataclasses.replace(SHAPE, **changed)
+    found = passes.passes(shape, query_lens, 8192, is_deterministic=is_deterministic)
+    return [(part.form.block_m, part.is_cut) for part in found]
+
+
+def test_blocks_fit_the_queries() -> None:
+    assert launches([1] * 64) == [(16, True)]
+    assert launches([1] * 64, group=32) == [(32, True)]
+    assert launches([5] * 64) == [(32, True)]
+    assert launches([8] * 64, group=8) == [(64, True)]
+    assert launches([8] * 64, group=8, head_dim=256) == [(32, True)]
+    assert launches([8] * 64, group=8, is_deterministic=True) == [(32, True)]
+    assert launches([1] * 64, group=71, num_kv_heads=1) == [(64, True)], "a lone query of many heads"
+
+
+def test_long_chunks_go_another_way_unless_bits_may_not_depend_on_chunks() -> None:
+    assert launches([1] * 64 + [2048]) == [(16, True), (128, False)]
+    assert launches([1] * 64 + [2048], is_deterministic=True) == [(32, True)]
+    assert launches([2048]) == [(128, False)]
+    assert launches([100]) == [(64, True)], "too few blocks for the device are cut"
+    assert launches([2048], sm=80) == [(64, False)]
+    assert launches([2048], head_dim=256) == [(64, False)]
+    assert launches([2048], head_dim=256, sm=80) == [(32, False)]
+
+
+def test_keys_are_multiplied_in_the_same_blocks_whatever_the_rows() -> None:
+    for head_dim, kv_bytes in itertools.product((64, 80, 96, 128, 256), (1, 2)):
+        forms = [passes.form(head_dim, kv_bytes, block_m) for block_m in passes.BLOCKS]
+        assert len({form.block_n for form in forms}) == 1 and 256 % forms[0].block_n == 0
+
+
+def test_partial_results_stay_within_their_memory() -> None:
+    for rows, group, tokens in itertools.product((1, 8, 256), (1, 4, 8), (64, 4096, 1 << 20)):
+        shape = dataclasses.replace(SHAPE, group=group)
+        (part,) = passes.passes(shape, [1] * rows, tokens, is_deterministic=True)
+        assert part.num_slots * 8 * part.slot_rows * 130 * 4 <= passes.SLOT_BYTES
+        assert (part.num_slots == 0) == (tokens <= TILE)
+    (part,) = passes.passes(dataclasses.replace(SHAPE, window=100), [1] * 8, 1 << 20, is_deterministic=True)
+    assert part.num_slots == 8 * 3, "a window of 100 lies in at most three tiles"
+
+
+# -- the work list -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A segment's part of a unit."""
+
+    segment: int
+    row: int
+    first_packed: int
+    tiles: range
+    is_whole: bool
+    slots: range
+    """Where its partial results go: one, if it has the unit's first tile, else one a tile."""
+
+
+def pieces(listed: work.Work) -> Iterator[Piece]:
+    """What the programs make of a list."""
+    units, segments = listed.units.tolist(), listed.segments.tolist()
+    for segment, ((begin, unit, first_slot, _), (end, _, last_slot, _)) in enumerate(itertools.pairwise(segments)):
+        while begin < end:
+            row, _, _, first_packed, _, first_tile, unit_begin, _ = units[unit]
+            unit_end = units[unit + 1][6]
+            stop = min(end, unit_end)
+            is_from_start = begin == unit_begin
+            is_whole = is_from_start and stop == unit_end
+            slot = last_slot - 1 if is_from_start else first_slot
+            num_slots = 0 if is_whole else 1 if is_from_start else stop - begin
+            tiles = range(first_tile + begin - unit_begin, first_tile + stop - unit_begin)
+            yield Piece(segment, row, first_packed, tiles, is_whole, range(slot, slot + num_slots))
+            begin, unit = stop, unit + 1
+
+
+def combined(listed: work.Work) -> Iterator[tuple[int, int, range]]:
+    """(row, first packed row, slots) of each unit that is combined."""
+    units, segments = listed.units.tolist(), listed.segments.tolist()
+    for (before, *_), (cut, unit, slot, _) in itertools.pairwise(segments[:-1]):
+        if before <= units[unit][6] < cut:
+            yield units[unit][0], units[unit][3], range(slot - 1, slot + units[unit + 1][6] - cut)
+
+
+def seen_tiles(
+    rows: Sequence[tuple[int, int]], group: int, block_m: int, window: int | None, lens: range
+) -> Iterator[tuple[int, int, range]]:
+    """(row, first packed row, tiles) of each unit, by its definition."""
+    for row, (start, count) in enumerate(rows):
+        for first in range(0, count * group if count in lens else 0, block_m):
+            queries = [start + packed // group for packed in range(first, min(first + block_m, count * group))]
+            first_seen = 0 if window is None else max(0, queries[0] - window + 1)
+            yield row, first, range(first_seen // TILE, queries[-1] // TILE + 1)
+
+
+def random_case(seed: int) -> tuple[list[tuple[int, int]], int, int, int | None, range]:
+    draw = random.Random(seed)
+    rows = [
+        (draw.randrange(draw.choice((1, 600, 5000))), draw.choice((1, 1, 1, 4, draw.randrange(1, 200))))
+        for _ in range(draw.choice((1, 2, 5, 40)))
+    ]
+    low, high = draw.choice(((1, 1 << 31), (1, 1), (2, 1 << 31)))
+    return rows, draw.choice((1, 3, 4, 8)), draw.choice((16, 32)), draw.choice((None, 1, 100)), range(low, high + 1)
+
+
+def part_of(
+    num_units: int, num_segments: int, num_slots: int, block_m: int, lens: range, *, is_cut: bool
+) -> passes.Pass:
+    most = min(lens.stop - 1, passes.MAX_QUERIES)
+    form = passes.form(128, 2, block_m)
+    return passes.Pass(form, lens.start, most, num_units, num_segments, is_cut, num_slots, block_m)
+
+
+def batch_of(rows: Sequence[tuple[int, int]]) -> AttentionBatch:
+    width = max(start + count for start, count in rows) // 16 + 1
+    return AttentionBatch.build(rows, torch.zeros(len(rows), width, dtype=torch.int32), 16, "cpu")
+
+
+@pytest.mark.sampled(keep=30)
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("num_segments", [1, 2, 7, 60])
+def test_every_tile_once_in_order_and_evenly(seed: int, num_segments: int) -> None:
+    rows, group, block_m, window, lens = random_case(seed)
+    units = list(seen_tiles(rows, group, block_m, window, lens))
+    num_slots = sum(len(tiles) for *_, tiles in units)
+    part = part_of(len(units) + 3, num_segments, num_slots, block_m, lens, is_cut=True)
+    listed = work.build(part, batch_of(rows), group, window)
+    found = list(pieces(listed))
+
+    by_unit = itertools.groupby(found, key=lambda piece: (piece.row, piece.first_packed))
+    joined = [(*unit, [tile for piece in parts for tile in piece.tiles]) for unit, parts in by_unit]
+    assert joined == [(row, first, list(tiles)) for row, first, tiles in units]
+    sizes = [sum(len(piece.tiles) for piece in found if piece.segment == segment) for segment in range(num_segments)]
+    assert max(sizes) - min(sizes) <= 1
+
+    cut = [piece for piece in found if not piece.is_whole]
+    slots = [slot for piece in cut for slot in piece.slots]
+    assert slots == list(range(len(slots))) and len(slots) <= num_slots
+    by_unit = itertools.groupby(cut, key=lambda piece: (piece.row, piece.first_packed))
+    expected = [(*unit, [slot for piece in parts for slot in piece.slots]) for unit, parts in by_unit]
+    assert [(row, first, list(range_)) for row, first, range_ in combined(listed)] == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_units_stay_whole_where_slots_are_too_few(seed: int, is_cut: bool) -> None:
+    """And where each is a segment of its own."""
+    rows, group, block_m, window, lens = random_case(seed)
+    rows.append((900, max(lens.start, 1)))
+    units = list(seen_tiles(rows, group, block_m, window, lens))
+    num_segments = 40 if is_cut else len(units) + 2
+    part = part_of(len(units) + 2, num_segments, 0, block_m, lens, is_cut=is_cut)
+    listed = work.build(part, batch_of(rows), group, window)
+    found = list(pieces(listed))
+    assert [(piece.row, piece.first_packed, piece.tiles) for piece in found] == units
+    assert all(piece.is_whole for piece in found) and not list(combined(listed))
+    assert is_cut or [piece.segment for piece in found] == list(range(len(units)))
+
+
+def test_more_units_and_segments_than_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_CHUNK", 32)
+    rows = [(0, 900), (70, 1), (3, 300)]
+    units = list(seen_tiles(rows, 1, 16, 1, range(1, 1000)))
+    assert len(units) > 64
+    for num_segments, is_cut in ((100, True), (len(units) + 1, False)):
+        part = part_of(len(units), num_segments, 1000, 16, range(1, 1000), is_cut=is_cut)
+        found = list(pieces(work.build(part, batch_of(rows), 1, 1)))
+        assert sum(len(piece.tiles) for piece in found) == sum(len(tiles) for *_, tiles in units)
+        assert list(dict.fromkeys((piece.row, piece.first_packed) for piece in found)) == [unit[:2] for unit in units]
+
+
+def test_a_step_makes_a_list_for_each_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, windows = work.build, []
+    monkeypatch.setattr(work, "build", lambda *call: windows.append(call[-1]) or build(*call))
+    sequences = Sequences(((0, 1), (70, 1)), 1, 16, 16, torch.float32)
+    q = torch.randn(2, 1, 16)
+    for batch in (sequences.batch([0, 1]), sequences.batch([0, 1])):
+        for window in (None, 30, None, 30, None):
+            paged_attention(q, sequences.kv, batch, SCALE, window)
+    assert windows == [None, 30, None, 30]
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    (4, 1, 64, 16, None, None, torch.bfloat16),
+    (4, 2, 80, 32, 50, None, torch.float32),
+    (1, 1, 128, 64, None, 5.0, torch.float16),
+    (8, 1, 256, 16, TILE + 3, 3.0, torch.float32),
+    (7, 1, 96, 32, None, None, torch.float32),
+]
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7, torch.float16: 1.25 * 2**-10}
+"""As in `test_paged_attention.py`."""
+
+
+def attend(
+    sequences: Sequences, q: Tensor, rows: Sequence[int], window: int | None, softcap: float | None, **changed: object
+) -> Tensor:
+    batch = dataclasses.replace(sequences.batch(rows), **changed)  # type: ignore[arg-type]
+    return paged_attention(q, sequences.kv, batch, SCALE, window, softcap)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "softcap", "dtype"), SHAPES)
+def test_bits_depend_on_nothing_but_the_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    """Right, and the same for any number of programs, by either way of chunks, alone and in pieces."""
+    sequences = Sequences(ROWS, kv_heads, head_dim, block_size, dtype)
+    every = range(len(ROWS))
+    starts = sequences.batch(every).query_start.tolist()
+    q = torch.randn(starts[-1], heads, head_dim).to(dtype)
+    set_device(monkeypatch, 3 * kv_heads)
+    whole = attend(sequences, q, every, window, softcap)
+    for row, (start, _) in enumerate(ROWS):
+        tokens = slice(starts[row], starts[row + 1])
+        expected = dense(q[tokens], sequences.contents[row], start, SCALE, window, softcap)
+        assert (whole[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+
+    for num_sms, sm, is_deterministic in ((1, 90, False), (40, 80, True)):
+        set_device(monkeypatch, num_sms * kv_heads, sm)
+        again = attend(sequences, q, every, window, softcap, is_deterministic=is_deterministic)
+        assert torch.equal(again, whole)
+    for row, count in ((1, 1), (5, 8), (6, 2)):
+        start, length = ROWS[row]
+        for first in range(0, length, count):
+            last = min(length, first + count)
+            part = AttentionBatch.build(
+                [(start + first, last - first)], sequences.tables[[row]], block_size, "cpu", is_deterministic=False
+            )
+            tokens = slice(starts[row] + first, starts[row] + last)
+            result = paged_attention(q[tokens].clone(), sequences.kv, part, SCALE, window, softcap)
+            assert torch.equal(result, whole[tokens]), f"row {row}, tokens {first}..{last}"
+
+
+def test_bits_show_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above sees: tiles of another size, or blocks of keys of another size within them."""
+    sequences = Sequences([(300, 1)], 1, 64, 16, torch.float32)
+    q = torch.randn(1, 4, 64)
+    right = attend(sequences, q, [0], None, None)
+    set_tile(monkeypatch, 2 * TILE)
+    assert not torch.equal(attend(sequences, q, [0], None, None), right)
+    set_tile(monkeypatch, TILE)
+    form = passes.form
+    monkeypatch.setattr(passes, "form", lambda *shape: dataclasses.replace(form(*shape), block_n=TILE // 2))
+    assert not torch.equal(attend(sequences, q, [0], None, None), right)
+
+
+def test_the_tolerance_sees_partial_results_that_are_added_without_their_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = Sequences([(300, 1)], 1, 64, 16, torch.float32)
+    q = torch.randn(1, 4, 64)
+    expected = dense(q, sequences.contents[0], 300, SCALE, None, None)
+    for module in (kernel, partial):
+        monkeypatch.setattr(module, "merge", lambda *parts: (parts[3], parts[1] + parts[4], parts[2] + parts[5]))
+    wrong = attend(sequences, q, [0], None, None)
+    assert (wrong.double() - expected).abs().max() > 100 * TOLERANCE[torch.float32]
+
+
+def test_tiles_of_the_length_that_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tile(monkeypatch, 256)
+    rows = ((600, 1), (250, 12))
+    sequences = Sequences(rows, 1, 64, 32, torch.bfloat16)
+    q = torch.randn(13, 4, 64).to(torch.bfloat16)
+    set_device(monkeypatch, 2)
+    result = attend(sequences, q, [0, 1], None, None)
+    for row, tokens in enumerate((slice(0, 1), slice(1, 13))):
+        expected = dense(q[tokens], sequences.contents[row], rows[row][0], SCALE, None, None)
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[torch.bfloat16]
+    set_device(monkeypatch, 1)
+    assert torch.equal(attend(sequences, q, [0, 1], None, None), result)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kv_in_8_bits(dtype: torch.dtype) -> None:
+    """As stored: the same bits as from a pool of the numbers that they stand for."""
+    sequences = Sequences(((200, 1), (0, 20)), 2, 64, 16, torch.float32)
+    short = sequences.kv.to(torch.float8_e4m3fn)
+    q = torch.randn(21, 4, 64).to(dtype)
+    batch = sequences.batch([0, 1])
+    result = paged_attention(q, short, batch, SCALE)
+    assert torch.equal(result, paged_attention(q, short.to(dtype), batch, SCALE))
+    assert result.isfinite().all()
+
+
+def test_rows_without_queries_and_lengths_that_the_host_does_not_know() -> None:
+    """A graph's padding: the device finds fewer queries than there is room for."""
+    rows = ((200, 1), (90, 1), (40, 1))
+    sequences = Sequences(rows, 1, 64, 16, torch.float32)
+    q = torch.randn(4, 4, 64)
+    padded = dataclasses.replace(
+        sequences.batch([0, 1, 2]),
+        query_start=torch.tensor([0, 1, 1, 2, 2], dtype=torch.int32),
+        seq_lens=torch.tensor([201, 7, 41, 0], dtype=torch.int32),
+        block_tables=sequences.tables[[0, 1, 2, 2]],
+        query_lens=(1, 1, 1, 1),
+        kv_lens=(1, 1, 1, 1),
+    )
+    result = paged_attention(q, sequences.kv, padded, SCALE)
+    for token, row in ((0, 0), (1, 2)):
+        expected = dense(q[token : token + 1], sequences.contents[row], rows[row][0], SCALE, None, None)
+        assert (result[token].double() - expected[0]).abs().max() < TOLERANCE[torch.float32]
