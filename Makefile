@@ -11,7 +11,7 @@ TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long check format shape bench train clean
+.PHONY: help install serve test long check format shape bench gpu train clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ shape: $(STAMP) ## The longest files and functions
 
 bench: $(STAMP) ## Load a running server: make bench ARGS='--concurrency 8'
 	@$(BIN)/inferd bench serve --base-url http://$(HOST):$(PORT) $(ARGS)
+
+gpu: ## Measure one CUDA GPU: make gpu PART=checks, kernels, engine or peers; without a GPU: make gpu DRY=1
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(PART),--part $(PART)) \
+		$(if $(DRY),--dry) $(ARGS)
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m inferd.engine.tiny.train

@@ -68,6 +68,8 @@ tokens reads them in a twentieth of the time that it multiplies them, and holds 
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
 _GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
+_FP8_CAPABILITY = (8, 9)
+"""The first compute capability with 8-bit floats on the tensor cores."""
 """A processor serves it too, where a checkpoint is stored so, slowly."""
 
 
@@ -118,7 +120,7 @@ def resolve(
     quantization = quantization_of(config.quantization, facts.arch)
     if quantization != config.quantization:
         chosen["quantization"] = (quantization, "what the checkpoint's matrices are stored in")
-    device, why = _device(config, machine)
+    device, why = _device(config.device, quantization, machine)
     if device != config.device:
         chosen["device"] = (device, why)
     machine, auto = machine.on(device), _AUTO[device]
@@ -146,21 +148,24 @@ def resolve(
     return settled, plan_of(settled, facts.arch), decisions
 
 
-def _device(config: EngineConfig, machine: Machine) -> tuple[Literal["cpu", "cuda"], str]:
+def _device(asked: DeviceKind, quantization: Quantization, machine: Machine) -> tuple[Literal["cpu", "cuda"], str]:
     """(where the model runs, why)."""
-    if config.device == "cuda" and machine.accelerator is None:
+    gpu = machine.accelerator
+    if asked == "cuda" and gpu is None:
         raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
-    device = machine.best_device if config.device == "auto" else config.device
-    if device == "cuda" and config.quantization in _CPU_QUANTIZATION:
-        if config.device == "auto":
-            return "cpu", f"{config.quantization} is computed on processors"
-        raise ConfigError(
-            f"{config.quantization} is computed on processors; give --device cpu, or another --quantization"
-        )
-    if device == "cpu":
-        return device, f"there is no GPU: {machine.no_accelerator}"
-    assert machine.accelerator is not None
-    return device, machine.accelerator.name
+    if asked == "cpu" or gpu is None:
+        return "cpu", f"there is no GPU: {machine.no_accelerator}"
+    unserved = ""
+    if quantization in _CPU_QUANTIZATION:
+        unserved = f"{quantization} is computed on processors"
+    elif quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
+        have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
+        unserved = f"fp8 is multiplied from compute capability {need} on, and {gpu.name} has {have}"
+    if not unserved:
+        return "cuda", gpu.name
+    if asked == "auto":
+        return "cpu", unserved
+    raise ConfigError(f"{unserved}; give --device cpu, or another --quantization")
 
 
 def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:

@@ -342,3 +342,12 @@ def test_what_only_processors_compute(quantization: str) -> None:
     assert resolve(asked, facts(), gpu_machine())[0].device == "cpu"
     with pytest.raises(ConfigError, match=f"{quantization} is computed on processors"):
         resolve(msgspec.structs.replace(asked, device="cuda"), facts(), gpu_machine())
+
+
+def test_fp8_needs_a_gpu_that_multiplies_it() -> None:
+    asked = msgspec.structs.replace(ASKED, quantization="fp8")
+    assert resolve(asked, facts(), gpu_machine())[0].device == "cuda"
+    ampere = gpu_machine(capability=(8, 0))
+    assert resolve(asked, facts(), ampere)[0].device == "cpu"
+    with pytest.raises(ConfigError, match=r"fp8 is multiplied from compute capability 8\.9 on, and H200 has 8\.0"):
+        resolve(msgspec.structs.replace(asked, device="cuda"), facts(), ampere)

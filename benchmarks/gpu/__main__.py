@@ -1,0 +1,123 @@
+"""Measure inferd on one CUDA GPU: `make gpu PART=checks`, or everything; `make gpu DRY=1` where there is none.
+
+    python -m benchmarks.gpu --part checks|kernels|engine|peers [--row REGEX] [--again] [--out DIR]
+
+A row is one named measurement or check in a process of its own with a time limit. Its result is kept the moment it
+ends, in results.jsonl of --out; a second call runs the rows that have none. Tables, tables.md and results.json, are
+written after each part from all that is there. A point whose check failed has no speed. What a row needs and does not
+find, torch, Triton and msgspec apart, is the reason for which it is skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.gpu import dry, report
+from benchmarks.gpu.catalogue import PARTS, rows
+from benchmarks.gpu.runner import Options, Result, Results, Row, run_rows
+from benchmarks.gpu.tree import ROOT, environment, make_tree
+
+_PROBE = """
+import torch
+if torch.cuda.is_available():
+    print("device:", torch.cuda.get_device_name())
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = _parse(arguments)
+    selected = re.compile(asked.row)
+
+    def is_asked(row: Row) -> bool:
+        return bool(selected.search(row.key))
+
+    options = Options(
+        is_rehearsal=asked.rehearse,
+        device="cpu" if asked.rehearse else "cuda",
+        is_again=asked.again,
+        budget_s=asked.budget_s,
+        jobs=asked.jobs,
+    )
+    if asked.dry:
+        return dry.run(options, _say, is_asked)
+    device = "rehearsal" if asked.rehearse else device_name()
+    if device is None:
+        _say("torch finds no GPU: --dry proves what can be proven without, --rehearse runs rows small on the CPU")
+        return 2
+    out = asked.out or _default_out(device, is_rehearsal=asked.rehearse)
+    results = Results(out / "results.jsonl")
+    bad = 0
+    for part in asked.part:
+        started_s = time.monotonic()
+        done, left = run_rows(list(filter(is_asked, rows(part))), results, options, _say)
+        bad += sum(result.status not in ("ok", "skipped") for result in done)
+        all_results = list(results.read().values())
+        write(all_results, f"inferd on {device}", out, is_measured=not asked.rehearse)
+        here = [result for result in all_results if result.key.startswith(f"{part}/")]
+        print(report.render(here, f"{part} on {device}", is_measured=not asked.rehearse))
+        over = f", {len(left)} left for the next call" if left else ""
+        _say(f"{part}: {len(done)} rows in {time.monotonic() - started_s:.0f} s{over}")
+    _say(f"{out}: results.jsonl, results.json, tables.md")
+    return int(bad > 0)
+
+
+def device_name() -> str | None:
+    """The GPU's, asked of a process of its own: None where torch finds none."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _PROBE], env=environment(make_tree()), capture_output=True, text=True, check=False
+    )
+    names = [line.removeprefix("device: ") for line in done.stdout.splitlines() if line.startswith("device: ")]
+    return names[0] if names else None
+
+
+def write(results: Sequence[Result], title: str, out: Path, *, is_measured: bool) -> None:
+    (out / "tables.md").write_text(report.render(results, title, is_measured=is_measured))
+    (out / "results.json").write_text(json.dumps(report.as_json(results, title), indent=1) + "\n")
+
+
+def _default_out(device: str, *, is_rehearsal: bool) -> Path:
+    if is_rehearsal:
+        return ROOT / "build" / "gpu" / "rehearsal"
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return ROOT / "benchmarks" / "results" / "gpu" / f"{name}-{datetime.now(UTC):%Y-%m-%d}"
+
+
+def _say(line: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {line}", file=sys.stderr, flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", type=_parts, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--row", default="", metavar="REGEX", help="rows whose part/name it finds")
+    parser.add_argument("--again", action="store_true", help="also rows that have a result")
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="of each part: no row starts after it")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="checks that run side by side")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: what can be proven there")
+    parser.add_argument("--rehearse", action="store_true", help="every row small on the CPU: shows that it runs")
+    return parser.parse_args(arguments)
+
+
+def _parts(text: str) -> list[str]:
+    unknown = [name for name in text.split(",") if name not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return text.split(",")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

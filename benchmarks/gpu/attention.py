@@ -1,0 +1,154 @@
+"""Attention alone, with groups of 4 and 8 query heads: decodes by batch and context, prompts beside torch's own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu.bench import Bench, distance, num_copies
+from benchmarks.gpu.points import Case, Phase, Trial
+from inferd.kernels.paged_attention import AttentionBatch, paged_attention
+
+KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
+BATCHES = (1, 8, 32, 64, 256)
+TOLERANCE = 1e-2
+"""Of bf16 operands and results, by norm."""
+_LAYERS = 8
+"""Calls of one graph at least: what a step prepares once, its layers share."""
+_CHECKED_QUERIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Random KV of rows (start, tokens), in blocks at random places; `layers` pools that are used in turn."""
+
+    rows: tuple[tuple[int, int], ...]
+    layers: Tensor
+    tables: Tensor
+    q: Tensor
+
+    @classmethod
+    def make(cls, rows: Sequence[tuple[int, int]], group: int, device: torch.device) -> Paged:
+        width = max(-(-(start + count) // BLOCK_SIZE) for start, count in rows)
+        num_blocks = len(rows) * width
+        pool = (num_blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        copies = num_copies(num_blocks * BLOCK_SIZE * 2 * KV_HEADS * HEAD_DIM * 2)
+        layers = torch.empty((copies, *pool), dtype=torch.bfloat16, device=device)
+        for layer in layers:
+            layer.normal_()
+        tables = torch.randperm(num_blocks, device=device).reshape(len(rows), width).to(torch.int32)
+        num_tokens = sum(count for _, count in rows)
+        q = torch.randn(num_tokens, KV_HEADS * group, HEAD_DIM, device=device).to(torch.bfloat16)
+        return cls(tuple(rows), layers, tables, q)
+
+    def batch(self, is_deterministic: bool) -> AttentionBatch:
+        """A new one: a graph needs one that no other call was given."""
+        batch = AttentionBatch.build(self.rows, self.tables, BLOCK_SIZE, self.tables.device)
+        return replace(batch, is_deterministic=is_deterministic)
+
+    def attend(self, batch: AttentionBatch, layer: int) -> Tensor:
+        return paged_attention(self.q, self.layers[layer % len(self.layers)], batch, HEAD_DIM**-0.5)
+
+    def keys_values(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Of layer 0: [KV heads, length, D] in float32."""
+        pages = self.layers[0][self.tables[row].long()].float()
+        k, v = (pages[:, plane].transpose(0, 1).flatten(1, 2)[:, :length] for plane in range(2))
+        return k, v
+
+    def error(self, out: Tensor) -> float:
+        """Against dense attention in float32: the first, the middle and the last row, of each some queries."""
+        first_tokens = [0, *itertools.accumulate(count for _, count in self.rows)]
+        worst = 0.0
+        for row in {0, len(self.rows) // 2, len(self.rows) - 1}:
+            start, count = self.rows[row]
+            picked = torch.randperm(count, device=out.device)[:_CHECKED_QUERIES]
+            tokens = first_tokens[row] + picked
+            expected = dense(self.q[tokens].float(), *self.keys_values(row, start + count), start + picked)
+            worst = max(worst, distance(out[tokens], expected))
+        return worst
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    """[n, Hq, D]: q [n, Hq, D] at `positions` [n] over k and v [G, length, D], all in float32."""
+    grouped = q.unflatten(1, (k.shape[0], -1))
+    scores = torch.einsum("nghd,gkd->nghk", grouped, k) * q.shape[2] ** -0.5
+    is_hidden = torch.arange(k.shape[1], device=q.device) > positions[:, None]
+    weights = scores.masked_fill(is_hidden[:, None, None], float("-inf")).softmax(-1)
+    return torch.einsum("nghk,gkd->nghd", weights, v).flatten(1, 2)
+
+
+def phase(rows: Sequence[tuple[int, int]], group: int) -> Phase:
+    """Each seen K and V once, q and the result once; 4 operations a head size, head, query and key."""
+    heads = KV_HEADS * group
+    kv = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * HEAD_DIM
+    pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
+    queries = 2.0 * sum(count for _, count in rows) * heads * HEAD_DIM
+    return Phase((kv + queries) * 2, 4.0 * pairs * heads * HEAD_DIM)
+
+
+def decode(bench: Bench, contexts: Sequence[int]) -> None:
+    """One token for each row, whose KV lies beyond any cache."""
+    batches = bench.pick(BATCHES, (1, 3))
+    for context, batch, group in itertools.product(bench.pick(contexts, (100,)), batches, bench.pick((4, 8), (4,))):
+        rows = [(context - 1, 1)] * batch
+        labels = {"context": str(context), "batch": str(batch), "group": str(group)}
+        case = Case(table="decode attention", labels=labels, phases=(phase(rows, group),))
+        bench.measure(case, lambda r=tuple(rows), g=group: _trial(bench, r, g, is_deterministic=True))
+
+
+def mixed_lengths(bench: Bench) -> None:
+    """Decodes of very different lengths, among them one prompt's chunk: what a busy server's step is like."""
+    contexts = bench.pick([512, 1024, 2048, 16_384] * 16, [40, 300])
+    chunk = bench.pick(512, 20)
+    for name, rows in (
+        ("64 decodes of 512 to 16k", [(context - 1, 1) for context in contexts]),
+        ("the same and a chunk", [*((context - 1, 1) for context in contexts), (0, chunk)]),
+    ):
+        case = Case(table="mixed attention", labels={"rows": name}, phases=(phase(rows, 4),))
+        bench.measure(case, lambda r=tuple(rows): _trial(bench, r, 4, is_deterministic=True))
+
+
+def prefill(bench: Bench, lengths: Sequence[int]) -> None:
+    """Whole prompts, beside torch's dense attention over the same tokens without pages."""
+    for length in bench.pick(lengths, (70,)):
+        prompts = max(1, bench.pick(8192, 140) // length)
+        rows = [(0, length)] * prompts
+        for name in ("inferd", "inferd, deterministic", "torch SDPA"):
+            labels = {"prompts": f"{prompts} x {length}", "by": name}
+            case = Case(table="prefill attention", labels=labels, phases=(phase(rows, 4),))
+            if name == "torch SDPA":
+                bench.measure(case, lambda n=prompts, t=length: _sdpa(bench, n, t))
+            else:
+                bench.measure(case, lambda r=tuple(rows), d="," in name: _trial(bench, r, 4, is_deterministic=d))
+
+
+def _trial(bench: Bench, rows: Sequence[tuple[int, int]], group: int, *, is_deterministic: bool) -> Trial:
+    paged = Paged.make(rows, group, bench.device)
+    error = paged.error(paged.attend(paged.batch(is_deterministic), 0))
+    if not error <= TOLERANCE:
+        return Trial(error=error, tolerance=TOLERANCE)
+
+    def calls() -> list[object]:
+        batch = paged.batch(is_deterministic)
+        return [lambda i=i: paged.attend(batch, i) for i in range(max(_LAYERS, len(paged.layers)))]
+
+    timing = bench.clock(calls)
+    return Trial(seconds=timing.seconds, error=error, tolerance=TOLERANCE, note=timing.note)
+
+
+def _sdpa(bench: Bench, prompts: int, length: int) -> Trial:
+    def heads(count: int) -> Tensor:
+        return torch.randn(prompts, count, length, HEAD_DIM, device=bench.device).to(torch.bfloat16)
+
+    q, k, v = heads(KV_HEADS * 4), heads(KV_HEADS), heads(KV_HEADS)
+    call = lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
+    picked = torch.randperm(length, device=bench.device)[:_CHECKED_QUERIES]
+    expected = dense(q[0, :, picked].transpose(0, 1).float(), k[0].float(), v[0].float(), picked)
+    error = distance(call()[0, :, picked].transpose(0, 1), expected)
+    timing = bench.clock(lambda: [call] * _LAYERS)
+    return Trial(seconds=timing.seconds, error=error, tolerance=TOLERANCE, note=timing.note)

@@ -1,0 +1,125 @@
+"""What a row measures with: cases in, points out, each checked before it is timed.
+
+A case names its work before any device is touched, so that the same row can be measured, rehearsed small on a CPU, or
+only listed.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.points import Case, Point, Trial
+
+T = TypeVar("T")
+Calls = Sequence[Callable[[], object]]
+
+COLD_BYTES = 256 << 20
+"""Inputs that are used in turn add up to this, four times Hopper's L2 and more: each use reads memory."""
+_MIN_REPLAYS, _MAX_REPLAYS, _MIN_TIMED_S = 5, 50, 0.2
+
+
+class CannotRunError(Exception):
+    """The row cannot run here: why. It is recorded as skipped."""
+
+
+class Bench:
+    """One row under way on one device."""
+
+    def __init__(
+        self, device: str, emit: Callable[[Point], None], *, is_rehearsal: bool = False, is_listing: bool = False
+    ) -> None:
+        self.device = torch.device(device)
+        self.is_rehearsal, self.is_listing = is_rehearsal, is_listing
+        self._emit = emit
+
+    def pick(self, full: T, tiny: T) -> T:
+        """Of two sizes, the one for this run."""
+        return tiny if self.is_rehearsal else full
+
+    def measure(self, case: Case, run: Callable[[], Trial]) -> None:
+        """Run a case and give its point. What does not fit the device is a point that says so."""
+        if self.is_listing:
+            self._emit(Point(case, Trial()))
+            return
+        try:
+            trial = run()
+        except torch.OutOfMemoryError:
+            trial = Trial(note="does not fit the memory")
+        self._emit(Point(case, trial))
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def clock(self, make_calls: Callable[[], Calls]) -> Timing:
+        """The median time of one of the calls that `make_calls` gives; what they allocate is theirs.
+
+        It is asked twice: for a first run that compiles, and for the calls that a CUDA graph then replays, so that no
+        gap between launches is counted. Calls that cannot be captured are timed as they are launched, with a note.
+        """
+        for call in make_calls():
+            call()
+        if self.device.type != "cuda":
+            return _on_the_host(make_calls())
+        torch.cuda.synchronize()
+        calls = make_calls()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for call in calls:
+                    call()
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            note = f"launched one by one: {str(error).splitlines()[0][:80]}"
+            calls = make_calls()
+            return Timing(_by_events(lambda: [call() for call in calls]) / len(calls), note)
+        return Timing(_by_events(graph.replay) / len(calls))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    seconds: float
+    note: str = ""
+
+
+def _by_events(run: Callable[[], object]) -> float:
+    run()
+    run()
+    taken_s: list[float] = []
+    while len(taken_s) < _MIN_REPLAYS or (len(taken_s) < _MAX_REPLAYS and sum(taken_s) < _MIN_TIMED_S):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        taken_s.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(taken_s)
+
+
+def _on_the_host(calls: Calls) -> Timing:
+    taken_s = []
+    for call in calls:
+        started_s = time.perf_counter()
+        call()
+        taken_s.append(time.perf_counter() - started_s)
+    return Timing(statistics.median(taken_s))
+
+
+def distance(out: Tensor, reference: Tensor) -> float:
+    """|out - reference| / |reference|, infinite where anything is not a number."""
+    exact = reference.double()
+    value = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    return value if math.isfinite(value) else math.inf
+
+
+def num_copies(num_bytes: float, most: int = 32) -> int:
+    """How many copies of an input have to be used in turn."""
+    return min(most, max(1, math.ceil(COLD_BYTES / num_bytes)))

@@ -1,0 +1,104 @@
+"""Every row by part, in the order in which they run: what decides most comes first. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.gpu.runner import Row
+from benchmarks.gpu.tree import ROOT
+
+PARTS = ("checks", "kernels", "engine", "peers")
+KERNELS, TESTS = ROOT / "kernels", ROOT / "tests" / "kernels"
+
+
+def rows(part: str) -> Iterator[Row]:
+    """The rows of one of `PARTS`."""
+    yield Row(part, "machine", "machine:describe_device", timeout_s=60)
+    yield from {"checks": _checks, "kernels": _kernels, "engine": _engine, "peers": _peers}[part]()
+
+
+def kernel_folders() -> list[str]:
+    """Packages that compute on a GPU by code of their own."""
+    found = {path.parent.name for name in ("triton.py", "cuda.py") for path in KERNELS.glob(f"*/{name}")}
+    first = ("paged_attention", "linear", "linear_fp8")
+    return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), name))
+
+
+def kernel_tests() -> list[str]:
+    """Files of tests that are of a Triton kernel, in whole or in part, and the one that each kernel ought to have."""
+    folders = kernel_folders()
+    found = [f"test_{folder}.py" for folder in folders]
+    for path in sorted(TESTS.glob("test_*.py")):
+        is_alone = path.stem.endswith("_triton") or "def interpreted" in path.read_text()
+        if path.name not in found and is_alone:
+            found.append(path.name)
+    return found
+
+
+def _checks() -> Iterator[Row]:
+    def check(name: str, target: str, timeout_s: float = 180, **arguments: Any) -> Row:
+        return Row("checks", name, f"checks:{target}", arguments, timeout_s, is_timed=False)
+
+    yield Row("checks", "numeric", "numeric:numerics", timeout_s=180, is_timed=False)
+    for file in kernel_tests():
+        yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "kernel_tests", 300, file=file)
+    for family in ("llama", "qwen3"):
+        yield check(f"greedy {family}", "greedy_ids", family=family)
+    yield check("graphs", "graphs")
+    yield check("overlap", "overlap")
+    yield check("invariance decoder", "invariant_decoder")
+    for precision in ("bf16", "fp8"):
+        yield check(f"invariance {precision}", "invariant_linears", precision=precision)
+
+
+def _kernels() -> Iterator[Row]:
+    def row(name: str, target: str, timeout_s: float = 120, **arguments: Any) -> Row:
+        return Row("kernels", name, target, arguments, timeout_s)
+
+    yield row("rates", "machine:rates", 60)
+    yield row("decode attention to 4k", "attention:decode", contexts=(512, 1024, 4096))
+    for precision in ("bf16", "fp8"):
+        for model in ("8b", "0.6b"):
+            yield row(
+                f"gemv {model} {precision}", "linears:products", model=model, precision=precision, rows=(1, 2, 4, 8)
+            )
+    for model in ("8b", "0.6b"):
+        yield row(f"fused {model}", "linears:fused", model=model, rows=(1, 2, 4, 8))
+    yield row("decode attention to 64k", "attention:decode", contexts=(16_384, 65_536))
+    yield row("mixed attention", "attention:mixed_lengths")
+    yield row("prefill attention", "attention:prefill", lengths=(2048, 8192, 32_768))
+    for precision in ("bf16", "fp8"):
+        for model in ("8b", "0.6b"):
+            many = (16, 32, 64, 128, 256)
+            yield row(f"gemm {model} {precision}", "linears:products", model=model, precision=precision, rows=many)
+    yield row("small kernels", "small:small")
+    yield row("empty kernels", "machine:empty_kernels", 60)
+
+
+def _engine() -> Iterator[Row]:
+    def row(name: str, target: str, timeout_s: float = 150, **arguments: Any) -> Row:
+        return Row("engine", name, target, arguments, timeout_s)
+
+    yield row("rates", "machine:rates", 60)
+    yield row("decode 8b bf16", "engine:decode", model="8b", precision="bf16")
+    yield row("decode 0.6b bf16", "engine:decode", model="0.6b", precision="bf16")
+    yield row("prefill 8b bf16", "engine:prefill", model="8b", precision="bf16", lengths=(2048, 32_768))
+    yield row("decode 8b fp8", "engine:decode", model="8b", precision="fp8")
+    yield row("prefill 8b fp8", "engine:prefill", model="8b", precision="fp8", lengths=(2048, 32_768))
+    yield row("offline 8b bf16", "engine:offline", 240, model="8b", precision="bf16")
+    yield row("start 8b", "serving:start", 200, model="8b")
+    yield row("http 8b", "serving:http", 240, model="8b")
+    yield row("offline 8b fp8", "engine:offline", 240, model="8b", precision="fp8")
+    yield row("fp8 accuracy embedded", "accuracy:embedded")
+    yield row("fp8 accuracy 0.6b", "accuracy:random_weights", model="0.6b")
+    yield row("start 0.6b", "serving:start", model="0.6b")
+    yield row("http 0.6b", "serving:http", 180, model="0.6b")
+    yield row("decode 0.6b fp8", "engine:decode", model="0.6b", precision="fp8")
+
+
+def _peers() -> Iterator[Row]:
+    yield Row("peers", "rates", "machine:rates", timeout_s=60)
+    for model in ("8b", "0.6b"):
+        yield Row("peers", f"inferd {model}", "peers:ours", {"model": model}, 200)
+        yield Row("peers", f"transformers {model}", "peers:transformers_batching", {"model": model}, 240)

@@ -1,0 +1,69 @@
+"""A row's process: calls the row's function, and writes each point to a file as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.bench import Bench, CannotRunError
+from benchmarks.gpu.points import Point
+from benchmarks.gpu.runner import SKIPPED
+
+_OURS = ("inferd", "benchmarks", "tests")
+
+
+def target_of(name: str) -> Callable[..., None]:
+    """`module:function` of this package."""
+    module, _, function = name.partition(":")
+    found: Callable[..., None] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("asked", type=json.loads)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    options = parser.parse_args()
+    with options.into.open("w") as file:
+
+        def write(value: dict[str, Any]) -> None:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+
+        def emit(point: Point) -> None:
+            print(point.case.table, dict(point.case.labels), point.trial, flush=True)
+            write(point.as_json())
+
+        asked = options.asked
+        bench = Bench(asked["device"], emit, is_rehearsal=options.rehearse)
+        try:
+            run(bench, asked["target"], asked["arguments"])
+        except CannotRunError as error:
+            write({"skipped": str(error)})
+            return SKIPPED
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] in _OURS:
+                raise
+            write({"skipped": f"{error.name} is not installed"})
+            return SKIPPED
+    return 0
+
+
+def run(bench: Bench, target: str, arguments: dict[str, Any]) -> None:
+    """The same random numbers in every run. Products of float32 are float32's own: what is compared depends on it."""
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.inference_mode():
+        target_of(target)(bench, **arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

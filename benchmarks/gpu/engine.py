@@ -1,0 +1,131 @@
+"""The engine whole, with everything of ours between a request and its tokens but HTTP: decodes, prompts, offline loads.
+
+Time is the host's, over steps in a row, and so counts scheduling where it is not hidden.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+from benchmarks.gpu import floors
+from benchmarks.gpu.bench import Bench, CannotRunError
+from benchmarks.gpu.models import MODELS, QUANTIZATION, Engine, greedy, new_ids, random_decoder, random_ids, run
+from benchmarks.gpu.points import Case, Trial
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.recipe import RECIPES
+
+BATCHES = (1, 8, 32, 64, 256)
+CONTEXT = 1024
+_WARM_STEPS, _TIMED_STEPS = 16, 64
+
+
+class _Loaded:
+    """One model in one precision, made when a case first needs it."""
+
+    def __init__(self, bench: Bench, model: str, precision: str) -> None:
+        if QUANTIZATION[precision] not in RECIPES:
+            raise CannotRunError(f"no recipe is called {QUANTIZATION[precision]!r}")
+        self.bench, self.model, self.precision = bench, MODELS[bench.pick(model, "smoke")], precision
+        self.shape, self.name = self.model.shape, model
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        longest = self.bench.pick(40_960, 1024)
+        return random_decoder(self.model, self.bench.device, self.precision, longest)
+
+    def case(self, point: str, **rest: object) -> Case:
+        labels = {"model": self.name, "precision": self.precision, "point": point}
+        told = floors.goal(self.name, self.precision, point)
+        return Case(table="engine", labels=labels, goal=told, **rest)  # type: ignore[arg-type]
+
+
+def decode(bench: Bench, model: str, precision: str) -> None:
+    """Tokens a second while `batch` requests decode at a context of 1,024, no prompt between them."""
+    loaded = _Loaded(bench, model, precision)
+    context, steps = bench.pick(CONTEXT, 40), bench.pick(_WARM_STEPS + _TIMED_STEPS, 8)
+    batches = bench.pick(BATCHES, (1, 3))
+    made: list[Engine] = []
+    for batch in batches:
+        phases = floors.decode_phases(loaded.shape, precision, batch, context)
+        case = loaded.case(f"decode {batch} x {context}", phases=phases, amount=float(batch))
+
+        def trial(batch: int = batch) -> Trial:
+            if not made:
+                made.append(Engine.around(loaded.decoder, max(batches), context + 2 * steps))
+            return _decode(made[0], batch, context - steps, steps, bench.pick(_TIMED_STEPS, 4))
+
+        bench.measure(case, trial)
+
+
+def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps: int) -> Trial:
+    if engine.num_seqs < batch:
+        return Trial(note=f"the memory holds {engine.num_seqs} sequences")
+    with engine.core() as core:
+        for index in range(batch):
+            ids = random_ids(prompt_len, engine.vocab_size, 1000 * batch + index)
+            core.submit(greedy(str(index), ids, 2 * steps), 0.0)
+        started: set[str] = set()
+        while len(started) < batch:
+            started.update(name for name, ids in new_ids(core.step(0.0)) if ids)
+        for _ in range(steps - timed_steps):
+            core.step(0.0)
+        taken_s, num_tokens = [], 0
+        last_s = time.perf_counter()
+        for _ in range(timed_steps):
+            num_tokens += sum(len(ids) for _, ids in new_ids(core.step(0.0)))
+            now_s = time.perf_counter()
+            taken_s.append(now_s - last_s)
+            last_s = now_s
+        core.abort([str(index) for index in range(batch)])
+        while core.has_work:
+            core.step(0.0)
+    error = abs(num_tokens / (batch * timed_steps) - 1)
+    figures = {"slowest step ms": max(taken_s) * 1e3}
+    return Trial(seconds=sum(taken_s) / timed_steps, error=error, tolerance=0.0, figures=figures)
+
+
+def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int]) -> None:
+    """Tokens a second of prompts that each give one token."""
+    loaded = _Loaded(bench, model, precision)
+    for length in bench.pick(lengths, (64,)):
+        prompts = max(3, bench.pick(32_768, 0) // length)
+        phases = floors.prefill_phases(loaded.shape, precision, prompts, length)
+        case = loaded.case(f"prefill {length}", phases=phases, amount=float(prompts * length))
+
+        def trial(length: int = length, prompts: int = prompts) -> Trial:
+            engine = Engine.around(loaded.decoder, prompts, length + 2)
+            prompt_ids = [random_ids(length, engine.vocab_size, 7 * length + index) for index in range(prompts + 1)]
+            with engine.core() as core:
+                run(core, [greedy("warm", prompt_ids[-1], 2)])
+            with engine.core() as core:
+                submits = [greedy(str(index), ids, 1) for index, ids in enumerate(prompt_ids[:-1])]
+                started_s = time.perf_counter()
+                run(core, submits)
+                return Trial(seconds=time.perf_counter() - started_s)
+
+        bench.measure(case, trial)
+
+
+def offline(bench: Bench, model: str, precision: str) -> None:
+    """All requests at once, 1,024 tokens in and 1,024 out: output tokens a second from first to last."""
+    loaded = _Loaded(bench, model, precision)
+    length, requests = bench.pick(1024, 24), bench.pick(512, 4)
+    num_seqs = bench.pick(256, 2)
+    phases = floors.load_phases(loaded.shape, precision, num_seqs, requests, length, length)
+    case = loaded.case("offline", phases=phases, amount=float(requests * length))
+
+    def trial() -> Trial:
+        engine = Engine.around(loaded.decoder, num_seqs, 2 * length)
+        submits = [greedy(str(i), random_ids(length, engine.vocab_size, i), length) for i in range(requests)]
+        with engine.core() as core:
+            run(core, [greedy("warm", random_ids(length, engine.vocab_size, requests), 8)])
+            started_s = time.perf_counter()
+            answers = run(core, submits)
+            seconds = time.perf_counter() - started_s
+        error = abs(sum(map(len, answers.values())) / (requests * length) - 1)
+        note = f"{engine.num_seqs} at a time" + (f", the floor counts {num_seqs}" * (engine.num_seqs != num_seqs))
+        return Trial(seconds=seconds, error=error, tolerance=0.0, note=note)
+
+    bench.measure(case, trial)

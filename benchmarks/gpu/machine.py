@@ -1,0 +1,102 @@
+"""The device: what it is, and what it can do at most, which all floors rest on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.gpu.bench import Bench, distance
+from benchmarks.gpu.points import Case, Trial
+
+RATES = "rates"
+"""The table that `report.rates_of` reads."""
+NUM_EMPTY = 320
+"""Ten kernels a layer in 32 layers."""
+
+
+def rates(bench: Bench) -> None:
+    """Copy and read bandwidth, and products of large matrices in bf16 and FP8, on random numbers: zeros are faster."""
+    _rate(bench, "copy", "bytes/s", lambda: _copy(bench))
+    _rate(bench, "read", "bytes/s", lambda: _read(bench))
+    _rate(bench, "bf16", "flop/s", lambda: _product(bench, torch.bfloat16))
+    _rate(bench, "fp8", "flop/s", lambda: _product(bench, torch.float8_e4m3fn))
+
+
+def describe_device(bench: Bench) -> None:
+    """Name, driver and versions, in the note."""
+    bench.measure(Case(table="machine", labels={"what": str(bench.device)}), lambda: Trial(note=_description(bench)))
+
+
+def _description(bench: Bench) -> str:
+    versions = f"torch {torch.__version__}, Triton {triton.__version__}, Python {platform.python_version()}"
+    if bench.device.type != "cuda":
+        return f"{platform.processor() or platform.machine()}, {versions}"
+    found = torch.cuda.get_device_properties(bench.device)
+    capability = f"{found.major}.{found.minor}"
+    return (
+        f"{found.name}, {found.total_memory / 2**30:.0f} GiB, {found.multi_processor_count} SMs, "
+        f"compute capability {capability}, CUDA {torch.version.cuda}, {versions}"
+    )
+
+
+def _rate(bench: Bench, what: str, unit: str, run: Callable[[], tuple[float, float]]) -> None:
+    """`run` gives (amount, seconds)."""
+
+    def trial() -> Trial:
+        amount, seconds = run()
+        return Trial(seconds=seconds, figures={unit: amount / seconds})
+
+    bench.measure(Case(table=RATES, labels={"what": what}), trial)
+
+
+def _copy(bench: Bench) -> tuple[float, float]:
+    source = torch.empty(bench.pick(1 << 31, 1 << 20), dtype=torch.bfloat16, device=bench.device).normal_()
+    target = torch.empty_like(source)
+    timing = bench.clock(lambda: [lambda: target.copy_(source)] * 4)
+    return 2.0 * source.numel() * 2, timing.seconds
+
+
+def _read(bench: Bench) -> tuple[float, float]:
+    source = torch.empty(bench.pick(1 << 30, 1 << 20), device=bench.device).normal_()
+    timing = bench.clock(lambda: [source.sum] * 4)
+    return 4.0 * source.numel(), timing.seconds
+
+
+def _product(bench: Bench, dtype: torch.dtype) -> tuple[float, float]:
+    size = bench.pick(8192, 64)
+    a, b = (torch.randn(size, size, device=bench.device).to(dtype) for _ in range(2))
+    if dtype == torch.bfloat16:
+        timing = bench.clock(lambda: [lambda: torch.mm(a, b.T)] * 4)
+    else:
+        one = torch.ones((), device=bench.device)
+        product = lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)  # noqa: E731
+        timing = bench.clock(lambda: [product] * 4)
+    return 2.0 * size**3, timing.seconds
+
+
+@triton.jit
+def _empty(out, count):  # type: ignore[no-untyped-def]
+    """Does nothing that anybody sees: `count` is 0."""
+    if count > 0:
+        tl.store(out, count)
+
+
+def empty_kernels(bench: Bench) -> None:
+    """What launches alone cost in a graph, with and without programmatic dependent launch."""
+    for label, options in (("plain", {}), ("launch_pdl", {"launch_pdl": True})):
+        labels = {"kernels": str(NUM_EMPTY), "launch": label}
+        bench.measure(Case(table="empty kernels in one graph", labels=labels), lambda o=options: _time_empty(bench, o))
+
+
+def _time_empty(bench: Bench, options: dict[str, bool]) -> Trial:
+    if bench.device.type != "cuda":
+        return Trial(note="launches are a GPU's")
+    out = torch.zeros(1, dtype=torch.int32, device=bench.device)
+    timing = bench.clock(lambda: [lambda: _empty[(1,)](out, 0, **options)] * NUM_EMPTY)
+    error = distance(out + 1, torch.ones_like(out))
+    figures = {"us a kernel": timing.seconds * 1e6}
+    return Trial(seconds=timing.seconds * NUM_EMPTY, error=error, tolerance=0.0, figures=figures, note=timing.note)

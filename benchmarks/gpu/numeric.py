@@ -1,0 +1,394 @@
+"""One small numeric check of each op that has a Triton kernel: against its plain implementation on the same numbers in
+float32, or exactly where results are whole numbers.
+
+On a GPU the kernel itself runs; without one, Triton's interpreter with TRITON_INTERPRET=1:
+
+    TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric
+
+An op is checked by a function here that gives a call and its arguments; the shapes are odd, so that masks count. What
+the tests of `tests/kernels` prove at length, this says in one number for a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.bench import Bench, CannotRunError
+from benchmarks.gpu.points import Case, Trial
+from inferd.kernels import gpu, registry
+
+TRITON = "triton"
+ROUNDED = 2.0**-8
+"""By norm: results rounded to bf16, whose halved steps are 2^-9 at most, and one more such rounding on the way."""
+EXACT = 0.0
+ROUNDED_TWICE = 2 * ROUNDED
+"""By norm, where a norm before is rounded on one side alone."""
+ONE_STEP = 0.04
+"""Of e4m3, whose steps are an eighth: what an eighth of all numbers, quantized to the neighbour, comes to by norm."""
+
+
+class NotOfferedError(Exception):
+    """The op is not there, or has no Triton kernel here: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numeric:
+    """A call, its arguments in bf16 where they are of the model's dtype, and what it may be off by."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    tolerance: float = ROUNDED
+    widens: bool = True
+    """Whether the reference is given the arguments in float32."""
+    op: str = ""
+    """Empty: what the check is called."""
+    implementation: str = TRITON
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A check that ran, or why it did not."""
+
+    max_err: float | None
+    tol: float | None
+    reason: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.max_err is not None and (self.tol is None or not self.max_err <= self.tol)
+
+
+Make = Callable[["Inputs"], Numeric]
+
+
+class Inputs:
+    """Random tensors on a device; the same in every run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._generator = torch.Generator().manual_seed(0)
+
+    def randn(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(dtype).to(self.device)
+
+    def randint(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=self._generator).to(self.device)
+
+    def permutation(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self._generator).to(self.device)
+
+
+def _op(folder: str, name: str) -> Callable[..., Any]:
+    """A function of an op's package, which may not be there yet."""
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"inferd.kernels.{folder}"), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise NotOfferedError(f"inferd.kernels.{folder} has no {name}") from error
+    return found
+
+
+def _of_rows(folder: str, name: str, *, residual: bool = False, weights: int = 0, half: bool = False) -> Make:
+    """An op of rows: x [, residual] [, weight [, bias]] [, eps]."""
+
+    def make(inputs: Inputs) -> Numeric:
+        size = 200
+        rows = [inputs.randn(5, 2 * size if half else size) for _ in range(1 + residual)]
+        vectors = [inputs.randn(size) for _ in range(weights)]
+        tolerance = ONE_STEP if name.endswith("fp8") else ROUNDED
+        return Numeric(_op(folder, name), (*rows, *vectors, *([1e-5] if weights else [])), tolerance)
+
+    return make
+
+
+def _scaled_add(inputs: Inputs) -> Numeric:
+    return Numeric(_op("scaled_add", "added"), (inputs.randn(5, 200), inputs.randn(5, 200)))
+
+
+def _rope(inputs: Inputs) -> Numeric:
+    tokens, heads, kv_heads, size = 7, 6, 2, 48
+    angles = inputs.randn(50, size // 2, dtype=torch.float32)
+    rope = _op("rope", "rope_and_cache")
+
+    def call(q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor, k_norm: Tensor) -> tuple[Tensor, Tensor]:
+        pool = torch.zeros(3, 2, kv_heads, 16, size, dtype=q.dtype, device=q.device)
+        cos_sin = torch.cat([angles.cos(), angles.sin()], 1)
+        return rope(q, k, v, cos_sin, positions, slots, pool, q_norm, k_norm, 1e-6), pool
+
+    positions, slots = inputs.randint(0, 50, tokens), inputs.permutation(48)[:tokens]
+    rows = (inputs.randn(tokens, heads, size), *(inputs.randn(tokens, kv_heads, size) for _ in range(2)))
+    return Numeric(call, (*rows, inputs.randn(size), inputs.randn(size)))
+
+
+def _paged_attention(inputs: Inputs) -> Numeric:
+    """Decodes and a chunk, over two tiles, among them one that is barely begun."""
+    paged = importlib.import_module("inferd.kernels.paged_attention")
+    rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 20)), 16, 20, 2, 32
+    tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
+
+    def call(q: Tensor, kv: Tensor) -> Any:
+        batch = paged.AttentionBatch.build(rows, tables, block, q.device)
+        return paged.paged_attention(q, kv, batch, size**-0.5)
+
+    tokens = sum(count for _, count in rows)
+    return Numeric(call, (inputs.randn(tokens, 6, size), inputs.randn(len(rows) * width, 2, kv_heads, block, size)))
+
+
+def _linear(*, is_invariant: bool) -> Make:
+    def make(inputs: Inputs) -> Numeric:
+        linear = _op("linear", "linear")
+        choices = _op("linear", "Choices")(is_invariant=is_invariant)
+        implementation = "triton_invariant" if is_invariant else "triton_few_rows"
+        arguments = (inputs.randn(3, 260), inputs.randn(112, 260), inputs.randn(112))
+        return Numeric(lambda x, w, b: linear(w, b, choices)(x), arguments, op="linear", implementation=implementation)
+
+    return make
+
+
+def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool = False) -> Make:
+    """A linear with what stands around it."""
+
+    def make(inputs: Inputs) -> Numeric:
+        call = _op("linear.fused", name)
+        x, weight, vector = inputs.randn(3, 260), inputs.randn(112, 260) / 16, inputs.randn(260)
+        if residual:
+            return Numeric(lambda x, w, r: call(x, w, None, r), (x, weight, inputs.randn(3, 112)), op=name)
+        if not gate:
+            return Numeric(lambda x, n, w: call(x, n, 1e-5, w), (x, vector, weight), ROUNDED_TWICE, op=name)
+        if norm:
+            return Numeric(lambda x, w, n: call(x, w, "silu", n, 1e-5), (x, weight, vector), ROUNDED_TWICE, op=name)
+        return Numeric(lambda x, w: call(x, w, "gelu"), (x, weight), op=name)
+
+    return make
+
+
+def _linear_fp8(inputs: Inputs) -> Numeric:
+    """Activations are quantized from the same bf16 numbers on both sides."""
+    linear, quantize = _op("linear_fp8", "linear_fp8"), _op("linear_fp8", "quantize_weight")
+    q, scales = quantize(inputs.randn(112, 256))
+    return Numeric(lambda x: linear(q, scales, None, x.dtype)(x), (inputs.randn(3, 256),), widens=False)
+
+
+def _sample(inputs: Inputs) -> Numeric:
+    """Ids are equal or wrong."""
+    scores = inputs.randn(6, 1003, dtype=torch.float32) * 3
+    seeds, positions = inputs.randint(0, 2**53, 6), inputs.randint(0, 2**40, 6)
+    return Numeric(_op("sample", "sample"), (scores, seeds, positions), EXACT)
+
+
+def _argmax(inputs: Inputs) -> Numeric:
+    """With a tie, which goes to the lowest id, and a row that nothing may be taken from."""
+    logits = inputs.randn(6, 1003)
+    logits[1, 700] = logits[1, 40] = 9.0
+    logits[2, 5] = float("nan")
+    argmax = _op("greedy", "argmax")
+
+    def call(rows: Tensor) -> tuple[Tensor, Tensor]:
+        ids, is_none = argmax(rows)
+        return ids.masked_fill(is_none, 0), is_none
+
+    return Numeric(call, (logits,), EXACT)
+
+
+def _step_inputs(inputs: Inputs) -> Numeric:
+    """Three slots of five and a row of padding, with blocks of two groups."""
+    ids, tables = inputs.randint(0, 1000, 5, 64), inputs.permutation(2 * 5 * 4).reshape(2, 5, 4).to(torch.int32)
+    slots, positions = torch.tensor([3, 0, -1, 4]).to(inputs.device), torch.tensor([17, 0, 0, 63]).to(inputs.device)
+    run = _op("step_inputs", "step_inputs")
+
+    def call() -> list[Tensor]:
+        made = run(slots, positions, ids, tables, 16, 99)
+        entries = torch.arange(made.block_tables.shape[2], device=inputs.device)
+        is_used = entries[None] * 16 < made.seq_lens[:, None]
+        return [made.token_ids, made.write_slots, made.seq_lens, made.block_tables.masked_fill(~is_used[None], 0)]
+
+    return Numeric(call, (), EXACT)
+
+
+def _advance(inputs: Inputs) -> Numeric:
+    drawn, ids = inputs.randint(0, 1000, 4), inputs.randint(0, 1000, 5, 64)
+    slots, positions = torch.tensor([3, 0, -1, 4]).to(inputs.device), torch.tensor([17, 0, 0, 50]).to(inputs.device)
+    run = _op("step_inputs", "advance")
+
+    def call() -> tuple[Tensor, Tensor]:
+        written, moved = ids.clone(), positions.clone()
+        run(drawn, slots, moved, written)
+        return written, moved
+
+    return Numeric(call, (), EXACT)
+
+
+CHECKS: dict[str, Make] = {
+    "rms_norm": _of_rows("rms_norm", "rms_norm", weights=1),
+    "add_rms_norm": _of_rows("rms_norm", "add_rms_norm", residual=True, weights=1),
+    "layer_norm": _of_rows("layer_norm", "layer_norm", weights=2),
+    "add_layer_norm": _of_rows("layer_norm", "add_layer_norm", residual=True, weights=2),
+    "silu_mul": _of_rows("gated_mul", "silu_mul", half=True),
+    "gelu_mul": _of_rows("gated_mul", "gelu_mul", half=True),
+    "gelu": _of_rows("gelu", "gelu"),
+    "scaled_add": _scaled_add,
+    "quantize_fp8": _of_rows("quantize_fp8", "quantize_fp8"),
+    "rms_norm_fp8": _of_rows("quantize_fp8", "rms_norm_fp8", weights=1),
+    "add_rms_norm_fp8": _of_rows("quantize_fp8", "add_rms_norm_fp8", residual=True, weights=1),
+    "silu_mul_fp8": _of_rows("quantize_fp8", "silu_mul_fp8", half=True),
+    "gelu_mul_fp8": _of_rows("quantize_fp8", "gelu_mul_fp8", half=True),
+    "rope_and_cache": _rope,
+    "paged_attention": _paged_attention,
+    "linear_few_rows": _linear(is_invariant=False),
+    "linear_invariant": _linear(is_invariant=True),
+    "norm_linear": _fused("norm_linear", norm=True),
+    "linear_residual": _fused("linear_residual", residual=True),
+    "gate_up": _fused("gate_up_act", gate=True),
+    "norm_gate_up": _fused("gate_up_act", norm=True, gate=True),
+    "linear_fp8": _linear_fp8,
+    "sample": _sample,
+    "argmax": _argmax,
+    "step_inputs": _step_inputs,
+    "advance": _advance,
+}
+"""By op. A kernel that is part of an op, and has no check of its own, is checked by those of its package."""
+
+
+def check_of(op: str, package: str) -> tuple[str, ...]:
+    """The checks that a kernel `op` of the package `inferd.kernels.<package>` runs in; none where there is none."""
+    if op in CHECKS:
+        return (op,)
+    names = (name for name in CHECKS if _package(name) == package)
+    return tuple(names)
+
+
+def _package(op: str) -> str:
+    found = registry.ops().get(op)
+    if found is None:
+        return op
+    run = found._implementations[-1].run
+    module = run.module if isinstance(run, registry.Deferred) else run.__module__
+    return str(module).removeprefix("inferd.kernels.").split(".")[0]
+
+
+def check(name: str, device: torch.device) -> Found:
+    """Run the check of one op with its Triton kernels and without."""
+    try:
+        numeric = CHECKS[name](Inputs(device))
+        ours = _flat(_in_triton(name, numeric))
+    except (NotOfferedError, registry.KernelError) as error:
+        return Found(None, None, str(error))
+    arguments = tuple(map(_wide, numeric.arguments)) if numeric.widens else numeric.arguments
+    with _forced(None):
+        expected = _flat(numeric.call(*arguments))
+    errors = [_error(out, exact) for out, exact in zip(ours, expected, strict=True)]
+    return Found(max(errors), numeric.tolerance)
+
+
+def _in_triton(name: str, numeric: Numeric) -> Any:
+    """What the op's Triton kernel gives. Raises `NotOfferedError` where it has none, or something else ran."""
+    op, implementation = registry.ops()[numeric.op or name], numeric.implementation
+    if implementation not in op.implementation_names:
+        raise NotOfferedError(f"{op.name} has no implementation called {implementation}")
+    with _forced(TRITON):
+        op.force(implementation)
+        result = numeric.call(*numeric.arguments)
+        if not any(choice.chosen == implementation for choice in op.choices()):
+            raise NotOfferedError(f"{implementation} is used for other shapes")
+    return result
+
+
+@contextmanager
+def _forced(name: str | None) -> Iterator[None]:
+    """Every op that has it runs in implementation `name`; None: in its last, the plain one."""
+    ops = list(registry.ops().values())
+    for op in ops:
+        chosen = name or op.implementation_names[-1]
+        op.force(chosen if chosen in op.implementation_names else None)
+    try:
+        yield
+    finally:
+        for op in ops:
+            op.force(None)
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def _flat(value: Any) -> list[Tensor]:
+    """Results; a quantized pair is the number that it stands for."""
+    if isinstance(value, Tensor):
+        return [value]
+    if len(value) == 2 and all(isinstance(part, Tensor) for part in value) and value[0].dtype == torch.float8_e4m3fn:
+        return [value[0].float() * value[1][..., None]]
+    return [tensor for part in value for tensor in _flat(part)]
+
+
+def _error(out: Tensor, exact: Tensor) -> float:
+    """By norm; of whole numbers, the share that differs."""
+    if not exact.dtype.is_floating_point:
+        return float((out != exact).double().mean())
+    wide = exact.double()
+    value = float((out.double() - wide).norm() / wide.norm())
+    return value if math.isfinite(value) else math.inf
+
+
+def shipped_ops() -> Iterator[tuple[str, str]]:
+    """(op, package) of every kernel that is shipped, each once."""
+    from inferd.kernels import aot  # noqa: PLC0415
+
+    seen: dict[tuple[str, str], None] = {}
+    for form in aot.all_shipped():
+        module = str(form.kernel.fn.__module__)
+        seen[form.op, module.removeprefix("inferd.kernels.").split(".")[0]] = None
+    yield from seen
+
+
+def _worst(found: Sequence[Found]) -> Found:
+    """Of the checks that ran, the one nearest to what it allows or beyond."""
+    ran = [one for one in found if one.max_err is not None]
+    if not ran:
+        return Found(None, None, "; ".join(one.reason for one in found) or "no numeric check")
+    return max(ran, key=lambda one: (one.is_wrong, (one.max_err or 0.0) / (one.tol or 1.0)))
+
+
+def numerics(bench: Bench) -> None:
+    """A point for each op, on a GPU: the interpreter needs a process that was told so before Triton was imported."""
+    if bench.device.type != "cuda" and not bench.is_listing:
+        raise CannotRunError("without a GPU it is `TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric`")
+    for name in CHECKS:
+
+        def trial(name: str = name) -> Trial:
+            found = check(name, bench.device)
+            return Trial(error=found.max_err, tolerance=found.tol, note=found.reason)
+
+        bench.measure(Case(table="numeric checks", labels={"op": name}), trial)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """All checks in the interpreter. Writes to the file that is named, for each op and each kernel that is shipped, the
+    worst of its checks: {name: {max_err, tol, reason}}."""
+    from tests.kernels import interpreter  # noqa: PLC0415
+
+    gpu.interpret(True)
+    interpreter.repair()
+    with torch.inference_mode():
+        found = {name: check(name, torch.device("cpu")) for name in CHECKS}
+    for name, result in found.items():
+        told = result.reason or f"{result.max_err:.2e} of {result.tol:.2e}{' WRONG' * result.is_wrong}"
+        print(f"{name:18} {told}", flush=True)
+    if arguments:
+        kernels = {op: _worst([found[name] for name in check_of(op, package)]) for op, package in shipped_ops()}
+        Path(arguments[0]).write_text(json.dumps({op: dataclasses.asdict(r) for op, r in {**found, **kernels}.items()}))
+    return int(any(result.is_wrong for result in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

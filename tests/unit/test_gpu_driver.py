@@ -1,0 +1,337 @@
+"""What runs rows on a GPU: a hang costs one row, results last, what is wrong has no speed, floors are those by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import catalogue, dry, floors, report
+from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.points import Case, Phase, Point, Rates, Trial
+from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, progress, run_row, run_rows
+from benchmarks.gpu.tree import ROOT, environment, make_tree
+
+H200 = Rates(4.3e12, {"bf16": 790e12, "fp8": 1580e12})
+
+
+def point(seconds: float | None = 1e-3, error: float | None = 0.0, **labels: str) -> Point:
+    phases = (Phase(2e9, 1e9),)
+    trial = Trial(seconds=seconds, error=error, tolerance=None if error is None else 0.1, figures={"x ms": 3.0})
+    return Point(Case(table="things", labels=labels or {"shape": "a"}, phases=phases), trial)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    "right": "emit(0.0)",
+    "wrong": "emit(0.0); emit(0.5)",
+    "hangs": "emit(0.0); time.sleep(60)",
+    "crashes": "emit(0.0); print('about to', flush=True); os.abort()",
+    "raises": "raise ValueError('the reason')",
+    "skips": "file.write(json.dumps({'skipped': 'no fastapi'})); file.close(); sys.exit(SKIPPED)",
+    "meets": """
+os.makedirs(folder := os.path.dirname(sys.argv[1]) + "/here", exist_ok=True)
+open(mine := f"{folder}/{os.getpid()}", "w").close()
+while len(os.listdir(folder)) < 2:
+    time.sleep(0.01)
+time.sleep(0.5)
+os.remove(mine)
+emit(0.0)
+""",
+    "leaves a child": "subprocess.Popen(['sleep', '60']); emit(0.0)",
+}
+PROLOGUE = f"""
+import json, os, subprocess, sys, time
+file, point, SKIPPED = open(sys.argv[1], "w"), json.loads(sys.argv[2]), {SKIPPED}
+def emit(error):
+    point["trial"]["error"] = error
+    file.write(json.dumps(point) + chr(10))
+    file.flush()
+"""
+
+
+def command(row: Row, into: Path, options: Options) -> list[str]:
+    return [sys.executable, "-c", PROLOGUE + PROGRAMS[row.target], str(into), json.dumps(point().as_json())]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(work_dir=tmp_path / "work", command=command)
+
+
+def rows(*names: str, **changes: Any) -> list[Row]:
+    return [Row("kernels", name, name, **{"timeout_s": 20.0, **changes}) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "num_points", "reason"),
+    [
+        ("right", "ok", 1, ""),
+        ("wrong", "wrong", 2, "1 of 2; things, a: error 0.5, tolerance 0.1"),
+        ("crashes", "failed", 1, "signal SIGABRT; the end of what it said: about to"),
+        ("raises", "failed", 0, "ValueError: the reason"),
+        ("skips", "skipped", 0, "no fastapi"),
+        ("leaves a child", "ok", 1, ""),
+    ],
+)
+def test_what_becomes_of_a_row(options: Options, name: str, status: str, num_points: int, reason: str) -> None:
+    result = run_row(rows(name)[0], options, timeout_s=20.0)
+    assert (result.status, len(result.points)) == (status, num_points)
+    assert reason in result.reason and bool(reason) == bool(result.reason)
+    assert Result.from_json(json.loads(json.dumps(result.as_json()))) == replace(
+        result, took_s=round(result.took_s, 2), points=tuple(Point.from_json(p.as_json()) for p in result.points)
+    )
+
+
+def test_a_hang_costs_its_row_alone_and_keeps_what_it_gave(options: Options, tmp_path: Path) -> None:
+    said: list[str] = []
+    results = Results(tmp_path / "results.jsonl")
+    done, left = run_rows([*rows("hangs", timeout_s=1.0), *rows("right")], results, options, said.append)
+    assert [(r.key, r.status) for r in done] == [("kernels/hangs", "timed out"), ("kernels/right", "ok")]
+    assert not left and len(done[0].points) == 1 and "not over after 1 s" in done[0].reason
+    assert said[0].startswith("kernels/hangs: timed out in 1.") and said[1].startswith("kernels/right: ok in ")
+
+
+def test_a_second_call_runs_what_has_no_result(options: Options, tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    run_rows(rows("right", "raises"), results, options, lambda _: None)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"row": "kernels/wrong", "sta')  # a machine that was taken away while it wrote
+    assert set(results.read()) == {"kernels/right", "kernels/raises"}
+    done, _ = run_rows(rows("right", "raises", "wrong"), results, options, lambda _: None)
+    assert [result.key for result in done] == ["kernels/wrong"]
+    done, _ = run_rows(rows("right"), results, replace(options, is_again=True), lambda _: None)
+    assert [result.key for result in done] == ["kernels/right"]
+    assert {key: result.status for key, result in results.read().items()} == {
+        "kernels/right": "ok",
+        "kernels/raises": "failed",
+        "kernels/wrong": "wrong",
+    }
+
+
+def test_rows_beyond_the_budget_are_left_and_have_no_result(options: Options, tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    done, left = run_rows(rows("right"), results, replace(options, budget_s=0.0), lambda _: None)
+    assert (done, [row.key for row in left], results.read()) == ([], ["kernels/right"], {})
+
+
+def test_checks_run_side_by_side(options: Options, tmp_path: Path) -> None:
+    """Two that each wait for the other end only when both run."""
+    pair = [Row("checks", name, "meets", timeout_s=10.0, is_timed=False) for name in ("one", "two")]
+    done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
+    assert [result.status for result in done] == ["ok", "ok"]
+
+
+def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path: Path) -> None:
+    """The first waits in vain; the second meets what the first left behind."""
+    pair = [Row("kernels", name, "meets", timeout_s=1.0) for name in ("one", "two")]
+    done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
+    assert [result.status for result in done] == ["timed out", "ok"]
+
+
+# -- points and tables -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [0.2, math.nan, math.inf])
+def test_a_wrong_point_has_no_speed_anywhere(error: float) -> None:
+    wrong = point(error=error)
+    assert wrong.trial.is_wrong
+    told = wrong.as_json()["trial"]
+    assert told["seconds"] is None and not told["figures"] and told["is_wrong"]
+    again = Point.from_json(json.loads(json.dumps(wrong.as_json())))
+    assert again.trial.is_wrong and again.trial.seconds is None
+    for shown in (wrong, again):
+        text = report.render([Result("kernels/a", "wrong", 1.0, "", (shown,))], "title")
+        assert "WRONG" in text and "1 ms" not in text and "GB/s" not in text
+
+
+def rate(what: str, unit: str, value: float) -> Point:
+    return Point(Case(table="rates", labels={"what": what}), Trial(seconds=1.0, figures={unit: value}))
+
+
+def test_a_table_stands_beside_rates_of_the_same_run() -> None:
+    measured = Result("kernels/rates", "ok", 1.0, "", (rate("copy", "bytes/s", 4e12), rate("bf16", "flop/s", 8e14)))
+    model = Point(
+        Case(table="engine", labels={"point": "decode"}, phases=(Phase(4e9),), amount=2.0, goal="9 (goal)"),
+        Trial(seconds=2e-3, error=0.0, tolerance=0.0),
+    )
+    results = [measured, Result("kernels/a", "ok", 1.0, "", (point(),)), Result("engine/b", "ok", 1.0, "", (model,))]
+    text = report.render(results, "title")
+    assert "copy 4.00 TB/s, products bf16 800 TFLOP/s" in text
+    lines = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if "|" in line
+    }
+    assert lines["a"] == ["a", "1 ms", "2,000", "50%", "1.00", "500 us", "50%", "3.00", "0.0e+00", "1.0e-01", "right"]
+    assert lines["decode"][:5] == ["decode", "2 ms", "1,000", "2,000", "50%"]
+    assert lines["decode"][5] == "9 (goal)"
+
+
+def test_without_a_measurement_no_number_has_a_time_in_it() -> None:
+    results = [Result("kernels/a", "ok", 1.0, "", (point(), rate("copy", "bytes/s", 4e12)))]
+    text = report.render(results, "title", is_measured=False)
+    assert "not measured" in text
+    assert not any(told in text for told in ("ms", "GB/s", "4.00", "TB/s"))
+
+
+# -- floors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "tokens_per_s"),
+    [("8b", 1, 284), ("8b", 32, 7128), ("8b", 256, 19_900), ("0.6b", 1, 3280)],
+)
+def test_decode_floors_by_hand(model: str, rows: int, tokens_per_s: float) -> None:
+    """8B: 15.01 GB of weights and 131,072 B of KV a token; 256 rows are bound by their products and by their KV."""
+    phases = floors.decode_phases(MODELS[model].shape, "bf16", rows, 1024)
+    assert rows / floors.floor_s(phases, H200) == pytest.approx(tokens_per_s, rel=0.003)
+    if model == "8b":
+        assert phases[0].num_bytes == pytest.approx(15.01e9, rel=1e-3)
+        assert phases[1].num_bytes == rows * 1024 * 131_072
+
+
+def test_prefill_and_load_floors_by_hand() -> None:
+    """13.96 GFLOP a token and attention besides; a load is its waves' prompts and steps."""
+    shape = MODELS["8b"].shape
+    phases = floors.prefill_phases(shape, "bf16", 4, 2048)
+    assert phases[0].num_flops / (4 * 2048) == pytest.approx(13.96e9, rel=1e-3)
+    assert 4 * 2048 / floors.floor_s(phases, H200) == pytest.approx(54_500, rel=0.003)
+    load = floors.load_phases(shape, "bf16", 256, 512, 1024, 1024)
+    assert 11_500 < 512 * 1024 / floors.floor_s(load, H200) < 12_000
+    one = floors.load_phases(shape, "bf16", 256, 256, 1024, 1024)
+    assert floors.floor_s(load, H200) == pytest.approx(2 * floors.floor_s(one, H200))
+
+
+def test_a_goal_is_below_its_floor_and_says_that_it_is_one() -> None:
+    assert floors.goal("8b", "bf16", "decode 1 x 1024") == "240, then 255 (goal, H200)"
+    assert floors.goal("8b", "bf16", "decode 7 x 1024") == ""
+    for (model, precision, what), goal in floors.GOALS.items():
+        if what.startswith("decode"):
+            rows_, context = map(int, what.removeprefix("decode ").split(" x "))
+            phases = floors.decode_phases(MODELS[model].shape, precision, rows_, context)
+            assert (goal.best or goal.least) < rows_ / floors.floor_s(phases, H200)
+
+
+# -- what is listed ----------------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_a_name_of_its_own_and_a_target() -> None:
+    every = [row for part in catalogue.PARTS for row in catalogue.rows(part)]
+    assert len({row.key for row in every}) == len({row.file_name for row in every}) == len(every)
+    from benchmarks.gpu.child import target_of  # noqa: PLC0415
+
+    assert all(callable(target_of(row.target)) for row in every)
+
+
+def test_parts_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--part", "checks,speed"])
+    assert "there is no part 'speed'; there are checks, kernels, engine, peers" in capsys.readouterr().err
+
+
+def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    assert make_tree(tmp_path) == tree, "a second time"
+    code = "import inferd.kernels.aot, benchmarks.tables, sys; print(inferd.kernels.__file__); import kernels"
+    env = {**environment(tree), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout.startswith(str(tree)) and "No module named 'kernels'" in done.stderr
+    assert "TRITON_INTERPRET" not in environment(tree)
+
+
+# -- dry ---------------------------------------------------------------------------------------------------------------
+
+
+def compiled(op: str, faults: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        "op": op, "config": "bf16", "sm": 90, "registers": 40, "stack_bytes": 0, "spills": 0, "shared_bytes": 1024,
+        "wide_loads": 2, "matrix": "HMMA", "source": "x", "faults": list(faults),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("max_err", "faults", "is_wrong"),
+    [(0.001, [], False), (0.02, [], True), (math.nan, [], True), (0.001, ["spills"], True), (None, [], False)],
+)
+def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: list[str], is_wrong: bool) -> None:
+    numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
+    first, other = dry.join([compiled("norm", faults), compiled("rope")], numerics)
+    assert first.is_wrong == is_wrong and not other.is_wrong
+    assert (first.regs, first.smem, first.tensor_core, first.tol) == (40, 1024, "HMMA", 0.01)
+    assert (other.max_err, other.reason) == (None, "no numeric check")
+
+
+def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path: Path) -> None:
+    """In a process that interprets: the checks of two ops, one of them spoilt, and the names of all kernels."""
+    code = """
+import json, sys, torch
+from benchmarks.gpu import numeric
+from inferd.kernels import gpu
+from inferd.kernels.gelu import GELU
+from inferd.kernels.registry import Implementation
+from tests.kernels import interpreter
+gpu.interpret(True)
+interpreter.repair()
+missing = [op for op, package in numeric.shipped_ops() if not numeric.check_of(op, package)]
+right = numeric.check("gelu", torch.device("cpu"))
+exact = Implementation("triton", torch.nn.functional.gelu, lambda key: None)
+GELU._implementations = tuple(exact if one.name == "triton" else one for one in GELU._implementations)
+wrong = numeric.check("gelu", torch.device("cpu"))
+GELU._implementations = GELU._implementations[-1:]
+absent = numeric.check("gelu", torch.device("cpu"))
+print(json.dumps([missing, right.is_wrong, right.max_err, wrong.max_err, absent.reason]))
+"""
+    env = {**environment(make_tree(tmp_path)), "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    missing, right_is_wrong, right, wrong, absent = json.loads(done.stdout)
+    assert missing == []
+    assert not right_is_wrong and 0 < right < wrong
+    assert "no implementation called triton" in absent
+
+
+def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["--rehearse", "--part", "kernels", "--row", "kernels/machine", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *asked], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
+    (line,) = (out / "results.jsonl").read_text().splitlines()
+    assert "torch" in json.loads(line)["points"][0]["trial"]["note"]
+    assert json.loads((out / "results.json").read_text())["rows"] == [json.loads(line)]
+    assert progress(Result.from_json(json.loads(line))).startswith("kernels/machine: ok in ")
+    assert os.listdir(out) and (out / "tables.md").read_text().startswith("# inferd on rehearsal")
+
+
+@pytest.mark.parametrize(("max_err", "code"), [(0.001, 0), (0.5, 1)])
+def test_a_dry_run_of_one_kernel(
+    max_err: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows, its exit code and its empty tables, with a compiler and an interpreter that answer at once."""
+    monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")
+    monkeypatch.setattr(dry, "_compiled", lambda *_: [compiled("norm")])
+    monkeypatch.setattr(dry, "_numerics", lambda *_: {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}})
+    said: list[str] = []
+    assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == code
+    (row,) = json.loads(dry.DRY_FILE.read_text())["rows"]
+    dry.DRY_FILE.unlink()
+    assert (row["op"], row["sm"], row["max_err"], row["tol"]) == ("norm", 90, max_err, 0.01)
+    assert any("WRONG norm, bf16, sm_90: error 0.5" in line for line in said) == bool(code)
+    text = capsys.readouterr().out
+    assert "decode attention" in text and "8b gate_up 4096x28672" in text and "transformers" in text
+    assert "not measured" in text and "GB/s" not in text and "240, then 255 (goal, H200)" in text
