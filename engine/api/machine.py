@@ -63,8 +63,8 @@ class Machine:
         total, available = _host_memory()
         limit = _cgroup_number("memory.max")
         if limit is not None and limit < total:
-            used = _cgroup_number("memory.current") or 0
-            total, available = limit, min(available, max(0, limit - used))
+            used = (_cgroup_number("memory.current") or 0) - _reclaimable()
+            total, available = limit, min(available, max(0, limit - max(0, used)))
         return cls(_num_cpus(), total, available, _has_bf16_matmul())
 
 
@@ -102,6 +102,16 @@ def _host_memory() -> tuple[int, int]:
     except (OSError, KeyError, ValueError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return total, total // 2
+
+
+def _reclaimable() -> int:
+    """Bytes of the container's page cache that are given up when somebody asks: a checkpoint that was just read."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    found = next((line.split()[1] for line in lines if line.startswith("inactive_file ")), "0")
+    return int(found) if found.isdigit() else 0
 
 
 def _cgroup_number(name: str) -> int | None:

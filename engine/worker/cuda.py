@@ -46,17 +46,19 @@ class CudaDevice:
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
         """A CUDA graph of `run`, whose memory is shared with all others: they are replayed one at a time."""
-        stream = self._capture_stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
+        stream, current = self._capture_stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream):
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP_RUNS):
+                    run()
+            current.wait_stream(stream)
+            # Other threads may wait for their events meanwhile, as the core does for the step before.
+            with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
                 output = run()
         except RuntimeError as error:
+            torch.cuda.set_stream(current)
             raise NotRecordableError(f"the step cannot be captured: {error}") from error
         graph.replay()  # a capture computes nothing
         return _CudaGraph(graph, output)

@@ -97,6 +97,7 @@ class StepGraphs:
         self._recordings: dict[int, Recording] = {}
         self.refusal: str | None = None
         """Why this model's steps are not recorded, once that is known."""
+        self._refused_buckets: set[int] = set()
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
@@ -117,6 +118,8 @@ class StepGraphs:
         """The step by its recording, which is made when there is none; None where that cannot be done."""
         buckets = self._device.row_buckets
         bucket = buckets[bisect_left(buckets, x.shape[0])]
+        if bucket in self._refused_buckets:
+            return None
         if self._inputs is None:
             self._inputs = _Inputs(x, batches, buckets[-1], self._kv.padding_block)
         self._inputs.fill(x, batches, bucket)
@@ -127,11 +130,20 @@ class StepGraphs:
         try:
             recording = self._device.record(lambda: self._run(bucket))
         except NotRecordableError as error:
-            self.refusal = str(error)
-            logger.info("decode steps run call by call: %s", error)
+            self._refuse(bucket, str(error))
             return None
         self._recordings[bucket] = recording
         return recording.output
+
+    def _refuse(self, bucket: int, reason: str) -> None:
+        """The first recording tells whether this model can be recorded; a later one that fails, for want of memory
+        say, takes nothing from those that are there."""
+        if self._recordings:
+            self._refused_buckets.add(bucket)
+            logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
+        else:
+            self.refusal = reason
+            logger.info("decode steps run call by call: %s", reason)
 
     def _run(self, bucket: int) -> Tensor:
         """The calls to record, on batches of their own: what kernels work out once a step belongs to the recording."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -13,11 +13,12 @@ from inferd.engine.arch.description import Activation
 from inferd.engine.layers import mlp
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
-from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.kernels.gated_mul import silu_mul
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.tape import NotRecordableError
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 
@@ -103,6 +104,23 @@ def test_steps_are_padded_to_the_next_bucket(monkeypatch: pytest.MonkeyPatch, ke
     for setup in RECORDED:
         step_graphs = assert_equal_steps(*setup)
         assert step_graphs.recorded_rows == ((1, 4, 5) if kernels == "cpp" else ())
+
+
+def test_a_recording_that_fails_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+    record = CpuDevice.record
+
+    def failing_for_three(self: CpuDevice, run: Callable[[], Tensor]) -> Recording:
+        recording = record(self, run)
+        if recording.output.shape[0] == 3:
+            raise NotRecordableError("out of memory")
+        return recording
+
+    monkeypatch.setattr(CpuDevice, "record", failing_for_three)
+    step_graphs = assert_equal_steps(*RECORDED[0])
+    assert step_graphs.refusal is None
+    assert step_graphs.recorded_rows == (1, 2, 4, 5)
 
 
 def test_more_rows_than_are_recorded(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:

@@ -1,0 +1,37 @@
+"""A container's limit is what counts, and its page cache is memory that can be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferd.engine.api import machine
+from inferd.engine.api.machine import Machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of 64 GiB with a container of 8."""
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_host_memory", lambda: (64 * GIB, 60 * GIB))
+    (tmp_path / "memory.max").write_text(f"{8 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{6 * GIB}\n")
+    return tmp_path
+
+
+def test_what_is_used_is_not_available(container: Path) -> None:
+    found = Machine.detect()
+    assert (found.memory_total_bytes, found.memory_available_bytes) == (8 * GIB, 2 * GIB)
+
+
+def test_page_cache_can_be_had(container: Path) -> None:
+    (container / "memory.stat").write_text(f"anon {GIB}\nfile {5 * GIB}\ninactive_file {5 * GIB}\nactive_file 0\n")
+    assert Machine.detect().memory_available_bytes == 7 * GIB
+
+
+def test_without_a_limit_the_host_counts(container: Path) -> None:
+    (container / "memory.max").write_text("max\n")
+    assert Machine.detect().memory_available_bytes == 60 * GIB
