@@ -38,7 +38,7 @@ TIERS = (
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api", 80, ("api",)),
-    Tier("e2e", 60, ("e2e",), workers=2, threads=1),
+    Tier("e2e", 60, ("e2e",), workers=2, threads=1, options=("--dist", "worksteal")),
     Tier("security", 40, ("security",)),
 )
 INSTALL_BUDGET_S = 120

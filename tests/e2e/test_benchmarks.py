@@ -43,7 +43,8 @@ def test_the_scenarios_run_beside_a_peer(daemon: Daemon, tmp_path: Path) -> None
 
 
 def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
-    asked = ["--clients", "4", "--step-ms", "1", "--output-len", "16", "--rounds", "1", "--profile"]
+    # Long enough for the server to use several ticks of processor time, which count in 10 ms.
+    asked = ["--clients", "4", "--step-ms", "1", "--output-len", "400", "--rounds", "1", "--profile"]
     run("overhead.py", *asked, "--json", tmp_path / "found.json")
     (case,) = json.loads((tmp_path / "found.json").read_text())
     assert (case["num_failed"], case["num_clients"]) == (0, 4)
