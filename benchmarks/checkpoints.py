@@ -20,7 +20,8 @@ from typing import Any
 
 TOKENIZER_DIR = Path(__file__).resolve().parents[1] / "engine" / "tiny" / "model"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_DONE = "made-by-benchmarks"
+DONE = "made-by-benchmarks"
+"""A file whose presence says that a checkpoint is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ SHAPES = {
 def ensure(directory: Path, name: str) -> Path:
     """The checkpoint `name` under `directory`, made if it is not there. Raises `CalledProcessError`."""
     path = directory / name
-    if not (path / _DONE).exists():
+    if not (path / DONE).exists():
         # -P: with this folder on the path, transformers would take our `kernels` for a package of that name.
         subprocess.run([sys.executable, "-P", str(Path(__file__).resolve()), "--dir", str(directory), name], check=True)
     return path
@@ -123,7 +124,7 @@ def make(directory: Path, name: str) -> None:
     model.save_pretrained(path)
     for file in TOKENIZER_FILES:
         shutil.copy(TOKENIZER_DIR / file, path / file)
-    (path / _DONE).touch()
+    (path / DONE).touch()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", choices=tuple(SHAPES), metavar="NAME", help=", ".join(SHAPES))
     asked = parser.parse_args(arguments)
     for name in asked.names or ("1b", "0.6b"):
-        if not (asked.dir / name / _DONE).exists():
+        if not (asked.dir / name / DONE).exists():
             make(asked.dir, name)
         print(asked.dir / name, file=sys.stderr)
 

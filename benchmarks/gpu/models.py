@@ -10,14 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.checkpoints import SHAPES, TOKENIZER_DIR, TOKENIZER_FILES, Shape
+from benchmarks.checkpoints import DONE, SHAPES, TOKENIZER_DIR, TOKENIZER_FILES, Shape
 from inferd.engine.api.messages import StepOutput, Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
@@ -39,7 +39,6 @@ STEP_TOKENS = 4096
 """Of one step at most: what an engine chooses on a GPU."""
 QUANTIZATION = {"bf16": "none", "fp8": "fp8"}
 """A precision's recipe."""
-_DONE = "made-by-benchmarks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,7 @@ MODELS = {
     ),
     "0.6b": Model(
         "0.6b",
-        Shape(
-            model_type="qwen3",
-            vocab_size=151_936,
-            hidden_size=1024,
-            intermediate_size=3072,
-            num_hidden_layers=28,
-            num_attention_heads=16,
-            num_key_value_heads=8,
-            head_dim=128,
-            max_position_embeddings=40_960,
-        ),
+        replace(SHAPES["0.6b"], max_position_embeddings=40_960),
         {
             "architectures": ["Qwen3ForCausalLM"],
             "rms_norm_eps": 1e-6,
@@ -226,7 +215,7 @@ def scratch() -> Path:
 def checkpoint(model: Model, device: torch.device) -> Path:
     """Of random weights, made if it is not there; in shards of about 4 GB, as published ones are."""
     path = scratch() / model.name
-    if (path / _DONE).exists():
+    if (path / DONE).exists():
         return path
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -245,5 +234,5 @@ def checkpoint(model: Model, device: torch.device) -> Path:
         save_file(shard, path / file, {"format": "pt"})
         index.update(dict.fromkeys(shard, file))
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    (path / _DONE).touch()
+    (path / DONE).touch()
     return path

@@ -68,9 +68,9 @@ tokens reads them in a twentieth of the time that it multiplies them, and holds 
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
 _GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
+"""A processor serves it too, where a checkpoint is stored so, slowly."""
 _FP8_CAPABILITY = (8, 9)
 """The first compute capability with 8-bit floats on the tensor cores."""
-"""A processor serves it too, where a checkpoint is stored so, slowly."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 _DRIVER_BYTES = 3 * 2**29
-"""Of a GPU's free memory: what the driver's context, libraries' workspaces and captured graphs take beside the plan."""
+"""Of a GPU's free memory: what is left to the driver's context, libraries' workspaces and captured graphs beside the
+plan. An allowance: what they take was measured on none."""
 
 
 @dataclass(frozen=True, slots=True)

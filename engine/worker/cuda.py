@@ -16,7 +16,7 @@ from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
 
 ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
-"""At most an eighth of a large step is padding, and a capture, some hundred milliseconds, is made 24 times at most."""
+"""Each costs a capture and holds memory, and each step between two of them computes rows for nothing."""
 
 _WARM_UP_RUNS = 2
 """Before a capture: libraries allocate workspaces, and kernels are compiled and loaded, in their first run."""
@@ -26,7 +26,6 @@ class CudaDevice:
     """The CUDA device `index` of those visible to this process."""
 
     row_buckets: Sequence[int] = ROW_BUCKETS
-    pads = True
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)

@@ -27,9 +27,9 @@ class KVPool:
     def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
         """`num_blocks` that requests can have, and one more where the device pads steps."""
         num_planes = max(len(group.layers) for group in arch.cache_groups)
-        padding_block = num_blocks if device.pads else None
-        shape = (num_planes, num_blocks + device.pads, 2, arch.num_kv_heads, block_size, arch.head_dim)
-        return cls(device.empty_pool(shape, dtype), padding_block)
+        pads = len(device.row_buckets) < device.row_buckets[-1]
+        shape = (num_planes, num_blocks + pads, 2, arch.num_kv_heads, block_size, arch.head_dim)
+        return cls(device.empty_pool(shape, dtype), num_blocks if pads else None)
 
     @property
     def num_bytes(self) -> int:

@@ -61,7 +61,8 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     laps = _Laps(started_s, report)
     device = _open_device(config)
     laps.done("engine", f"torch {torch.__version__} on {device.name}")
-    laps.done("kernels", _prepare_kernels())
+    if config.device == "cpu":
+        laps.done("kernels", _prepare_kernels())
 
     checkpoint = Checkpoint.read(Path(config.model_path))
     facts = ModelFacts.of(checkpoint)

@@ -66,7 +66,9 @@ class Runner:
         hidden = self._graphs.forward(batch.token_ids, batch.attention)
         drawn = self._sample(plan, batch, hidden)
         scored = {
-            index: self._prompt_logprobs(row, hidden, batch.first_tokens[index]) for index, row in enumerate(plan.rows)
+            index: parts
+            for index, row in enumerate(plan.rows)
+            if (parts := self._prompt_logprobs(row, hidden, batch.first_tokens[index]))
         }
         return _LaunchedStep(plan, started_s, drawn, scored, self._device)
 
@@ -109,10 +111,9 @@ class _LaunchedStep:
         scored: Mapping[int, Sequence[Logprobs]],
         device: Device,
     ) -> None:
-        self._plan, self._started_s, self._drawn = plan, started_s, drawn
-        self._scored = {index: parts for index, parts in scored.items() if parts}
+        self._plan, self._started_s, self._drawn, self._scored = plan, started_s, drawn, scored
         self._tables = [drawn.logprobs] if drawn is not None and drawn.logprobs is not None else []
-        self._tables += [part for parts in self._scored.values() for part in parts]
+        self._tables += [part for parts in scored.values() for part in parts]
         columns = [] if drawn is None else [drawn.token_ids, drawn.is_failed, drawn.is_empty]
         self._num_columns = len(columns)
         columns += [column for table in self._tables for column in table.columns]

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.triton_rows import as_rows, load_row, row_block
 
 
 @triton.jit
@@ -23,12 +24,7 @@ def _layer_norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
-    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row * size + column, rounded, mask=is_inside)
-        value = rounded.to(tl.float32)
+    value = load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESIDUAL)
     centred = tl.where(is_inside, value - tl.sum(value, 0) / size, 0.0)
     scale = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 0) / size + eps)
     factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
@@ -46,12 +42,11 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, ep
 
 def _run(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     assert weight.is_contiguous() and bias.is_contiguous()
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = as_rows(x)
     size = rows.shape[1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    block, num_warps = _block(size)
+    block, num_warps = row_block(size)
     _layer_norm[(rows.shape[0],)](
         rows,
         rows if residual is None else residual,
@@ -69,17 +64,11 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: 
     return out, total
 
 
-def _block(size: int) -> tuple[int, int]:
-    """(elements a program covers, warps): 16 a thread, in loads of 16 bytes, until there are no more warps."""
-    block = max(64, triton.next_power_of_2(size))
-    return block, min(32, max(1, block // 512))
-
-
 def shipped() -> Iterator[Shipped]:
     for size in (64, 1024, 4096, 16384):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for has_residual in (False, True):
-                block, num_warps = _block(size)
+                block, num_warps = row_block(size)
                 yield Shipped(
                     op="add_layer_norm" if has_residual else "layer_norm",
                     config=f"{DTYPES[dtype]} size {size}",

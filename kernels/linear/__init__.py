@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.linear import cpu, cuda
+from inferd.kernels.linear import cpu
 from inferd.kernels.linear.tuning import Table
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 _PACKED_ROWS_HINT = 32
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
+_FEW_ROWS_DTYPES = (torch.bfloat16, torch.float16)
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -65,10 +66,6 @@ def _bind_packed(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
     return apply
 
 
-def _bind_few_rows(weight: Tensor, bias: Tensor | None, choices: Choices) -> Apply:
-    return cuda.bind(weight, bias, choices.table)
-
-
 def _bind_plain(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
     return lambda x: torch.nn.functional.linear(x, weight, bias)
 
@@ -85,12 +82,19 @@ def _refuses_packed(key: Key) -> str | None:
     return None
 
 
+def few_rows_refuse(device_type: str, dtype: torch.dtype) -> str | None:
+    """Why the kernels for few rows cannot run, or None where they can."""
+    if dtype not in _FEW_ROWS_DTYPES:
+        return f"multiplies bfloat16 and float16 on the tensor cores, not {dtype}"
+    return gpu.refuses(device_type, dtype)
+
+
 def _refuses_invariant(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype) if key.is_invariant else "any kernel will do"
 
 
 def _refuses_few_rows(key: Key) -> str | None:
-    return "more rows have other kernels" if key.is_invariant else cuda.refuses(key.device_type, key.dtype)
+    return "more rows have other kernels" if key.is_invariant else few_rows_refuse(key.device_type, key.dtype)
 
 
 LINEAR: Op[Key, Bind] = Op(
@@ -99,7 +103,7 @@ LINEAR: Op[Key, Bind] = Op(
         Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
         Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
-        Implementation("triton_few_rows", _bind_few_rows, _refuses_few_rows),
+        Implementation("triton_few_rows", Deferred(f"{__name__}.cuda", "bind"), _refuses_few_rows),
         Implementation("torch", _bind_plain, always),
     ],
 )

@@ -9,26 +9,18 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu
+from inferd.kernels.linear import Choices
+from inferd.kernels.linear.fused import Gate
+from inferd.kernels.linear.triton import few_rows
 from inferd.kernels.linear.tuning import FEW_ROWS, LIBRARY, Table, bucket, cases
 
-_DTYPES = (torch.bfloat16, torch.float16)
 _WARM_UPS, _RUNS = 5, 20
 
 
-def refuses(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why the kernel for few rows cannot run, or None where it can."""
-    if dtype not in _DTYPES:
-        return f"multiplies bfloat16 and float16 on the tensor cores, not {dtype}"
-    return gpu.refuses(device_type, dtype)
-
-
-def bind(weight: Tensor, bias: Tensor | None, table: Table | None) -> Callable[[Tensor], Tensor]:
-    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
-
+def bind(weight: Tensor, bias: Tensor | None, choices: Choices) -> Callable[[Tensor], Tensor]:
     weight = weight.contiguous()
     out_size, in_size = weight.shape
-    choice, known = (table or Table("none")).choice, cases(out_size, in_size, str(weight.dtype))
+    choice, known = (choices.table or Table("none")).choice, cases(out_size, in_size, str(weight.dtype))
     takes = {case.num_rows: choice(case) == FEW_ROWS for case in known}
 
     def apply(x: Tensor) -> Tensor:
@@ -40,10 +32,20 @@ def bind(weight: Tensor, bias: Tensor | None, table: Table | None) -> Callable[[
     return apply
 
 
+def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return few_rows(x, weight, bias, norm=norm, eps=eps)
+
+
+def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
+    return few_rows(x, weight, bias, residual=residual)
+
+
+def gate_up_act(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
+    return few_rows(x, weight, norm=norm, eps=eps, gate=gate)
+
+
 def tune(table: Table, weight: Tensor) -> None:
     """Measure what `table` does not know of this weight's shape, on the weight's device."""
-    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
-
     out_size, in_size = weight.shape
     for case in table.missing(cases(out_size, in_size, str(weight.dtype))):
         x = torch.randn(case.num_rows, in_size, dtype=weight.dtype, device=weight.device)

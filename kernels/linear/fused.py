@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
-from inferd.kernels.linear import cuda
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.linear import few_rows_refuse
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.rms_norm import rms_norm
 
 Gate = Literal["silu", "gelu"]
@@ -28,32 +28,15 @@ class Key(NamedTuple):
 
 
 _MAX_ROWS = 16
-
-
-def _norm_linear_kernel(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
-
-    return few_rows(x, weight, bias, norm=norm, eps=eps)
+_KERNELS = "inferd.kernels.linear.cuda"
 
 
 def _norm_linear_plain(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(rms_norm(x, norm, eps), weight, bias)
 
 
-def _linear_residual_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
-
-    return few_rows(x, weight, bias, residual=residual)
-
-
 def _linear_residual_plain(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias) + residual
-
-
-def _gate_up_kernel(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
-    from inferd.kernels.linear.triton import few_rows  # noqa: PLC0415
-
-    return few_rows(x, weight, norm=norm, eps=eps, gate=gate)
 
 
 def _gate_up_plain(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate: Gate) -> Tensor:
@@ -65,7 +48,7 @@ def _gate_up_plain(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, g
 def _refuses(key: Key) -> str | None:
     if not key.is_few:
         return f"takes at most {_MAX_ROWS} rows"
-    return cuda.refuses(key.device_type, key.dtype)
+    return few_rows_refuse(key.device_type, key.dtype)
 
 
 def _refuses_norm(key: Key) -> str | None:
@@ -76,18 +59,24 @@ def _refuses_norm(key: Key) -> str | None:
 
 NORM_LINEAR: Op[Key, Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]] = Op(
     "norm_linear",
-    [Implementation("triton", _norm_linear_kernel, _refuses_norm), Implementation("plain", _norm_linear_plain, always)],
+    [
+        Implementation("triton", Deferred(_KERNELS, "norm_linear"), _refuses_norm),
+        Implementation("plain", _norm_linear_plain, always),
+    ],
 )
 LINEAR_RESIDUAL: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]] = Op(
     "linear_residual",
     [
-        Implementation("triton", _linear_residual_kernel, _refuses),
+        Implementation("triton", Deferred(_KERNELS, "linear_residual"), _refuses),
         Implementation("plain", _linear_residual_plain, always),
     ],
 )
 GATE_UP_ACT: Op[Key, Callable[[Tensor, Tensor | None, float, Tensor, Gate], Tensor]] = Op(
     "gate_up_act",
-    [Implementation("triton", _gate_up_kernel, _refuses_norm), Implementation("plain", _gate_up_plain, always)],
+    [
+        Implementation("triton", Deferred(_KERNELS, "gate_up_act"), _refuses_norm),
+        Implementation("plain", _gate_up_plain, always),
+    ],
 )
 
 

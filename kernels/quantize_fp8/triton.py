@@ -19,6 +19,7 @@ from torch import Tensor
 
 from inferd.kernels.gated_mul.triton import activated
 from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
+from inferd.kernels.triton_rows import as_rows, load_row, row_block
 
 Quantized = tuple[Tensor, Tensor]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -66,12 +67,7 @@ def _rms_norm_fp8(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
-    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row * size + column, rounded, mask=is_inside)
-        value = rounded.to(tl.float32)
+    value = load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESIDUAL)
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
     normed = (value * scale * factor).to(x.dtype.element_ty).to(tl.float32)
@@ -91,8 +87,8 @@ def _gated_mul_fp8(gate_up, q, scales, size, IS_SILU: tl.constexpr, BLOCK: tl.co
 
 
 def quantize_fp8(x: Tensor) -> Quantized:
-    rows, (q, scales) = _rows(x), _empty(x, x.shape[-1])
-    block, num_warps = _block(rows.shape[1])
+    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1])
+    block, num_warps = row_block(rows.shape[1])
     _quantize_fp8[(rows.shape[0],)](rows, q, scales, rows.stride(0), rows.shape[1], BLOCK=block, num_warps=num_warps)
     return q, scales
 
@@ -116,8 +112,8 @@ def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
 
 def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor) -> Quantized:
     assert weight.is_contiguous()
-    rows, (q, scales) = _rows(x), _empty(x, x.shape[-1])
-    block, num_warps = _block(rows.shape[1])
+    rows, (q, scales) = as_rows(x), _empty(x, x.shape[-1])
+    block, num_warps = row_block(rows.shape[1])
     _rms_norm_fp8[(rows.shape[0],)](
         rows,
         rows if residual is None else residual,
@@ -139,25 +135,14 @@ def _gate(gate_up: Tensor, is_silu: bool) -> Quantized:
     gate_up = gate_up.contiguous()
     size = gate_up.shape[-1] // 2
     q, scales = _empty(gate_up, size)
-    block, num_warps = _block(size)
+    block, num_warps = row_block(size)
     _gated_mul_fp8[(scales.numel(),)](gate_up, q, scales, size, IS_SILU=is_silu, BLOCK=block, num_warps=num_warps)
     return q, scales
-
-
-def _rows(x: Tensor) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _empty(x: Tensor, size: int) -> Quantized:
     q = torch.empty((*x.shape[:-1], size), dtype=torch.float8_e4m3fn, device=x.device)
     return q, torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-
-
-def _block(size: int) -> tuple[int, int]:
-    """(elements a program covers, warps): 16 a thread, in loads of 16 bytes, until there are no more warps."""
-    block = max(64, triton.next_power_of_2(size))
-    return block, min(32, max(1, block // 512))
 
 
 _SIZES = {
@@ -186,7 +171,7 @@ def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
             for weight_dtype in dict.fromkeys((dtype, torch.float32))
             for has_residual in (False, True)
         ]
-    block, num_warps = _block(size)
+    block, num_warps = row_block(size)
     for op, weight_dtype, constants in kinds:
         types = {
             **dict.fromkeys(("x", "residual", "total", "gate_up"), f"*{DTYPES[dtype]}"),

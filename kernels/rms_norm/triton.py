@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.triton_rows import as_rows, load_row, row_block
 
 
 @triton.jit
@@ -20,12 +21,7 @@ def _rms_norm(x, residual, weight, total, out, stride, size, eps, HAS_RESIDUAL: 
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < size
-    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
-        rounded = value.to(total.dtype.element_ty)
-        tl.store(total + row * size + column, rounded, mask=is_inside)
-        value = rounded.to(tl.float32)
+    value = load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESIDUAL)
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, 0) / size + eps)
     factor = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, (value * scale * factor).to(out.dtype.element_ty), mask=is_inside)
@@ -40,12 +36,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = as_rows(x)
     size = rows.shape[1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    block, num_warps = _block(size)
+    block, num_warps = row_block(size)
     _rms_norm[(rows.shape[0],)](
         rows,
         rows if residual is None else residual,
@@ -62,18 +57,12 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tupl
     return out, total
 
 
-def _block(size: int) -> tuple[int, int]:
-    """(elements a program covers, warps): 16 a thread, in loads of 16 bytes, until there are no more warps."""
-    block = max(64, triton.next_power_of_2(size))
-    return block, min(32, max(1, block // 512))
-
-
 def shipped() -> Iterator[Shipped]:
     for size in (64, 128, 1024, 2048, 4096, 8192, 16384):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for weight_dtype in dict.fromkeys((dtype, torch.float32)):
                 for has_residual in (False, True):
-                    block, num_warps = _block(size)
+                    block, num_warps = row_block(size)
                     yield Shipped(
                         op="add_rms_norm" if has_residual else "rms_norm",
                         config=f"{DTYPES[dtype]} weight {DTYPES[weight_dtype]} size {size}",

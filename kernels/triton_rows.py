@@ -1,0 +1,39 @@
+"""What Triton kernels share that take a row of activations at a time, one program a row.
+
+The row stays in registers, 16 elements a thread in loads of 16 bytes, between what is summed over it and what is made
+of it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LEAST = 64
+_ELEMENTS_A_WARP = 512
+_MAX_WARPS = 32
+
+
+@triton.jit
+def load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESIDUAL: tl.constexpr):
+    """x's row in fp32; with a residual their sum, rounded as it is kept in `total`. Zeros behind the end."""
+    value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * size + column, rounded, mask=is_inside)
+        value = rounded.to(tl.float32)
+    return value
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x [..., size] as [rows, size] whose elements of one row lie side by side."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def row_block(size: int) -> tuple[int, int]:
+    """(elements that a program covers, its warps)."""
+    block = max(_LEAST, triton.next_power_of_2(size))
+    return block, min(_MAX_WARPS, max(1, block // _ELEMENTS_A_WARP))
