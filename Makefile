@@ -11,7 +11,7 @@ TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long check format shape bench gpu train clean
+.PHONY: help install serve test long clients check format shape bench gpu docs train clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,12 +36,16 @@ test: ## Set up and run every tier within its time budget
 long: $(STAMP) ## The whole of everything: 100,000 simulated seeds, every sampled case
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
 
+clients: $(STAMP) ## Real clients against a real server, each in an environment of its own: make clients ARGS='--only litellm'
+	@$(BIN)/python tests/clients/run.py $(ARGS)
+
 check: $(STAMP) ## ruff and mypy --strict
 	@mkdir -p build/typecheck/inferd
 	@for room in server engine kernels; do ln -sfn ../../../$$room build/typecheck/inferd/$$room; done
+	@for room in benchmarks tests; do ln -sfn ../../$$room build/typecheck/$$room; done
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -p inferd.server -p inferd.engine -p inferd.kernels
+	@$(BIN)/mypy -p inferd.server -p inferd.engine -p inferd.kernels -p benchmarks.gpu
 
 format: $(STAMP) ## Let ruff format and sort
 	@$(BIN)/ruff check --fix --quiet .
@@ -56,6 +60,9 @@ bench: $(STAMP) ## Load a running server: make bench ARGS='--concurrency 8'
 gpu: ## Measure one CUDA GPU: make gpu PART=checks, kernels, engine or peers; without a GPU: make gpu DRY=1
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(PART),--part $(PART)) \
 		$(if $(DRY),--dry) $(ARGS)
+
+docs: $(STAMP) ## Write the tables of docs/api.md anew, from those that requests are checked with
+	@$(BIN)/python -m inferd.server.docs
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m inferd.engine.tiny.train

@@ -85,6 +85,17 @@ SHAPES = {
         num_key_value_heads=8,
         head_dim=128,
     ),
+    "1layer": Shape(
+        model_type="llama",
+        vocab_size=3072,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=2048,
+    ),
     "smoke": Shape(
         model_type="llama",
         vocab_size=3072,
@@ -97,7 +108,8 @@ SHAPES = {
         max_position_embeddings=1024,
     ),
 }
-"""`smoke` measures nothing: it shows in seconds that everything around a model works."""
+"""`1layer` costs next to nothing, so that what is measured is everything around a model; `smoke` measures nothing: it
+shows in seconds that everything around a model works."""
 
 
 def ensure(directory: Path, name: str) -> Path:

@@ -40,7 +40,7 @@ class FreeWorker:
         self._results = tuple(RowResult((_FIRST_ID + i,)) for i in range(_NUM_IDS))
         self._nothing = RowResult()
 
-    def launch(self, plan: StepPlan) -> FreeStep:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> FreeStep:
         """One result a row, after a sleep."""
         time.sleep(self._step_s)
         results, nothing = self._results, self._nothing

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferd.kernels import gated_mul, linear, linear_int4, linear_int8, paged_attention, rms_norm, rope, sample
+from inferd.kernels import (
+    cut_tail,
+    gated_mul,
+    linear,
+    linear_int4,
+    linear_int8,
+    paged_attention,
+    rms_norm,
+    rope,
+    sample,
+)
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.registry import Op
 
@@ -163,6 +173,10 @@ def small_cases(rows: Sequence[int]) -> Iterator[Case]:
         for vocab_size in (32_000, 151_936):
             make = partial(_make_sample, num_rows, vocab_size)
             yield Case(sample.SAMPLE, f"{num_rows} x {vocab_size}", "fp32", 4.0 * num_rows * vocab_size, 0.0, make)
+        for top_k, top_p in ((50, 1.0), (0, 0.9), (50, 0.9)):
+            shape = f"{num_rows} x 151936, top-k {top_k}, top-p {top_p}"
+            make = partial(_make_cut, num_rows, top_k, top_p)
+            yield Case(cut_tail.CUT_TAIL, shape, "fp32", 16.0 * num_rows * 151_936, 0.0, make)
 
 
 def _make_norm(num_rows: int, size: int) -> Callable[[], object]:
@@ -189,3 +203,16 @@ def _make_gate(num_rows: int) -> Callable[[], object]:
 def _make_sample(num_rows: int, vocab_size: int) -> Callable[[], object]:
     scores, seeds = torch.randn(num_rows, vocab_size), torch.arange(num_rows)
     return lambda: sample.sample(scores, seeds, seeds + 100)
+
+
+def _make_cut(num_rows: int, top_k: int, top_p: float) -> Callable[[], object]:
+    """Of a copy, because it cuts in place: two of the four passes over memory."""
+    scores = torch.randn(num_rows, 151_936) * 3
+    scores -= scores.amax(dim=-1, keepdim=True)
+    work = scores.clone()
+    cuts = cut_tail.Cuts(
+        torch.full((num_rows,), top_k),
+        torch.full((num_rows,), top_p, dtype=torch.float64),
+        torch.full((num_rows,), -torch.inf, dtype=torch.float64),
+    )
+    return lambda: cut_tail.cut_tail(work.copy_(scores), cuts)

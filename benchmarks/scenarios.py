@@ -1,5 +1,7 @@
 """The four scenarios: one client, few, many, and a shared prefix, on random checkpoints of real shapes.
 
+`--model 1layer --scenarios front` is another question: how fast tokens stream to 256 clients where the model is none.
+
     python benchmarks/scenarios.py --dir CACHE [--model 1b,0.6b] [--precision bf16,int8,int4] [--repeat 3]
 
 For each model and precision a server of its own is started, timed to READY, loaded through `inferd bench serve`'s
@@ -41,6 +43,7 @@ SCENARIOS = {
     "ii": Load(num_clients=8, num_requests=16, input_len=256, output_len=64),
     "iii": Load(num_clients=32, num_requests=64, input_len=128, output_len=32),
     "iv": Load(num_clients=4, num_requests=16, input_len=544, output_len=32, shared_prefix=512),
+    "front": Load(num_clients=256, num_requests=1024, input_len=32, output_len=64),
 }
 OURS = "inferd"
 _QUICK_OUTPUT_LEN = 4
@@ -150,7 +153,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, required=True, help="where checkpoints are kept; made once")
     parser.add_argument("--model", type=_names(SHAPES), default=["1b"], help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--precision", type=_names(QUANTIZATION), default=["bf16"], help="of bf16, int8, int4")
-    parser.add_argument("--scenarios", type=_names(SCENARIOS), default=list(SCENARIOS), help="of i, ii, iii, iv")
+    parser.add_argument(
+        "--scenarios", type=_names(SCENARIOS), default=["i", "ii", "iii", "iv"], help="of i, ii, iii, iv, front"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="medians of so many runs")
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="URL[=NAME]")
     parser.add_argument("--peer-prompts", choices=("ids", "words"), default="ids", help="words: it takes no token ids")

@@ -61,7 +61,7 @@ class _Done:
 class InstantDevice:
     """Answers every row with the same token, at once."""
 
-    def launch(self, plan: StepPlan) -> _Done:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _Done:
         rows = tuple(RowResult((7,) if row.samples else ()) for row in plan.rows)
         return _Done(StepResult(plan.step_id, rows, 0.0))
 

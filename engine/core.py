@@ -1,42 +1,38 @@
 """The engine's loop body: take requests, schedule, execute, apply, emit.
 
-Turns what the wire says into requests, and results into deltas; decides when a generation ends. Plan N+1 is made while
-N runs (depth 1) or after it (depth 0): the tokens are the same. No sockets, no threads, no tensors.
+Turns what the wire says into requests, and results into deltas; ends generations. Plan N+1 is made while N runs (depth
+1) or after it (depth 0): the tokens are the same. Rows under a grammar draw once the tokens before are known: the model
+computes N+1 while N is applied and the masks are made. No sockets, no threads, no tensors.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import monotonic
 
-from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, StepOutput, Submit, WireLogprobs
+from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, StepOutput, Submit
 from inferd.engine.api.params import ParamError, check_token_ids
 from inferd.engine.api.work import NO_WORK, WorkModel
+from inferd.engine.generation import Generation, wire_logprobs
+from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenLogprobs
+from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.worker.executor import Executor, Handle
 
 
-class _Generation:
-    """What the core knows of a live request beyond its counters."""
+@dataclass(slots=True)
+class _Launched:
+    """A step that was launched and not applied."""
 
-    __slots__ = ("ending_ids", "is_first_delta", "num_prompt_logprobs", "request")
-
-    def __init__(self, request: Request) -> None:
-        params = request.params
-        self.request = request
-        self.ending_ids = frozenset(params.eos_token_ids + params.stop_token_ids)
-        # A replay's prompt logprobs were sent before its first token was.
-        self.num_prompt_logprobs = request.num_prompt - 1 if request.num_output else 0
-        """Prompt positions whose logprobs were sent, counted after the first, which has none."""
-        self.is_first_delta = True
-
-    def ends_with(self, token_id: int, num_output: int) -> bool:
-        """Whether `token_id`, the output's token number `num_output`, ends the generation."""
-        return token_id in self.ending_ids and num_output > self.request.params.min_tokens
+    plan: StepPlan
+    handle: Handle
+    awaits_masks: bool
+    """Nothing has been drawn yet."""
 
 
 class EngineCore:
@@ -55,8 +51,9 @@ class EngineCore:
         depth: int = 1,
         clock: Callable[[], float] = monotonic,
         work: WorkModel = NO_WORK,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`work` says what the model's steps cost."""
+        """`work` says what the model's steps cost; without `grammars` requests that name one are refused."""
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
         self._scheduler = scheduler
@@ -65,8 +62,13 @@ class EngineCore:
         self._depth = depth
         self._clock = clock
         self._work = work
-        self._live: dict[str, _Generation] = {}
-        self._launched: deque[tuple[StepPlan, Handle]] = deque()
+        self._grammars = grammars or NoGrammars()
+        self._live: dict[str, Generation] = {}
+        self._compiling: dict[str, PendingGrammar] = {}
+        """Of live requests that wait for their grammar, and are not known to the scheduler."""
+        self._by_slot: dict[int, Generation] = {}
+        """Who was last admitted to a slot of the worker."""
+        self._launched: deque[_Launched] = deque()
         self._outbox: list[Delta] = []
         self._num_steps = 0
         self._num_generation_tokens = 0
@@ -78,34 +80,42 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._outbox or self._launched or self._scheduler.has_work)
+        is_compiled = any(pending.is_done for pending in self._compiling.values())
+        return bool(self._outbox or self._launched or self._scheduler.has_work or is_compiled)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a request waits for its grammar: there may be work soon, with nobody saying so."""
+        return bool(self._compiling)
 
     def submit(self, submit: Submit, now: float) -> None:
         """Accept a request, or refuse it with a terminal delta that says why. `now`: monotonic seconds."""
         failure = self._refusal_of(submit)
-        if failure is None:
-            request = _request_of(submit, self._scheduler.config.max_model_len, now)
-            generation = _Generation(request)
-            ended = _ended_before(generation)
-            if ended is not None:
-                self._outbox.append(Delta(request_id=submit.request_id, finish_reason=ended[0], stop_token_id=ended[1]))
-                return
-            try:
-                self._scheduler.add(request)
-            except Refusal as refusal:
-                failure = Failure(refusal.code, refusal.message, refusal.param)
-            else:
-                self._live[submit.request_id] = generation
-                return
-        self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
+        if failure is not None:
+            self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
+            return
+        generation = Generation(_request_of(submit, self._scheduler.config.max_model_len, now))
+        ended = generation.ended_before()
+        if ended is not None:
+            self._outbox.append(generation.delta(finish_reason=ended[0], stop_token_id=ended[1]))
+            return
+        self._live[submit.request_id] = generation
+        if generation.needs_grammar:
+            params = submit.params
+            ending_ids = params.eos_token_ids + params.stop_token_ids
+            pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids)
+            self._compiling[submit.request_id] = pending
+        else:
+            self._queue(generation)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now. Ids that are not alive are ignored: their last delta is on its way or was read."""
         for request_id in request_ids:
             generation = self._live.pop(request_id, None)
             if generation is not None:
-                self._scheduler.finish(generation.request)
-                self._outbox.append(self._delta(generation, finish_reason="abort"))
+                if self._compiling.pop(request_id, None) is None:
+                    self._scheduler.finish(generation.request)
+                self._outbox.append(generation.delta(finish_reason="abort"))
 
     def reset_prefix_cache(self) -> None:
         """Drop every cached block that no request holds."""
@@ -122,13 +132,17 @@ class EngineCore:
 
         None where there is nothing to report yet: a first step that was only launched. Raises what the worker raised.
         """
+        self._queue_compiled()
         started_s = self._clock()
         plan = self._scheduler.schedule(now)
         schedule_duration_s = self._clock() - started_s
         if plan is not None:
-            self._launched.append((plan, self._executor.launch(plan)))
+            self._launch(plan)
+            self._draw_next()
         if self._launched and (plan is None or len(self._launched) > self._depth):
-            return self._complete(schedule_duration_s)
+            output = self._complete(schedule_duration_s)
+            self._draw_next()
+            return output
         return self.flush()
 
     def stats(self) -> EngineStats:
@@ -136,7 +150,7 @@ class EngineCore:
         scheduler, pool = self._scheduler, self._scheduler.cache.pool
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + len(self._compiling),
             num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_held,
             num_blocks_cached=pool.num_cached,
@@ -151,7 +165,9 @@ class EngineCore:
     def check(self) -> None:
         """Prove that all books agree; costs time in proportion to the pool, so for tests and when idle."""
         self._scheduler.check()
-        assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._live)
+        num_scheduled = self._scheduler.num_running + self._scheduler.num_waiting
+        assert num_scheduled + len(self._compiling) == len(self._live)
+        assert self._compiling.keys() <= self._live.keys()
         if not self._scheduler.has_work:
             assert self._scheduler.cache.pool.num_held == 0, "idle, and blocks are held"
 
@@ -168,12 +184,77 @@ class EngineCore:
             return Failure("invalid_value", str(error), error.param)
         return None
 
+    def _queue(self, generation: Generation) -> None:
+        """Hand a request to the scheduler; one that can never run is told so."""
+        try:
+            self._scheduler.add(generation.request)
+        except Refusal as refusal:
+            self._refuse(generation, Failure(refusal.code, refusal.message, refusal.param))
+
+    def _queue_compiled(self) -> None:
+        """Requests whose grammar is there go on to the scheduler, in the order in which they came."""
+        for request_id, pending in list(self._compiling.items()):
+            if not pending.is_done:
+                continue
+            del self._compiling[request_id]
+            generation = self._live[request_id]
+            try:
+                generation.grammar = pending.take()
+            except GrammarError as error:
+                self._refuse(generation, Failure("invalid_value", f"the grammar cannot be served: {error}"))
+                continue
+            ended = generation.ended_before()
+            if ended is None:
+                self._queue(generation)
+                continue
+            del self._live[request_id]
+            failure = generation.grammar_failure if ended[0] == "error" else None
+            self._outbox.append(generation.delta(finish_reason=ended[0], failure=failure))
+
+    def _refuse(self, generation: Generation, failure: Failure) -> None:
+        """End a request that the scheduler was not given."""
+        del self._live[generation.request.request_id]
+        self._outbox.append(generation.delta(finish_reason="error", failure=failure))
+
+    # -- the device ----------------------------------------------------------------------------------------------------
+
+    def _launch(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self._by_slot[admission.slot] = self._live[admission.request_id]
+        awaits_masks = any(row.samples and self._by_slot[row.slot].grammar is not None for row in plan.rows)
+        handle = self._executor.launch(plan, awaits_masks=awaits_masks)
+        self._launched.append(_Launched(plan, handle, awaits_masks))
+
+    def _draw_next(self) -> None:
+        """Let the oldest launched step draw: what every step before it drew is known."""
+        if self._launched and self._launched[0].awaits_masks:
+            launched = self._launched[0]
+            launched.handle.sample(self._masks_of(launched.plan))
+            launched.awaits_masks = False
+
+    def _masks_of(self, plan: StepPlan) -> TokenMasks:
+        """What the rows of a plan may draw that are under a grammar and have not ended."""
+        bound = [
+            (index, generation.grammar)
+            for index, row in enumerate(plan.rows)
+            if row.samples and (generation := self._by_slot[row.slot]).grammar is not None and self._is_live(generation)
+        ]
+        num_words = -(-self._vocab_size // WORD_BITS)
+        words = array("I", bytes(4 * num_words * len(bound)))
+        for place, (_, grammar) in enumerate(bound):
+            assert grammar is not None
+            grammar.fill(words, place * num_words)
+        return TokenMasks(tuple(index for index, _ in bound), words)
+
+    def _is_live(self, generation: Generation) -> bool:
+        return self._live.get(generation.request.request_id) is generation
+
     # -- out -----------------------------------------------------------------------------------------------------------
 
     def _complete(self, schedule_duration_s: float) -> StepOutput:
         """Wait for the oldest launched step, apply it, and report it."""
-        plan, handle = self._launched.popleft()
-        result = handle.wait()
+        launched = self._launched.popleft()
+        plan, result = launched.plan, launched.handle.wait()
         now, last_end_s = self._clock(), self._last_end_s
         self._last_end_s = now
         self._num_steps += 1
@@ -201,75 +282,50 @@ class EngineCore:
             if applied.result.status is RowStatus.OK:
                 delta = self._advance(generation, applied)
             else:
-                delta = self._fail(generation, applied.result.status)
+                delta = self._fail(generation, applied)
             if delta is not None:
                 deltas.append(delta)
         return deltas
 
-    def _advance(self, generation: _Generation, applied: AppliedRow) -> Delta | None:
-        """What an applied row gives its caller; ends the request where its token or its length does."""
-        request, result = generation.request, applied.result
+    def _advance(self, generation: Generation, applied: AppliedRow) -> Delta | None:
+        """What an applied row gives its caller; ends the request where its token, its grammar or its length does."""
+        result = applied.result
         self._num_generation_tokens += len(result.token_ids)
         self._num_scored += len(result.prompt_logprobs)
-        prompt_logprobs = _new_prompt_logprobs(generation, applied)
-        finish_reason: FinishReason | None = None
-        stop_token_id: int | None = None
-        if result.token_ids and generation.ends_with(result.token_ids[-1], request.num_output):
-            finish_reason, stop_token_id = "stop", result.token_ids[-1]
-        elif request.is_complete:
-            finish_reason = "length"
+        prompt_logprobs = generation.new_prompt_logprobs(applied)
+        finish_reason, stop_token_id = generation.advance(result.token_ids)
+        failure = generation.grammar_failure if finish_reason is None else None
+        if failure is not None:
+            finish_reason = "error"
         if finish_reason is not None:
-            del self._live[request.request_id]
-            self._scheduler.finish(request)
+            self._end(generation)
         elif not result.token_ids and not prompt_logprobs:
             return None
-        return self._delta(
-            generation,
+        return generation.delta(
             token_ids=result.token_ids,
-            logprobs=_wire(result.logprobs),
+            logprobs=wire_logprobs(result.logprobs),
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
-        )
-
-    def _fail(self, generation: _Generation, status: RowStatus) -> Delta:
-        """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
-        request = generation.request
-        del self._live[request.request_id]
-        self._scheduler.finish(request, forget_blocks=status is RowStatus.NUMERICAL_ERROR)
-        if status is RowStatus.NUMERICAL_ERROR:
-            message = f"nothing could be drawn after {len(request.ids)} tokens: the logits held no finite number"
-            failure = Failure("numerical_error", message)
-        else:
-            names = "allowed_token_ids, bad_words, logit_bias and min_tokens"
-            failure = Failure("invalid_value", f"{names} leave no token to draw after {request.num_output} tokens")
-        return self._delta(generation, finish_reason="error", failure=failure)
-
-    def _delta(
-        self,
-        generation: _Generation,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[WireLogprobs, ...] = (),
-        prompt_logprobs: tuple[WireLogprobs, ...] = (),
-        finish_reason: FinishReason | None = None,
-        stop_token_id: int | None = None,
-        failure: Failure | None = None,
-    ) -> Delta:
-        request = generation.request
-        scheduled_s = request.scheduled_s if generation.is_first_delta else None
-        generation.is_first_delta = False
-        return Delta(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            scheduled_s=scheduled_s,
             failure=failure,
+            embedding=result.embedding,
         )
+
+    def _fail(self, generation: Generation, applied: AppliedRow) -> Delta:
+        """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
+        failure: Failure | None
+        if applied.result.status is RowStatus.NUMERICAL_ERROR:
+            failure = generation.numerical_failure()
+        else:
+            failure = generation.empty_failure()
+        self._end(generation, forget_blocks=applied.result.status is RowStatus.NUMERICAL_ERROR)
+        prompt_logprobs = generation.new_prompt_logprobs(applied) if failure is None else ()
+        reason: FinishReason = "stop" if failure is None else "error"
+        return generation.delta(finish_reason=reason, failure=failure, prompt_logprobs=prompt_logprobs)
+
+    def _end(self, generation: Generation, *, forget_blocks: bool = False) -> None:
+        del self._live[generation.request.request_id]
+        self._scheduler.finish(generation.request, forget_blocks=forget_blocks)
 
     def _take_outbox(self) -> tuple[Delta, ...]:
         deltas = tuple(self._outbox)
@@ -299,29 +355,3 @@ def _request_of(submit: Submit, max_model_len: int, now: float) -> Request:
         cache_salt=submit.cache_salt,
         emitted_ids=submit.emitted_ids,
     )
-
-
-def _ended_before(generation: _Generation) -> tuple[FinishReason, int | None] | None:
-    """How a replayed request had ended already, when all that was missing is the word that it had."""
-    request = generation.request
-    if request.num_output and generation.ends_with(request.ids[-1], request.num_output):
-        return "stop", request.ids[-1]
-    if request.num_output and request.num_output == request.params.max_tokens:
-        return "length", None
-    return None
-
-
-def _new_prompt_logprobs(generation: _Generation, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
-    """Those not sent before: a request that was preempted computes its prompt again."""
-    logprobs = applied.result.prompt_logprobs
-    if not logprobs:
-        return ()
-    new = logprobs[max(0, generation.num_prompt_logprobs - applied.row.start) :]
-    generation.num_prompt_logprobs += len(new)
-    return _wire(new)
-
-
-def _wire(logprobs: tuple[TokenLogprobs, ...]) -> tuple[WireLogprobs, ...]:
-    if not logprobs:
-        return ()
-    return tuple(WireLogprobs(entry.token_id, entry.logprob, entry.rank, entry.top) for entry in logprobs)

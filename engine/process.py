@@ -39,6 +39,7 @@ from inferd.engine.api.supervisor import Launch
 from inferd.engine.api.work import WorkModel
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
+from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
@@ -47,6 +48,8 @@ from inferd.engine.worker.load import load_worker
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_MS = 1000
+_COMPILING_POLL_MS = 1
+"""Grammars are compiled on a thread that cannot wake the loop."""
 
 
 class EngineLink:
@@ -124,6 +127,7 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=WorkModel.of(worker.arch, precision_of(config), ready.max_model_len),
+        grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
     )
     return core, ready
 
@@ -131,10 +135,11 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:
     """Step for ever; the process ends with its standard input."""
     while True:
-        messages = link.receive(0 if core.has_work else _IDLE_POLL_MS)
+        waiting_ms = _COMPILING_POLL_MS if core.is_compiling else _IDLE_POLL_MS
+        messages = link.receive(0 if core.has_work else waiting_ms)
         for message in messages:
             _take(core, message)
-        if not messages and not core.has_work:
+        if not messages and not core.has_work and not core.is_compiling:
             # Proving a large pool takes a fifth of a second: only when nobody has asked for anything in a while.
             core.check()
         # Refusals and aborts do not wait for a step, which may be long.

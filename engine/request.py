@@ -94,8 +94,8 @@ class Request:
 
     @property
     def takes_prefix_hits(self) -> bool:
-        """Prompt logprobs need the logits of every prompt position, which a hit would skip."""
-        return self.params.prompt_logprobs is None
+        """Prompt logprobs and means need the hidden states of every prompt position, which a hit would skip."""
+        return not self.params.needs_every_position
 
     def admit(self, num_cached: int, now: float) -> None:
         """Start, or resume, behind `num_cached` positions found in the prefix cache."""

@@ -3,26 +3,30 @@ the result: registers, stack, shared memory, spills, tensor core instructions.
 
     python -m inferd.kernels.aot [--one-each] [--since TABLE] [--write TABLE]
 
-`--one-each` compiles the first form of each kernel, and those of kernels whose source is not the one that TABLE was
-made from. Exits with 1 where a form spills, takes more shared memory than the device has, or is a matrix kernel without
-the architecture's matrix instructions.
+`--one-each` compiles the first form of each kernel, and those that are not what TABLE was made from: another source,
+other types or constants, another version of Triton. Exits with 1 where a form spills, takes more shared memory than the
+device has, or is a matrix kernel without the architecture's matrix instructions.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
+import importlib.metadata
 import json
+import os
 import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+from inferd.kernels import sass
 from inferd.kernels.gpu import Shipped
 
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -47,11 +51,38 @@ class Row:
     shared_bytes: int
     wide_loads: int
     """Loads of 16 bytes from global memory, asynchronous copies included."""
-    matrix: str
-    """The tensor core instruction that it uses, empty where none."""
+    matrix: Mapping[str, int]
+    """How many instructions of each kind the tensor cores are given."""
     source: str
-    """Digest of the kernel's source and of all that it calls."""
+    """The form's `digest`."""
     faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What was compiled, and by which version of Triton."""
+
+    triton: str
+    rows: tuple[Row, ...]
+
+    def sources(self) -> dict[tuple[str, str], str]:
+        """The digest of each form by (op, config); none where another Triton compiles now."""
+        return {(row.op, row.config): row.source for row in self.rows} if self.triton == triton_version() else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A form that was compiled and not yet judged."""
+
+    index: int
+    """Of the form."""
+    sm: int
+    binary: sass.Binary
+    shared_bytes: int
+
+
+def triton_version() -> str:
+    return importlib.metadata.version("triton")
 
 
 def all_shipped() -> list[Shipped]:
@@ -65,12 +96,49 @@ def all_shipped() -> list[Shipped]:
     return forms
 
 
+def targets(form: Shipped) -> list[int]:
+    """The architectures that it is compiled for."""
+    return [sm for sm in SHARED_LIMITS if sm >= form.min_sm]
+
+
+def digest(form: Shipped) -> str:
+    """Of all that decides what a form is compiled to but the compiler's version: its kernel's source and that of all it
+    calls, where that stands in its file, and the form itself."""
+    told = [
+        _source_key(form.kernel),
+        *(sorted(map(repr, mapping.items())) for mapping in (form.signature, form.constants, form.options)),
+        (form.num_warps, form.num_stages, sorted(form.multiples)),
+        (form.is_matrix, form.is_warp_matrix, form.is_streaming),
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _source_key(kernel: Any) -> str:
+    """Triton's own digest of a kernel's source, of all that it calls and of the constants that those name.
+
+    Triton leaves the constants of what is called out of it, unless that was asked for its digest before, and so it is.
+    """
+    for name in kernel.fn.__code__.co_names:
+        called = kernel.fn.__globals__.get(name)
+        if hasattr(type(called), "cache_key"):  # of the object itself it would already be the digest
+            _source_key(called)
+    return str(kernel.cache_key)
+
+
 def compile_form(form: Shipped, sm: int) -> Row:
     """One form for one architecture, without a GPU or a driver."""
+    binary, shared_bytes = _compile(form, sm)
+    (instructions,) = sass.disassemble(binary.target, [binary.code])
+    return _judge(form, sm, binary, shared_bytes, instructions)
+
+
+def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
+    """The kernel, and its bytes of shared memory."""
     import triton  # noqa: PLC0415
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
+    _source_key(form.kernel)
     names = form.kernel.arg_names
     types = {**form.signature, **dict.fromkeys(form.constants, "constexpr")}
     aligned = {name for name in names if types[name].startswith("*") or name in form.multiples}
@@ -78,68 +146,78 @@ def compile_form(form: Shipped, sm: int) -> Row:
     source = ASTSource(form.kernel, {name: types[name] for name in names}, dict(form.constants), attributes)
     options = {"num_warps": form.num_warps, "num_stages": form.num_stages, **form.options}
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
-    return _judge(form, sm, compiled.asm["cubin"], int(compiled.metadata.shared), form.kernel.cache_key[:16])
+    target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
+    assert target is not None
+    return sass.read_binary(compiled.asm["cubin"], target[1]), int(compiled.metadata.shared)
 
 
-def _judge(form: Shipped, sm: int, cubin: bytes, shared_bytes: int, source: str) -> Row:
-    usage, assembly = _disassemble(cubin)
-    registers, stack_bytes = (int(_found(rf"\b{name}:(\d+)", usage)) for name in ("REG", "STACK"))
-    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", assembly)
+def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instructions: Sequence[str]) -> Row:
     spills = sum(name.startswith(("LDL", "STL")) for name in instructions)
     wide_loads = sum(
         (name.startswith(("LDG", "LDGSTS")) and ".128" in name) or name.startswith("UTMALDG") for name in instructions
     )
-    wanted = _MATRIX_INSTRUCTIONS[80 if form.is_warp_matrix else sm]
-    matrix = next((name for name in instructions if name.startswith(wanted)), "")
-    faults = []
-    if stack_bytes or spills:
-        faults.append(f"spills: {stack_bytes} bytes of stack, {spills} accesses")
+    matrix = Counter(name for name in instructions if sass.is_matrix(name))
+    faults = [*_matrix_faults(form, sm, matrix)]
+    if binary.stack_bytes or spills:
+        faults.append(f"spills: {binary.stack_bytes} bytes of stack, {spills} accesses")
     if shared_bytes > SHARED_LIMITS[sm]:
         faults.append(f"{shared_bytes} bytes of shared memory, and there are {SHARED_LIMITS[sm]}")
-    if (form.is_matrix or form.is_warp_matrix) and not matrix:
-        faults.append(f"multiplies without {' or '.join(wanted)}")
-    if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in instructions):
-        faults.append("multiplies by instructions of warp groups")
     if form.is_streaming and not wide_loads:
         faults.append("reads memory in less than 16 bytes a thread")
     return Row(
-        form.op,
-        form.config,
-        sm,
-        registers,
-        stack_bytes,
-        spills,
-        shared_bytes,
-        wide_loads,
-        matrix,
-        source,
-        tuple(faults),
+        op=form.op,
+        config=form.config,
+        sm=sm,
+        registers=binary.registers,
+        stack_bytes=binary.stack_bytes,
+        spills=spills,
+        shared_bytes=shared_bytes,
+        wide_loads=wide_loads,
+        matrix=dict(sorted(matrix.items())),
+        source=digest(form),
+        faults=tuple(faults),
     )
 
 
-def _disassemble(cubin: bytes) -> tuple[str, str]:
-    import triton  # noqa: PLC0415
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage, assembly = (
-            subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
-            for option in ("-res-usage", "-sass")
-        )
-    return usage, assembly
+def _matrix_faults(form: Shipped, sm: int, matrix: Mapping[str, int]) -> list[str]:
+    wanted = _MATRIX_INSTRUCTIONS[80 if form.is_warp_matrix else sm]
+    faults = []
+    if (form.is_matrix or form.is_warp_matrix) and not any(name.startswith(wanted) for name in matrix):
+        faults.append(f"multiplies without {' or '.join(wanted)}")
+    if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in matrix):
+        faults.append("multiplies by instructions of warp groups")
+    return faults
 
 
-def _found(pattern: str, text: str) -> str:
-    match = re.search(pattern, text)
-    assert match is not None, f"cuobjdump says nothing of {pattern}"
-    return match[1]
+def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[Row]:
+    """Rows of (index of the form, architecture), in `jobs` processes; matrix kernels first, which take longest."""
+    forms = _forms()
+    ordered = sorted(tasks, key=lambda task: not (forms[task[0]].is_matrix or forms[task[0]].is_warp_matrix))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        built = list(pool.map(_build, ordered))
+        found = {(one.index, one.sm): row for one, row in zip(built, _judged(pool, built), strict=True)}
+    return [found[task] for task in tasks]
 
 
-def _task(task: tuple[int, int]) -> Row:
-    index, sm = task
-    return compile_form(_forms()[index], sm)
+def _build(task: tuple[int, int]) -> Built:
+    return Built(*task, *_compile(_forms()[task[0]], task[1]))
+
+
+def _judged(pool: Executor, built: Sequence[Built]) -> list[Row]:
+    by_target: dict[str, list[int]] = {}
+    for place, one in enumerate(built):
+        by_target.setdefault(one.binary.target, []).append(place)
+    codes = [[built[place].binary.code for place in places] for places in by_target.values()]
+    listings = pool.map(sass.disassemble, by_target, codes)
+    instructions = {
+        place: names
+        for places, found in zip(by_target.values(), listings, strict=True)
+        for place, names in zip(places, found, strict=True)
+    }
+    return [
+        _judge(_forms()[one.index], one.sm, one.binary, one.shared_bytes, instructions[place])
+        for place, one in enumerate(built)
+    ]
 
 
 _all: list[Shipped] = []
@@ -151,33 +229,41 @@ def _forms() -> list[Shipped]:
     return _all
 
 
-def chosen(forms: Sequence[Shipped], known: Iterable[Row], *, one_each: bool) -> list[int]:
-    """Indices of the forms to compile: all, or the first of each op and those whose source is not in `known`."""
+def chosen(forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool) -> list[int]:
+    """Indices of the forms to compile: all, or the first of each op and those whose digest is not in `known`, by (op,
+    config)."""
     if not one_each:
         return list(range(len(forms)))
-    sources = {row.op: row.source for row in known}
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     return [
         index
         for index, form in enumerate(forms)
-        if first[form.op] == index or sources.get(form.op) != form.kernel.cache_key[:16]
+        if first[form.op] == index or known.get((form.op, form.config)) != digest(form)
     ]
 
 
-def read_table(path: Path) -> list[Row]:
-    """Rows as `--write` wrote them; none where there is no file."""
+def read_table(path: Path) -> Table:
+    """As `write_table` wrote it; an empty one where there is no file."""
     if not path.exists():
-        return []
-    return [Row(**{**row, "faults": tuple(row["faults"])}) for row in json.loads(path.read_text())]
+        return Table("", ())
+    told = json.loads(path.read_text())
+    return Table(told["triton"], tuple(Row(**{**row, "faults": tuple(row["faults"])}) for row in told["rows"]))
 
 
-def render(rows: Iterable[Row]) -> str:
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """JSON, a line a row."""
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    path.write_text(f'{{"triton": {json.dumps(triton_version())}, "rows": [\n{lines}\n]}}\n')
+
+
+def render(rows: Sequence[Row]) -> str:
     """A table to read, a line a row."""
     lines = [f"{'op':18} {'config':44} {'sm':>4} {'regs':>5} {'stack':>6} {'smem':>7} {'16 B':>5}  matrix"]
     for row in rows:
+        matrix = ", ".join(f"{count} {name}" for name, count in row.matrix.items())
         lines.append(
             f"{row.op:18} {row.config:44} {row.sm:4} {row.registers:5} {row.stack_bytes:6} {row.shared_bytes:7} "
-            f"{row.wide_loads:5}  {row.matrix}{''.join(f'  FAULT {fault}' for fault in row.faults)}"
+            f"{row.wide_loads:5}  {matrix}{''.join(f'  FAULT {fault}' for fault in row.faults)}"
         )
     return "\n".join(lines)
 
@@ -188,19 +274,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-each", action="store_true")
     parser.add_argument("--since", type=Path, metavar="TABLE", default=Path("no table"))
     parser.add_argument("--write", type=Path, metavar="TABLE")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
+    known = read_table(asked.since).sources()
     tasks = [
         (index, sm)
-        for index in chosen(_forms(), read_table(asked.since), one_each=asked.one_each)
-        for sm in asked.sm
-        if sm >= _forms()[index].min_sm
+        for index in chosen(_forms(), known, one_each=asked.one_each)
+        for sm in targets(_forms()[index])
+        if sm in asked.sm
     ]
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("fork")) as pool:
-        rows = list(pool.map(_task, tasks, chunksize=1 + len(tasks) // (16 * asked.jobs)))
+    rows = compile_tasks(tasks, asked.jobs)
     print(render(rows))
     if asked.write:
-        asked.write.write_text("[\n" + ",\n".join(json.dumps(asdict(row)) for row in rows) + "\n]\n")
+        write_table(asked.write, rows)
     faulty = [row for row in rows if row.faults]
     print(f"{len(rows)} compiled, {len(faulty)} with faults")
     return int(bool(faulty))

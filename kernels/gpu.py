@@ -32,7 +32,8 @@ def interpret(is_on: bool) -> None:
 
 
 def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
-    """Why no Triton kernel takes tensors of these, or None: the part that all predicates share."""
+    """Why no Triton kernel takes tensors of these, or None: the part that all predicates share. The first is that of
+    activations, which only what is stored beside them may be narrower than."""
     if device_type != "cuda" and not _is_interpreted:
         return "runs on a GPU"
     if importlib.util.find_spec("triton") is None:
@@ -40,11 +41,20 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     others = [str(dtype) for dtype in dtypes if dtype not in DTYPES]
     if others:
         return f"takes {', '.join(map(str, DTYPES))}, not {', '.join(others)}"
+    if dtypes[:1] == (torch.float8_e4m3fn,):
+        return f"computes from 16 bits or more, not {dtypes[0]}"
     if torch.float8_e4m3fn in dtypes and device_type == "cuda":
         major, minor = torch.cuda.get_device_capability()
         if 10 * major + minor < FP8_MIN_SM:
             return f"converts to 8-bit floats from compute capability 8.9 on, not {major}.{minor}"
     return None
+
+
+def refuses_weight(dtype: torch.dtype, weight_dtype: torch.dtype) -> str | None:
+    """Why a kernel does not multiply rows of `dtype` by a vector of `weight_dtype`, or None."""
+    if weight_dtype in (dtype, torch.float32):
+        return None
+    return f"takes weights in the rows' {dtype} or in float32, not {weight_dtype}"
 
 
 def from_host(host: Tensor, device: torch.device) -> Tensor:

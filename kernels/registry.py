@@ -13,6 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+ROWS_SHARE_SUMS = "torch shares the sum over a row out by how many rows there are"
+"""Why a plain reference that sums over rows varies on a GPU (`Implementation.varies`)."""
+
 Key = TypeVar("Key", bound=Hashable)
 Run = TypeVar("Run", bound=Callable[..., Any])
 
@@ -45,6 +48,8 @@ class Implementation(Generic[Key, Run]):
     name: str
     run: Run | Deferred
     predicate: Callable[[Key], str | None]
+    varies: str | None = None
+    """Why a row's bits may depend on the rows beside it on a GPU; None where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Choice:
     chosen: str
     refused: tuple[tuple[str, str], ...]
     """(implementation, reason), in order of preference."""
+    varies: str | None = None
+    """Of the implementation."""
 
 
 class Op(Generic[Key, Run]):
@@ -90,6 +97,11 @@ class Op(Generic[Key, Run]):
             found = self._resolved[key] = self._choose(key)
         return found[0]
 
+    def choice(self, key: Key) -> Choice:
+        """What `resolve` gives, and why. Raises `KernelError` where none can run."""
+        self.resolve(key)
+        return self._resolved[key][1]
+
     def choices(self) -> tuple[Choice, ...]:
         """The choice made for each key met so far."""
         return tuple(choice for _, choice in self._resolved.values())
@@ -104,7 +116,7 @@ class Op(Generic[Key, Run]):
             if reason is None:
                 run = implementation.run
                 run = run.load() if isinstance(run, Deferred) else run
-                return run, Choice(self.name, key, implementation.name, tuple(refused))
+                return run, Choice(self.name, key, implementation.name, tuple(refused), implementation.varies)
             refused.append((implementation.name, reason))
         tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise KernelError(f"{self.name}: nothing can run for {key} ({tried})")

@@ -39,7 +39,7 @@ def describe_plan(plan: Plan) -> str:
     facts, config, memory = plan.facts, plan.config, plan.memory
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
-        f"{_precision(config.dtype, config.quantization)} on {config.device}; plan "
+        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype)} on {config.device}; plan "
         f"{format_bytes(memory.weights_bytes)} weights, {format_bytes(memory.kv_bytes)} KV, "
         f"{format_bytes(memory.working_bytes)} to work in"
     )
@@ -56,8 +56,9 @@ def deviation(ready: Ready) -> str | None:
     )
 
 
-def _precision(dtype: str, quantization: str) -> str:
-    return dtype if quantization == "none" else f"{quantization} weights, {dtype}"
+def _precision(dtype: str, quantization: str, kv_cache_dtype: str) -> str:
+    weights = "" if quantization == "none" else f"{quantization} weights, "
+    return weights + dtype + (", fp8 KV" if kv_cache_dtype == "fp8" else "")
 
 
 def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
@@ -70,7 +71,10 @@ def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
-        f"{_precision(ready.dtype, ready.quantization)}, context {ready.max_model_len}, {kv_tokens} KV tokens)\n"
+        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype)}, context {ready.max_model_len}, "
+        f"{kv_tokens} KV tokens, "
+        f"{'deterministic' if ready.deterministic else 'not deterministic'})\n"
+        f"  {plan.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal, Self
 
@@ -19,12 +18,23 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, middleware
+from inferd.server.api import routes
+from inferd.server.api.admin import AdminApi, Handler, admin_only, not_served
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
+from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.health import HealthApi
+from inferd.server.api.messages import MessagesApi
 from inferd.server.api.models import ModelsApi
+from inferd.server.api.openapi import OpenApi
+from inferd.server.api.render import RenderApi
+from inferd.server.api.responses import ResponsesApi
+from inferd.server.api.responses_background import Background
+from inferd.server.api.responses_store import ResponseStore
+from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
@@ -33,27 +43,9 @@ from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
 from inferd.server.settings import Settings
 from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
+from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
-
-
-class Access(Enum):
-    """Who may call a route."""
-
-    PUBLIC = "public"
-    """Anyone: probes and scrapers have no key."""
-    KEY = "key"
-    """Callers with a key, where keys are set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One row of the table."""
-
-    method: Literal["GET", "POST"]
-    path: str
-    access: Access
-    handler: Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,38 +53,65 @@ class AppOptions:
     """What the operator decides about the HTTP side."""
 
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     body_timeout_s: float = 60.0
     keep_alive_s: float = KEEP_ALIVE_S
+    stored_responses_bytes: int = 256 * 2**20
+    stored_responses_ttl_s: float = 86_400.0
     unknown_fields: Literal["refuse", "warn"] = "refuse"
     has_access_log: bool = True
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """What /config shows."""
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings, config: EngineConfig | None = None) -> Self:
+        """`config`: what the engine's settings became."""
         return cls(
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
+            admin_keys=tuple(key.get_secret_value() for key in settings.admin_key),
             max_body_bytes=settings.max_body_bytes,
+            stored_responses_bytes=settings.stored_responses,
+            stored_responses_ttl_s=settings.stored_responses_ttl_s,
             unknown_fields=settings.unknown_fields,
             has_access_log=settings.access_log,
+            config=settled(settings, config),
         )
 
 
+def settled(settings: Settings, config: EngineConfig | None) -> dict[str, dict[str, object]]:
+    """Setting -> {value as text, source, what it became}; `became` is null where nothing was left to decide."""
+    return {
+        name: {"value": value, "source": source, "became": getattr(config, _BECOMES.get(name, name), None)}
+        for name, value, source in settings.explain()
+    }
+
+
+_BECOMES = {"kv_memory": "kv_memory_bytes"}
+"""Settings whose fields of the engine's configuration have other names."""
+
+
 def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
-    """The ASGI application for one model. Its threads end with its lifespan."""
+    """The ASGI application for one model. Its threads and processes end with its lifespan."""
     lanes = Lanes()
     prompts = Prompts(model, lanes)
+    grammars = GrammarChecker(model.path, model.vocab_size)
+    background = Background()
     service = Service(
         model=model,
         router=router,
         metrics=metrics,
-        intake=Intake(model, prompts),
+        intake=Intake(model, prompts, grammars),
         prompts=prompts,
         lanes=lanes,
+        responses=ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s),
+        background=background,
         version=version("inferd"),
         unknown_fields=options.unknown_fields,
         body_timeout_s=options.body_timeout_s,
         keep_alive_s=options.keep_alive_s,
+        config=options.config,
     )
 
     @asynccontextmanager
@@ -100,18 +119,19 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         try:
             yield
         finally:
+            await background.close()
+            await grammars.close()
             lanes.close()
 
-    routes = routes_of(service)
     app = FastAPI(
         title="inferd",
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, routes, metrics),
+        middleware=_middleware(options, metrics),
     )
-    for route in routes:
-        app.router.add_route(route.path, route.handler, methods=[route.method])
+    add_routes(app, handlers_of(service))
+    check_labels(app)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(EngineDeadError, _on_refusal)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
@@ -119,37 +139,86 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     return app
 
 
-def routes_of(service: Service) -> tuple[Route, ...]:
-    """Every route there is, each with its label."""
+def handlers_of(service: Service) -> dict[Route, Handler]:
+    """What serves each route of the table, those alone excepted that answer 501."""
     chat, text, tokens = ChatApi(service), CompletionsApi(service), TokensApi(service)
-    models, health = ModelsApi(service), HealthApi(service)
-    return (
-        Route("POST", "/v1/chat/completions", Access.KEY, chat.create),
-        Route("POST", "/v1/completions", Access.KEY, text.create),
-        Route("GET", "/v1/models", Access.KEY, models.list),
-        Route("GET", "/v1/models/{model_id:path}", Access.KEY, models.get),
-        Route("POST", "/tokenize", Access.KEY, tokens.tokenize),
-        Route("POST", "/detokenize", Access.KEY, tokens.detokenize),
-        Route("GET", "/health", Access.PUBLIC, health.ready),
-        Route("GET", "/live", Access.PUBLIC, health.live),
-        Route("GET", "/ready", Access.PUBLIC, health.ready),
-        Route("GET", "/version", Access.PUBLIC, health.version),
-        Route("GET", "/metrics", Access.PUBLIC, health.metrics),
-        Route("GET", "/state", Access.PUBLIC, StateApi(service).get),
-    )
+    models, health, admin = ModelsApi(service), HealthApi(service), AdminApi(service)
+    render, messages = RenderApi(service), MessagesApi(service)
+    responses = ResponsesApi(service)
+    return {
+        routes.CHAT: chat.create,
+        routes.CHAT_RENDER: render.chat,
+        routes.COMPLETIONS: text.create,
+        routes.COMPLETIONS_RENDER: render.completions,
+        routes.MESSAGES: messages.create,
+        routes.COUNT_TOKENS: messages.count_tokens,
+        routes.RESPONSES: responses.create,
+        routes.RESPONSE: responses.get,
+        routes.DELETE_RESPONSE: responses.delete,
+        routes.CANCEL_RESPONSE: responses.cancel,
+        routes.RESPONSE_ITEMS: responses.input_items,
+        routes.EMBEDDINGS: EmbeddingsApi(service).create,
+        routes.TOKENIZE: tokens.tokenize,
+        routes.DETOKENIZE: tokens.detokenize,
+        routes.TOKENIZER_INFO: tokens.info,
+        routes.MODELS: models.list,
+        routes.MODEL: models.get,
+        routes.HEALTH: health.ready,
+        routes.READY: health.ready,
+        routes.LIVE: health.live,
+        routes.VERSION: health.version,
+        routes.METRICS: health.metrics,
+        routes.STATE: StateApi(service).get,
+        routes.OPENAPI: OpenApi(service.version).get,
+        routes.CONFIG: admin.config,
+        routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
+    }
 
 
-def _middleware(options: AppOptions, routes: tuple[Route, ...], metrics: Metrics) -> list[Middleware]:
+def add_routes(app: FastAPI, handlers: Mapping[Route, Handler]) -> None:
+    """Serve every route of the table as its label says. Raises `RuntimeError` where table and handlers differ."""
+    served = {route for route in routes.ROUTES if not route.missing}
+    if set(handlers) != served:
+        paths = sorted(f"{route.method} {route.path}" for route in set(handlers) ^ served)
+        raise RuntimeError(f"a row of the table without a handler, or a handler without a row: {', '.join(paths)}")
+    by_path: dict[str, dict[str, Handler]] = {}
+    for route in routes.ROUTES:
+        handler = not_served(route.missing) if route.missing else handlers[route]
+        guarded = admin_only(handler) if route.access is Access.ADMIN else handler
+        by_path.setdefault(route.path, {})[route.method] = guarded
+    for path, by_method in by_path.items():
+        app.router.add_route(path, _by_method(by_method), methods=list(by_method))
+
+
+def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+    """One handler for a path: only so is a method that it does not have refused with all those that it has."""
+
+    async def handle(request: Request) -> Response:
+        # HEAD is served where GET is.
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return handle
+
+
+def check_labels(app: FastAPI) -> None:
+    """Raises `RuntimeError` where a route is served that the table does not have."""
+    labelled = {route.path for route in routes.ROUTES}
+    unlabelled = [getattr(route, "path", route) for route in app.routes if getattr(route, "path", None) not in labelled]
+    if unlabelled:
+        raise RuntimeError(f"served without a label that says to whom: {unlabelled}")
+
+
+def _middleware(options: AppOptions, metrics: Metrics) -> list[Middleware]:
     """Outermost first. CORS answers preflights, which carry no key, before keys are asked for."""
-    public_paths = [route.path for route in routes if route.access is Access.PUBLIC]
-    templates = [route.path for route in routes]
+    public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
+    templates = [route.path for route in routes.ROUTES]
     layers = [Middleware(middleware.RequestIds), Middleware(middleware.Tally, metrics=metrics, templates=templates)]
     if options.has_access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     layers.append(Middleware(middleware.LastResort))
     if options.cors_origins:
-        allowed = ("GET", "POST")
-        exposed = ("x-request-id", "retry-after", "retry-after-ms")
+        allowed = ("GET", "POST", "DELETE")
+        exposed = ("x-request-id", "request-id", "retry-after", "retry-after-ms")
         origins = list(options.cors_origins)
         layers.append(
             Middleware(
@@ -160,15 +229,16 @@ def _middleware(options: AppOptions, routes: tuple[Route, ...], metrics: Metrics
                 expose_headers=exposed,
             )
         )
-    layers.append(Middleware(middleware.Keys, keys=options.api_keys, public_paths=public_paths))
+    layers.append(
+        Middleware(middleware.Keys, keys=options.api_keys, public_paths=public_paths, admin_keys=options.admin_keys)
+    )
     layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes))
     return layers
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
-    del request
     assert isinstance(error, (RequestError, EngineDeadError))
-    return errors.response_of(error)
+    return middleware.refusal(request.scope, error)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -186,7 +256,7 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
         message = (
             f"Not allowed to {where}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
         )
-        response = errors.response_of(RequestError("method_not_supported", message))
+        response = middleware.refusal(request.scope, RequestError("method_not_supported", message))
         response.headers["Allow"] = allowed
         return response
-    return errors.response_of(RequestError("invalid_url", f"Invalid URL ({where})"))
+    return middleware.refusal(request.scope, RequestError("invalid_url", f"Invalid URL ({where})"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
 import httpx
@@ -43,6 +43,8 @@ class Conversation:
     options: ChatOptions
     client: httpx.Client
     messages: list[dict[str, str]] = field(default_factory=list)
+    on_reasoning: Callable[[str], None] = lambda text: None
+    """Given what the model reasons before it answers; that is never sent back."""
 
     def reset(self) -> None:
         self.messages[:] = [{"role": "system", "content": self.options.system}] if self.options.system else []
@@ -73,18 +75,23 @@ class Conversation:
                     raise ChatError(_refusal(response))
                 for line in response.iter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _text(json.loads(line[6:]))
+                        delta = _delta(json.loads(line[6:]))
+                        reasoning = delta.get("reasoning") or delta.get("reasoning_content")
+                        if reasoning:
+                            self.on_reasoning(str(reasoning))
+                        yield str(delta.get("content") or "")
         except httpx.HTTPError as error:
             raise _unreachable(options.base_url, error) from error
 
 
-def _text(chunk: dict[str, object]) -> str:
+def _delta(chunk: dict[str, object]) -> dict[str, object]:
     error, choices = chunk.get("error"), chunk.get("choices")
     if isinstance(error, dict):
         raise ChatError(str(error.get("message")))
     if not isinstance(choices, list) or not choices:
-        return ""
-    return str(choices[0]["delta"].get("content") or "")
+        return {}
+    delta = choices[0].get("delta")
+    return delta if isinstance(delta, dict) else {}
 
 
 def _unreachable(base_url: str, error: httpx.HTTPError | httpx.InvalidURL) -> ChatError:
@@ -113,7 +120,7 @@ def run_chat(options: ChatOptions, question: str | None) -> int:
     base_url = options.base_url.rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=base_url, headers=headers, timeout=timeout) as client:
-        conversation = Conversation(_with_model(options, client), client)
+        conversation = Conversation(_with_model(options, client), client, on_reasoning=_print_reasoning)
         conversation.reset()
         if question is not None:
             _print_answer(conversation, question)
@@ -153,6 +160,12 @@ def _talk(conversation: Conversation) -> int:
                 _print_answer(conversation, question)
             except ChatError as error:
                 print(f"inferd: {error}", file=sys.stderr)
+
+
+def _print_reasoning(text: str) -> None:
+    """Dim, and to a terminal alone: what is piped on is the answer."""
+    if sys.stderr.isatty():
+        print(f"\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
 
 
 def _print_answer(conversation: Conversation, question: str) -> None:

@@ -56,8 +56,8 @@ def _settings_parameters(skip: str) -> list[inspect.Parameter]:
 def _option(about: Setting) -> Any:
     notes = [", ".join(about.choices), f"default {about.default}" if about.default else ""]
     shown = "; ".join(note for note in notes if note)
-    # A switch that is on by default needs a flag to turn it off; the help of the others stays narrow.
-    is_double = about.is_switch and about.default == "on"
+    # A switch that may be on without being asked for needs a flag to turn it off; the help of the others stays narrow.
+    is_double = about.is_switch and about.default != "off"
     option = typer.Option(
         f"{about.flag}/--no-{about.flag.removeprefix('--')}" if is_double else about.flag,
         help=f"{about.help.removesuffix('.')} ({shown})." if shown else about.help,
@@ -132,10 +132,11 @@ def chat(
 @app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="Hub id, checkpoint directory, config.json, or tiny.")],
-    dtype: Annotated[str, typer.Option(help="Of activations, KV and weights.", metavar="WORD")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of activations and weights.", metavar="WORD")] = "auto",
     quantization: Annotated[
         str, typer.Option(help="Of linear weights: none, fp8, int8, int4.", metavar="WORD")
     ] = "none",
+    kv_cache_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto, fp8.", metavar="WORD")] = "auto",
     batch: Annotated[int, typer.Option(help="Sequences at once.", metavar="N")] = 1,
     context: Annotated[
         int | None, typer.Option(help="Tokens of each.", metavar="N", show_default="all the model can")
@@ -157,6 +158,7 @@ def plan(
         revision=revision,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         batch=batch,
         context=context,
         overhead=overhead,

@@ -34,49 +34,60 @@ class Row:
     status: int
     type: str
     wire_code: str | None
+    about: str
+    """When it is answered, for the documentation."""
     retry_after_s: float | None = None
     """Base of the jittered Retry-After."""
 
 
-def _refused(status: int, code: str) -> Row:
-    return Row(status, "invalid_request_error", code)
+_REFUSED, _BROKEN = "invalid_request_error", "server_error"
+_LIMITED, _UNAVAILABLE = "rate_limit_error", "service_unavailable_error"
 
-
-_BAD_REQUEST_CODES = (
-    "array_above_max_length",
-    "context_length_exceeded",
-    "decimal_above_max_value",
-    "decimal_below_min_value",
-    "empty_array",
-    "empty_string",
-    "integer_above_max_value",
-    "integer_below_min_value",
-    "invalid_type",
-    "invalid_value",
-    "missing_required_parameter",
-    "object_above_max_properties",
-    "string_above_max_length",
-    "unknown_parameter",
-    "unsupported_parameter",
-    "unsupported_value",
-)
+_BAD_REQUESTS = {
+    "array_above_max_length": "An array has too many items.",
+    "context_length_exceeded": "The prompt, or prompt and answer together, exceed the context; both counts are named.",
+    "decimal_above_max_value": "A number is too large.",
+    "decimal_below_min_value": "A number is too small.",
+    "empty_array": "An array needs an item.",
+    "empty_string": "A string needs a character.",
+    "integer_above_max_value": "A whole number is too large.",
+    "integer_below_min_value": "A whole number is too small.",
+    "invalid_type": "A value has the wrong JSON type.",
+    "invalid_value": "A value, or two fields together, cannot be.",
+    "missing_required_parameter": "A field is missing.",
+    "previous_response_not_found": "No response with the id of `previous_response_id` is stored for this key.",
+    "object_above_max_properties": "An object has too many keys.",
+    "string_above_max_length": "A string is too long.",
+    "unknown_parameter": "Nobody knows the field.",
+    "unsupported_parameter": "Other servers know the field and this one does not serve it; the way out is named.",
+    "unsupported_value": "The field is served, this value of it is not.",
+}
 
 ROWS: dict[str, Row] = {
-    **{code: _refused(400, code) for code in _BAD_REQUEST_CODES},
-    "malformed_json": Row(400, "invalid_request_error", None),
-    "invalid_api_key": Row(401, "authentication_error", "invalid_api_key"),
-    "invalid_url": Row(404, "invalid_request_error", None),
-    "model_not_found": _refused(404, "model_not_found"),
-    "method_not_supported": _refused(405, "method_not_supported"),
-    "deadline_exceeded": Row(408, "timeout_error", "deadline_exceeded"),
-    "request_too_large": _refused(413, "request_too_large"),
-    "unsupported_content_type": _refused(415, "unsupported_content_type"),
-    "rate_limit_exceeded": Row(429, "rate_limit_error", "rate_limit_exceeded", 1.0),
-    "slow_down": Row(429, "rate_limit_error", "slow_down", 1.0),
-    "internal_error": Row(500, "server_error", None),
-    "engine_error": Row(500, "server_error", "engine_error"),
-    "numerical_error": Row(500, "server_error", "numerical_error"),
-    "server_is_overloaded": Row(503, "service_unavailable_error", "server_is_overloaded", 1.0),
+    **{code: Row(400, _REFUSED, code, about) for code, about in _BAD_REQUESTS.items()},
+    "malformed_json": Row(400, _REFUSED, None, "The body is no JSON object, or more of one than is read."),
+    "invalid_api_key": Row(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
+    "insufficient_permissions": Row(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
+    "invalid_url": Row(404, _REFUSED, None, "There is no such path."),
+    "response_not_found": Row(
+        404, _REFUSED, "response_not_found", "No response with this id is stored for this key, or it is no longer."
+    ),
+    "model_not_found": Row(404, _REFUSED, "model_not_found", "The model is not served."),
+    "method_not_supported": Row(405, _REFUSED, "method_not_supported", "The path has no such method; `Allow` has."),
+    "deadline_exceeded": Row(
+        408, "timeout_error", "deadline_exceeded", "The request's `timeout` ran out, or its body never came."
+    ),
+    "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
+    "unsupported_content_type": Row(415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON."),
+    "rate_limit_exceeded": Row(429, _LIMITED, "rate_limit_exceeded", "This client asks too often.", 1.0),
+    "slow_down": Row(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
+    "internal_error": Row(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
+    "engine_error": Row(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
+    "numerical_error": Row(500, _BROKEN, "numerical_error", "The model's numbers for this request were not finite."),
+    "not_implemented": Row(501, _BROKEN, "not_implemented", "Other servers have the route and this one does not."),
+    "server_is_overloaded": Row(
+        503, _UNAVAILABLE, "server_is_overloaded", "Too much waits, or the server starts or stops.", 1.0
+    ),
 }
 
 
@@ -112,6 +123,9 @@ def headers_of(error: RequestError | EngineDeadError) -> dict[str, str]:
     row = row_of(error)
     if row.status == 401:
         return {"WWW-Authenticate": "Bearer"}
+    if row.status == 501:
+        # OpenAI's clients take a 5xx for a passing trouble and ask twice more.
+        return {"X-Should-Retry": "false"}
     if row.retry_after_s is None:
         return {}
     # Jitter: callers that were refused together must not come back together.
@@ -254,7 +268,15 @@ def unsupported_parameter(param: str, way_out: str) -> RequestError:
     return RequestError("unsupported_parameter", message.strip(), param)
 
 
-def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | None) -> RequestError:
+class ContextTooLongError(RequestError):
+    """With its counts, in tokens, for interfaces that word it otherwise."""
+
+    def __init__(self, message: str, param: str, limit: int, num_prompt: int) -> None:
+        super().__init__("context_length_exceeded", message, param)
+        self.limit, self.num_prompt = limit, num_prompt
+
+
+def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | None) -> ContextTooLongError:
     """`num_output` is the number of tokens asked for, where asked for; counts are in tokens."""
     head = f"This model's maximum context length is {limit} tokens. However, "
     if num_output is None:
@@ -264,7 +286,7 @@ def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | 
             f"you requested {num_prompt + num_output} tokens ({num_prompt} in the {param}, {num_output} in the "
             f"completion). Please reduce the length of the {param} or of the completion."
         )
-    return RequestError("context_length_exceeded", head + tail, param)
+    return ContextTooLongError(head + tail, param, limit, num_prompt)
 
 
 def internal_error() -> RequestError:

@@ -1,8 +1,8 @@
 """What every request passes through, as pure ASGI: id, access line, last-resort error, key, body limit.
 
 Nothing here buffers a body or a response. Order, outermost first: `RequestIds`, `Tally`, `AccessLog`, `LastResort`,
-`Keys`, `BodyLimit`. Knows no route but its path's template and whether it is public, and logs neither bodies nor keys.
-Paths are what follows the prefix that a proxy stripped.
+`Keys`, `BodyLimit`. Knows no route but its path's template, whether it is public and whether it is Anthropic's, and
+logs neither bodies nor keys. Paths are what follows the prefix that a proxy stripped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import anthropic_errors, errors
 from inferd.server.schema.generation import is_sane_id
 
 access_logger = logging.getLogger("inferd.access")
@@ -33,7 +35,10 @@ class HttpMetrics(Protocol):
 
 
 class RequestIds:
-    """Every answer carries `x-request-id`: the caller's own where it is sane, else a new one."""
+    """Every answer carries `x-request-id`: the caller's own where it is sane, else a new one.
+
+    Anthropic's clients look for it under `request-id`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,10 +53,13 @@ class RequestIds:
         state["request_id"] = request_id
         state["arrival_s"] = time.monotonic()
         state["tenant"] = ""
+        names = ("x-request-id", "request-id") if _is_anthropic(scope) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                for name in names:
+                    headers[name] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -61,10 +69,10 @@ class Tally:
     """Counts and times every answer, to its last byte, under its route's template."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, templates: Iterable[str]) -> None:
-        """`templates`: every route's path; one that ends in a parameter covers all that begins like it."""
+        """`templates`: every route's path."""
         self._app, self._metrics = app, metrics
         self._exact = {template for template in templates if "{" not in template}
-        self._prefixes = {template.partition("{")[0]: template for template in templates if "{" in template}
+        self._patterns = {template: compile_path(template)[0] for template in templates if "{" in template}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +95,7 @@ class Tally:
     def _template(self, path: str) -> str:
         if path in self._exact:
             return path
-        return next((template for prefix, template in self._prefixes.items() if path.startswith(prefix)), "unknown")
+        return next((template for template, pattern in self._patterns.items() if pattern.match(path)), "unknown")
 
 
 class AccessLog:
@@ -155,37 +163,54 @@ class LastResort:
             if has_begun:
                 # The connection must break: a complete-looking half answer would be taken for a whole one.
                 raise
-            await errors.response_of(errors.internal_error())(scope, receive, send)
+            await refusal(scope, errors.internal_error())(scope, receive, send)
 
 
 class Keys:
-    """Lets a request in that names one of the keys, or asks for a public path. Without keys, everyone is let in."""
+    """Lets a request in that names one of the keys, or asks for a public path. Without keys, everyone is let in.
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], public_paths: Iterable[str]) -> None:
+    What is let in carries its `role` in the request's state: "admin" for an admin key, "user" for another, else "".
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[str], public_paths: Iterable[str], admin_keys: Iterable[str] = ()
+    ) -> None:
+        """An admin key opens every route; alone it closes none but those of administrators."""
         self._app = app
         self._digests = tuple(_digest(key) for key in keys)
+        self._admin_digests = tuple(_digest(key) for key in admin_keys)
         self._public_paths = frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and route_path(scope) not in self._public_paths:
+        if scope["type"] == "http":
             error = self._check(scope)
-            if error is not None:
-                await errors.response_of(error)(scope, receive, send)
+            if error is not None and self._digests and route_path(scope) not in self._public_paths:
+                await refusal(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> RequestError | None:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
-            message = "You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'."
+        """Say in the request's state who asks; what is wrong with the key, where anything is."""
+        state = scope["state"]
+        state["role"], state["has_admin_keys"] = "", bool(self._admin_digests)
+        if not (self._digests or self._admin_digests):
+            return None
+        keys = _keys_of(scope)
+        if not keys:
+            also = " or 'x-api-key: YOUR_KEY'" if _is_anthropic(scope) else ""
+            message = f"You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'{also}."
             return RequestError("invalid_api_key", message)
-        digest = _digest(key)
+        if len(keys) > 1:
+            # What stands before this server may have looked at the other one.
+            return RequestError("invalid_api_key", "Your request has two API keys that differ. Send one.")
+        digest = _digest(*keys)
         # Every key is compared, and digests of one length: time tells nothing about the keys.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
+        users = [hmac.compare_digest(digest, known) for known in self._digests]
+        admins = [hmac.compare_digest(digest, known) for known in self._admin_digests]
+        if not (any(users) or any(admins)):
             return RequestError("invalid_api_key", "Incorrect API key provided.")
-        scope["state"]["tenant"] = digest.hex()[:32]
+        state["role"] = "admin" if any(admins) else "user"
+        state["tenant"] = digest.hex()[:32]
         return None
 
 
@@ -201,7 +226,7 @@ class BodyLimit:
             return
         stated = Headers(scope=scope).get("content-length", "")
         if stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_bytes):
-            await errors.response_of(self._refusal())(scope, receive, send)
+            await refusal(scope, self._refusal())(scope, receive, send)
             return
         num_bytes = 0
 
@@ -220,10 +245,31 @@ class BodyLimit:
         return RequestError("request_too_large", message)
 
 
+def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
+    """An error in the shape of the interface that the path belongs to."""
+    if _is_anthropic(scope):
+        return anthropic_errors.response_of(error, scope["state"]["request_id"])
+    return errors.response_of(error)
+
+
 def route_path(scope: Scope) -> str:
     """The path as the routes know it: the server puts the proxy's prefix before every path."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    return anthropic_errors.is_anthropic(route_path(scope))
+
+
+def _keys_of(scope: Scope) -> set[str]:
+    """The keys in the headers, of which one may stand twice: as bearer and, where clients send it so, on its own."""
+    headers = Headers(scope=scope)
+    parts = [value.partition(" ") for value in headers.getlist("authorization")]
+    found = {key.strip() for scheme, _, key in parts if scheme.lower() == "bearer"}
+    if _is_anthropic(scope):
+        found.update(key.strip() for key in headers.getlist("x-api-key"))
+    return found - {""}
 
 
 def _digest(key: str) -> bytes:

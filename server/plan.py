@@ -13,21 +13,22 @@ from typing import Any, get_args
 
 from inferd.engine.api.capacity import longest_context, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, local_path, locate, read_json
-from inferd.engine.api.config import (
-    AUTO_BLOCK_SIZE,
-    AUTO_MAX_NUM_BATCHED_TOKENS,
-    BLOCK_SIZES,
+from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
+from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import MemoryPlan, refusal
+from inferd.engine.api.precision import DTYPE_BYTES, KVCache, Precision, Quantization
+from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
+    deterministic_on,
+    fp8_kv_refusal,
     quantization_of,
     served_dtype,
     served_precisions,
 )
-from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import MemoryPlan, Part, Workload, refusal
-from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.api.working import Part, Workload
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 
@@ -40,6 +41,7 @@ class PlanOptions:
     revision: str | None = None
     dtype: str = "auto"
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     batch: int = 1
     """Sequences at once."""
     context: int | None = None
@@ -91,6 +93,8 @@ class Report:
     fits: bool
     verdict: str
     """On this machine, in one sentence."""
+    deterministic: tuple[bool, str]
+    """Whether tokens depend on the request alone where nothing is asked, and why."""
 
     @property
     def held_bytes(self) -> int:
@@ -109,14 +113,15 @@ def build(asked: PlanOptions, machine: Machine) -> Report:
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
     facts, files = _read(asked)
-    precision, work = _precision(asked, facts), _workload(asked, facts)
+    precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype)
     fits, verdict = _verdict(facts, served, work, machine)
-    rows = tuple(_row(facts, row, work, machine) for row in _precisions(dtype))
+    rows = tuple(_row(facts, row, work, machine) for row in _precisions(dtype, precision.kv_cache))
     return Report(
-        asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict
+        asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
+        deterministic_on(None, machine.device),
     )  # fmt: skip
 
 
@@ -153,12 +158,16 @@ def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
     quantization = next((kind for kind in kinds if kind == asked.quantization), None)
     if quantization is None:
         raise ConfigError(f"--quantization must be one of {', '.join(kinds)}, but got {asked.quantization!r}")
+    caches: tuple[KVCache, ...] = get_args(KVCache)
+    kv_cache = next((kind for kind in caches if kind == asked.kv_cache_dtype), None)
+    if kv_cache is None:
+        raise ConfigError(f"--kv-cache-dtype must be one of {', '.join(caches)}, but got {asked.kv_cache_dtype!r}")
     check_quantization(quantization, facts.arch)
     dtype = auto_dtype(facts)[0] if asked.dtype == "auto" else asked.dtype
-    return Precision(dtype, quantization_of(quantization, facts.arch))
+    return Precision(dtype, quantization_of(quantization, facts.arch), kv_cache)
 
 
-def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
+def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Workload:
     positions = facts.arch.max_positions
     context = positions if asked.context is None else asked.context
     for flag, value, limit in (("--batch", asked.batch, 65536), ("--context", context, positions)):
@@ -169,19 +178,22 @@ def _workload(asked: PlanOptions, facts: ModelFacts) -> Workload:
     return Workload(
         num_seqs=asked.batch,
         max_model_len=context,
-        step_tokens=AUTO_MAX_NUM_BATCHED_TOKENS,
+        step_tokens=auto_step_tokens(machine.device),
         block_size=asked.block_size,
+        device=machine.device,
+        num_threads=machine.num_cpus,
     )
 
 
-def _precisions(served: str) -> tuple[Precision, ...]:
+def _precisions(served: str, kv_cache: KVCache) -> tuple[Precision, ...]:
     """All there are, the largest first; quantized weights beside the dtype that `serve --quantization` would have."""
     kinds: tuple[Quantization, ...] = get_args(Quantization)
-    return (*map(Precision, DTYPE_BYTES), *(Precision(served, kind) for kind in kinds if kind != "none"))
+    plain = (Precision(dtype, kv_cache=kv_cache) for dtype in DTYPE_BYTES)
+    return (*plain, *(Precision(served, kind, kv_cache) for kind in kinds if kind != "none"))
 
 
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> Row:
-    reason = refusal(facts.arch, precision.quantization)
+    reason = refusal(facts.arch, precision.quantization) or _kv_refusal(precision, machine)
     if reason is not None:
         return Row(precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
@@ -192,14 +204,21 @@ def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machi
     return Row(precision, None, plan, is_served, context)
 
 
+def _kv_refusal(precision: Precision, machine: Machine) -> str | None:
+    return fp8_kv_refusal(machine) if precision.kv_cache == "fp8" else None
+
+
 def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> tuple[bool, str]:
     arch, available = facts.arch, machine.memory_available_bytes
     plan = plan_sequences(arch, served, work, work.num_seqs)
     many = work.num_seqs > 1
     what = f"{work.num_seqs if many else 'one'} sequence{'s' if many else ''} of {work.max_model_len} tokens"
+    reason = _kv_refusal(served, machine)
+    if reason is not None:
+        return False, f"cannot be: {reason}; leave --kv-cache-dtype at auto"
     if plan.total_bytes <= available:
         return True, f"fits: {what} in {served.name}"
-    found = options(arch, served_precisions(arch, served.dtype, machine), work, work.num_seqs, available)
+    found = options(arch, served_precisions(arch, served, machine), work, work.num_seqs, available)
     return False, f"does not fit: {shortage(plan, served, what, available)}; {ways_out(served, found)}"
 
 
@@ -214,6 +233,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "num_params": report.facts.num_params,
         "dtype": report.precision.dtype,
         "quantization": report.precision.quantization,
+        "kv_cache_dtype": report.precision.kv_cache,
         "batch": work.num_seqs,
         "context": work.max_model_len,
         "block_size": work.block_size,
@@ -237,6 +257,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "memory_total_bytes": machine.memory_total_bytes,
             "memory_available_bytes": machine.memory_available_bytes,
             "dtype": report.served.dtype,
+            "deterministic": report.deterministic[0],
             "fits": report.fits,
             "verdict": report.verdict,
         },

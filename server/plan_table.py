@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from inferd.engine.api.machine import Machine
-from inferd.engine.api.planner import Part, format_bytes
+from inferd.engine.api.planner import format_bytes
+from inferd.engine.api.working import Part
 from inferd.server.plan import PlanOptions, Report, Row, build, to_json
 
 _SMALL_BYTES = 10**10
-_ESTIMATES = ("activations", "logits", "processes")
+_ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ def _layers(count: int) -> str:
 def _parts(report: Report) -> Table:
     plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
     weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
-    table = _table(f"{weights}{report.precision.dtype}, {_sequences(work.num_seqs)} of {work.max_model_len:,} tokens")
+    kv = ", fp8 KV" if report.precision.kv_cache == "fp8" else ""
+    sequences = f"{_sequences(work.num_seqs)} of {work.max_model_len:,} tokens"
+    table = _table(f"{weights}{report.precision.dtype}{kv}, {sequences}")
     table.add_column("part", no_wrap=True)
     table.add_column(unit.decimal_name, justify="right", no_wrap=True)
     table.add_column(unit.binary_name, justify="right", no_wrap=True)
@@ -153,10 +156,11 @@ def _here(row: Row, report: Report) -> str:
 
 
 def _machine(report: Report) -> str:
-    machine = report.machine
+    machine, (is_deterministic, why) = report.machine, report.deterministic
     return (
         f"This machine: {format_bytes(machine.memory_available_bytes)} of "
-        f"{format_bytes(machine.memory_total_bytes)} available; {report.verdict}."
+        f"{format_bytes(machine.memory_total_bytes)} available; {report.verdict}.\n"
+        f"{'Deterministic' if is_deterministic else 'Not deterministic'}: {why}."
     )
 
 

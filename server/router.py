@@ -113,6 +113,7 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
         failure=last.failure,
+        embedding=last.embedding,
     )
 
 

@@ -53,8 +53,30 @@ class Settings(BaseSettings):
     quantization: Literal["none", "fp8", "int8", "int4"] = setting(
         "none", "What the weights of linear layers are stored in.", panel=_MODEL
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+        "auto", "What the KV cache is stored in; auto is the dtype.", panel=_MODEL
+    )
     max_model_len: Annotated[int | None, Auto, Number] = setting(
         None, "Most tokens of prompt and answer together.", panel=_MODEL, ge=2
+    )
+    tool_format: Literal[
+        "auto",
+        "none",
+        "deepseek_v3",
+        "deepseek_v31",
+        "gemma4",
+        "granite",
+        "harmony",
+        "hermes",
+        "json",
+        "llama3_json",
+        "mistral",
+        "mistral_args",
+        "phi4",
+        "qwen3_coder",
+    ] = setting("auto", "How the model writes tool calls; auto reads it off the checkpoint.", panel=_MODEL)
+    reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "think"] = setting(
+        "auto", "How the model writes reasoning; auto reads it off the checkpoint.", panel=_MODEL
     )
 
     host: str = setting("127.0.0.1", "Address to listen on.", panel=_SERVER)
@@ -63,12 +85,16 @@ class Settings(BaseSettings):
     )
     root_path: str = setting("", "Path prefix that a proxy in front strips.", panel=_SERVER)
     api_key: Secrets = setting((), "Key that clients must send; repeat for more.", panel=_SERVER)
+    admin_key: Secrets = setting((), "Key for the routes that manage the server; repeat for more.", panel=_SERVER)
     allow_unauthenticated: bool = setting(False, "Serve other machines without any key.", panel=_SERVER)
     unknown_fields: Literal["refuse", "warn"] = setting(
         "refuse", "What an unknown request field gets: a 400, or a warning header.", panel=_SERVER
     )
 
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where the model runs.", panel=_ENGINE)
+    deterministic: Annotated[bool | None, Auto] = setting(
+        None, "The same tokens whatever else is served. On a CPU always.", panel=_ENGINE
+    )
     num_threads: Annotated[int | None, Auto, Number] = setting(
         None, "Compute threads; auto is the cores there are.", panel=_ENGINE, ge=1, le=1024
     )
@@ -83,6 +109,12 @@ class Settings(BaseSettings):
     )
 
     max_body_bytes: Size = setting(16 * 1024**2, "Largest request body.", panel=_LIMITS, ge=1024)
+    stored_responses: Size = setting(
+        256 * 1024**2, "Memory for the answers that /v1/responses keeps; 0 keeps none.", panel=_LIMITS, ge=0
+    )
+    stored_responses_ttl_s: Annotated[float, Number] = setting(
+        86_400.0, "How long such an answer is kept at most.", panel=_LIMITS, ge=1, le=31_536_000
+    )
     shutdown_timeout_s: Annotated[float, Number] = setting(
         30.0, "How long running requests may finish on SIGTERM.", panel=_LIMITS, ge=0, le=3600
     )
@@ -179,7 +211,7 @@ class Settings(BaseSettings):
             raise ValueError("must be names that differ, none of them empty")
         return value
 
-    @field_validator("api_key")
+    @field_validator("api_key", "admin_key")
     @classmethod
     def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for key in value:
@@ -187,6 +219,12 @@ class Settings(BaseSettings):
             if not text or not text.isascii() or not text.isprintable() or " " in text:
                 raise ValueError("every key must be printable ASCII without spaces, and not empty")
         return value
+
+    @model_validator(mode="after")
+    def _admins_are_no_callers(self) -> Self:
+        if set(self.api_key) & set(self.admin_key):
+            raise ValueError("a key is both an --api-key and an --admin-key: clients must not share the admin's")
+        return self
 
     @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:
@@ -209,6 +247,9 @@ def is_loopback(host: str) -> bool:
 SETTINGS: Mapping[str, Setting] = {name: describe(name, info) for name, info in Settings.model_fields.items()}
 """Every setting as a person meets it, in the order of the help."""
 
+_SECRET = ("api_key", "admin_key")
+"""Never shown."""
+
 
 def _problem(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
     """One refused value as a sentence: setting, rule, value, origin."""
@@ -216,14 +257,14 @@ def _problem(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
         return str(detail["ctx"]["error"])
     name = str(detail["loc"][0])
     about, origin = SETTINGS[name], origins.get(name, "code")
-    given = "the given keys" if name == "api_key" else repr(detail["input"])
+    given = "the given keys" if name in _SECRET else repr(detail["input"])
     if detail["type"] == "value_error":
         return f"{name}: {detail['ctx']['error']}, but got {given} ({origin})"
     return f"{name} must be {about.rule}, but got {given} ({origin})"
 
 
 def _shown(value: object, about: Setting) -> str:
-    if about.name == "api_key":
+    if about.name in _SECRET:
         return f"{len(value)} set" if isinstance(value, tuple) and value else "none"
     if value is None:
         return about.default or "none"

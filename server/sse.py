@@ -1,8 +1,8 @@
-"""Server-sent events: exact bytes, keep-alive comments, and a client that goes away.
+"""Server-sent events: exact bytes, keep-alives, and a client that goes away.
 
-An event is `data: {json}\\n\\n`, the last is `data: [DONE]\\n\\n`; after an error nothing follows. The response begins
-with the first event (or the first keep-alive), so that what fails before it still gets its own status. Knows nothing of
-what the events say.
+An event is `data: {json}\\n\\n`, with a line `event: {type}\\n` before it where a family of routes names them. After
+an error nothing follows. The response begins with the first event (or the first keep-alive), so that what fails before
+it still gets its own status. Knows nothing of what the events say.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +22,6 @@ logger = logging.getLogger("inferd.server")
 
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
 
@@ -34,9 +32,23 @@ class ClientGoneError(Exception):
     """The client closed the connection before its answer was complete."""
 
 
-def event(json_bytes: bytes) -> bytes:
+class Wording(Protocol):
+    """What a family of routes sends besides its events."""
+
+    @property
+    def keep_alive(self) -> bytes:
+        """Sent where nothing else is, for too long; `KEEP_ALIVE` is one that every client passes over."""
+        ...
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        """The last bytes of a stream that began and then failed."""
+        ...
+
+
+def event(json_bytes: bytes, name: str = "") -> bytes:
     """One event. `json_bytes` holds no line break, as orjson writes it."""
-    return b"data: " + json_bytes + b"\n\n"
+    data = b"data: " + json_bytes + b"\n\n"
+    return b"event: " + name.encode() + b"\n" + data if name else data
 
 
 async def disconnected(receive: Receive) -> None:
@@ -65,13 +77,18 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        wording: Wording,
         on_close: Callable[[], None],
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """`events` gives whole events. It may raise `RequestError` or `EngineDeadError`, which the client is told."""
+        """`events` gives whole events, the last included.
+
+        What it raises is told in the stream or, where that has not begun, raised by the call.
+        """
         super().__init__(status_code=200)
-        self._events, self._on_close, self._keep_alive_s = events, on_close, keep_alive_s
+        self._events, self._wording, self._on_close = events, wording, on_close
+        self._keep_alive_s = keep_alive_s
         self.init_headers({**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
         self._has_begun = self._is_over = False
@@ -80,11 +97,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._sent_s = _now_s()
-        writer = asyncio.create_task(self._write(scope, receive, send))
+        writer = asyncio.create_task(self._write(send))
         gone = asyncio.create_task(disconnected(receive))
         try:
             while not await self._one_ended(writer, gone):
-                await self._send(send, KEEP_ALIVE)
+                await self._send(send, self._wording.keep_alive)
             if writer.done():
                 writer.result()
         finally:
@@ -105,24 +122,25 @@ class EventStream(Response):
             if done:
                 return True
 
-    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _write(self, send: Send) -> None:
         try:
             async for data in self._events:
                 await self._send(send, data)
-            await self._send(send, DONE, is_last=True)
+            await self._send(send, b"", is_last=True)
         except (RequestError, EngineDeadError) as error:
-            await self._report(error, scope, receive, send)
-        except Exception:
-            logger.exception("a stream failed")
-            await self._report(errors.internal_error(), scope, receive, send)
+            await self._report(error, error, send)
+        except Exception as error:
+            await self._report(error, errors.internal_error(), send)
 
-    async def _report(self, error: RequestError | EngineDeadError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _report(self, error: Exception, told: RequestError | EngineDeadError, send: Send) -> None:
+        """Raises `error` where the response has not begun: it then gets a status of its own."""
         async with self._sending:
             if not self._has_begun:
                 self._is_over = True
-                await errors.response_of(error)(scope, receive, send)
-                return
-        await self._send(send, event(orjson.dumps(errors.body_of(error))), is_last=True)
+                raise error
+        if error is not told:
+            logger.error("a stream failed", exc_info=error)
+        await self._send(send, self._wording.failure(told), is_last=True)
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         """Whole pieces only, one after another, and nothing after the last."""

@@ -79,7 +79,9 @@ def make_plan(settings: Settings) -> Plan:
         model_path=str(checkpoint.path),
         dtype=settings.dtype,
         quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
+        deterministic=settings.deterministic,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         kv_memory_bytes=settings.kv_memory,
@@ -91,15 +93,23 @@ def make_plan(settings: Settings) -> Plan:
     config, memory, decisions = resolve(asked, facts, Machine.detect())
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
-        level = logging.WARNING if is_cut else logging.DEBUG
+        is_changed = decision.field == "deterministic" and decision.asked is not None
+        level = logging.WARNING if is_cut else logging.INFO if is_changed else logging.DEBUG
         given = "auto" if decision.asked is None else decision.asked
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
+    if facts.has_kv_scales:
+        logger.info(
+            "the checkpoint's scales for K and V in 8 bits are not used: with --kv-cache-dtype fp8 each head of each "
+            "token has a scale of its own"
+        )
     assert config.max_model_len is not None
     model = ServedModel.load(
         checkpoint.path,
         settings.served_names,
         max_model_len=config.max_model_len,
         vocab_size=facts.arch.vocab_size,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
     )
     return Plan(settings, facts, model, config, memory)
 
@@ -181,7 +191,8 @@ class _Service:
         return EXIT_ENGINE_DIED if self._died else 0
 
     def _make_http(self) -> uvicorn.Server:
-        app = create_app(self._plan.model, self._router, self._metrics, AppOptions.from_settings(self._settings))
+        options = AppOptions.from_settings(self._settings, self._plan.config)
+        app = create_app(self._plan.model, self._router, self._metrics, options)
         return _Server(
             uvicorn.Config(
                 app,

@@ -99,7 +99,7 @@ def _log_probs(decoder: Decoder, texts: Sequence[Text]) -> Iterator[Tensor]:
     """Of each text, in parts, [positions, vocab] float32."""
     for text in texts:
         hidden = _hidden(decoder, text.ids)[torch.tensor(text.positions, device=decoder.device)]
-        for part in hidden.split(_ROWS):
+        for part in torch.split(hidden, _ROWS):
             yield decoder.logits(part).log_softmax(-1)
 
 

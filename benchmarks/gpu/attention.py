@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.bench import Bench, distance, num_copies
+from benchmarks.gpu.bench import Bench, Calls, distance, num_copies
 from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
+from inferd.kernels.quantize_fp8 import quantize_fp8
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
 BATCHES = (1, 8, 32, 64, 256)
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 TOLERANCE = 1e-2
 """Of bf16 operands and results, by norm."""
 _LAYERS = 8
@@ -29,22 +32,30 @@ class Paged:
 
     rows: tuple[tuple[int, int], ...]
     layers: Tensor
+    """[layers, blocks, 2, KV heads, block size, head size]."""
+    scales: Tensor | None
+    """[layers, blocks, 2, KV heads, block size] of KV in 8 bits."""
     tables: Tensor
     q: Tensor
 
     @classmethod
-    def make(cls, rows: Sequence[tuple[int, int]], group: int, device: torch.device) -> Paged:
+    def make(cls, rows: Sequence[tuple[int, int]], group: int, device: torch.device, kv: str = "bf16") -> Paged:
         width = max(-(-(start + count) // BLOCK_SIZE) for start, count in rows)
         num_blocks = len(rows) * width
         pool = (num_blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-        copies = num_copies(num_blocks * BLOCK_SIZE * 2 * KV_HEADS * HEAD_DIM * 2)
-        layers = torch.empty((copies, *pool), dtype=torch.bfloat16, device=device)
-        for layer in layers:
-            layer.normal_()
+        copies = num_copies(num_blocks * BLOCK_SIZE * 2 * KV_HEADS * HEAD_DIM * KV_DTYPES[kv].itemsize)
+        layers = torch.empty((copies, *pool), dtype=KV_DTYPES[kv], device=device)
+        scales = None if kv == "bf16" else torch.empty((copies, *pool[:-1]), device=device)
+        for index, layer in enumerate(layers):
+            if scales is None:
+                layer.normal_()
+            else:
+                q, scales[index] = quantize_fp8(torch.randn(pool, dtype=torch.bfloat16, device=device))
+                layer.copy_(q)
         tables = torch.randperm(num_blocks, device=device).reshape(len(rows), width).to(torch.int32)
         num_tokens = sum(count for _, count in rows)
         q = torch.randn(num_tokens, KV_HEADS * group, HEAD_DIM, device=device).to(torch.bfloat16)
-        return cls(tuple(rows), layers, tables, q)
+        return cls(tuple(rows), layers, scales, tables, q)
 
     def batch(self, is_deterministic: bool) -> AttentionBatch:
         """A new one: a graph needs one that no other call was given."""
@@ -52,11 +63,16 @@ class Paged:
         return replace(batch, is_deterministic=is_deterministic)
 
     def attend(self, batch: AttentionBatch, layer: int) -> Tensor:
-        return paged_attention(self.q, self.layers[layer % len(self.layers)], batch, HEAD_DIM**-0.5)
+        index = layer % len(self.layers)
+        scales = None if self.scales is None else self.scales[index]
+        return paged_attention(self.q, self.layers[index], batch, HEAD_DIM**-0.5, kv_scales=scales)
 
     def keys_values(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Of layer 0: [KV heads, length, D] in float32."""
-        pages = self.layers[0][self.tables[row].long()].float()
+        blocks = self.tables[row].long()
+        pages = self.layers[0][blocks].float()
+        if self.scales is not None:
+            pages *= self.scales[0][blocks][..., None]
         k, v = (pages[:, plane].transpose(0, 1).flatten(1, 2)[:, :length] for plane in range(2))
         return k, v
 
@@ -75,30 +91,32 @@ class Paged:
 
 def dense(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
     """[n, Hq, D]: q [n, Hq, D] at `positions` [n] over k and v [G, length, D], all in float32."""
-    grouped = q.unflatten(1, (k.shape[0], -1))
+    grouped = torch.unflatten(q, 1, (k.shape[0], -1))
     scores = torch.einsum("nghd,gkd->nghk", grouped, k) * q.shape[2] ** -0.5
     is_hidden = torch.arange(k.shape[1], device=q.device) > positions[:, None]
     weights = scores.masked_fill(is_hidden[:, None, None], float("-inf")).softmax(-1)
     return torch.einsum("nghk,gkd->nghd", weights, v).flatten(1, 2)
 
 
-def phase(rows: Sequence[tuple[int, int]], group: int) -> Phase:
-    """Each seen K and V once, q and the result once; 4 operations a head size, head, query and key."""
+def phase(rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16") -> Phase:
+    """Each seen K and V once, with their scales, q and the result once; 4 operations a head size, head, query and
+    key."""
     heads = KV_HEADS * group
-    kv = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * HEAD_DIM
+    head_bytes = HEAD_DIM * KV_DTYPES[kv].itemsize + (0 if kv == "bf16" else 4)
+    kv_bytes = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * head_bytes
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
     queries = 2.0 * sum(count for _, count in rows) * heads * HEAD_DIM
-    return Phase((kv + queries) * 2, 4.0 * pairs * heads * HEAD_DIM)
+    return Phase(kv_bytes + queries * 2, 4.0 * pairs * heads * HEAD_DIM)
 
 
-def decode(bench: Bench, contexts: Sequence[int]) -> None:
+def decode(bench: Bench, contexts: Sequence[int], kv: str = "bf16") -> None:
     """One token for each row, whose KV lies beyond any cache."""
     batches = bench.pick(BATCHES, (1, 3))
     for context, batch, group in itertools.product(bench.pick(contexts, (100,)), batches, bench.pick((4, 8), (4,))):
         rows = [(context - 1, 1)] * batch
-        labels = {"context": str(context), "batch": str(batch), "group": str(group)}
-        case = Case(table="decode attention", labels=labels, phases=(phase(rows, group),))
-        bench.measure(case, lambda r=tuple(rows), g=group: _trial(bench, r, g, is_deterministic=True))
+        labels = {"KV": kv, "context": str(context), "batch": str(batch), "group": str(group)}
+        case = Case(table="decode attention", labels=labels, phases=(phase(rows, group, kv),))
+        bench.measure(case, partial(_trial, bench, rows, group, kv, is_deterministic=True))
 
 
 def mixed_lengths(bench: Bench) -> None:
@@ -110,7 +128,7 @@ def mixed_lengths(bench: Bench) -> None:
         ("the same and a chunk", [*((context - 1, 1) for context in contexts), (0, chunk)]),
     ):
         case = Case(table="mixed attention", labels={"rows": name}, phases=(phase(rows, 4),))
-        bench.measure(case, lambda r=tuple(rows): _trial(bench, r, 4, is_deterministic=True))
+        bench.measure(case, partial(_trial, bench, rows, 4, is_deterministic=True))
 
 
 def prefill(bench: Bench, lengths: Sequence[int]) -> None:
@@ -122,20 +140,22 @@ def prefill(bench: Bench, lengths: Sequence[int]) -> None:
             labels = {"prompts": f"{prompts} x {length}", "by": name}
             case = Case(table="prefill attention", labels=labels, phases=(phase(rows, 4),))
             if name == "torch SDPA":
-                bench.measure(case, lambda n=prompts, t=length: _sdpa(bench, n, t))
+                bench.measure(case, partial(_sdpa, bench, prompts, length))
             else:
-                bench.measure(case, lambda r=tuple(rows), d="," in name: _trial(bench, r, 4, is_deterministic=d))
+                bench.measure(case, partial(_trial, bench, rows, 4, is_deterministic="," in name))
 
 
-def _trial(bench: Bench, rows: Sequence[tuple[int, int]], group: int, *, is_deterministic: bool) -> Trial:
-    paged = Paged.make(rows, group, bench.device)
+def _trial(
+    bench: Bench, rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16", *, is_deterministic: bool
+) -> Trial:
+    paged = Paged.make(rows, group, bench.device, kv)
     error = paged.error(paged.attend(paged.batch(is_deterministic), 0))
     if not error <= TOLERANCE:
         return Trial(error=error, tolerance=TOLERANCE)
 
-    def calls() -> list[object]:
+    def calls() -> Calls:
         batch = paged.batch(is_deterministic)
-        return [lambda i=i: paged.attend(batch, i) for i in range(max(_LAYERS, len(paged.layers)))]
+        return [partial(paged.attend, batch, layer) for layer in range(max(_LAYERS, len(paged.layers)))]
 
     timing = bench.clock(calls)
     return Trial(seconds=timing.seconds, error=error, tolerance=TOLERANCE, note=timing.note)
@@ -146,7 +166,7 @@ def _sdpa(bench: Bench, prompts: int, length: int) -> Trial:
         return torch.randn(prompts, count, length, HEAD_DIM, device=bench.device).to(torch.bfloat16)
 
     q, k, v = heads(KV_HEADS * 4), heads(KV_HEADS), heads(KV_HEADS)
-    call = lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
+    call = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
     picked = torch.randperm(length, device=bench.device)[:_CHECKED_QUERIES]
     expected = dense(q[0, :, picked].transpose(0, 1).float(), k[0].float(), v[0].float(), picked)
     error = distance(call()[0, :, picked].transpose(0, 1), expected)

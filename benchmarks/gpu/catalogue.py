@@ -38,18 +38,18 @@ def kernel_tests() -> list[str]:
 
 def _checks() -> Iterator[Row]:
     def check(name: str, target: str, timeout_s: float = 180, **arguments: Any) -> Row:
-        return Row("checks", name, f"checks:{target}", arguments, timeout_s, is_timed=False)
+        return Row("checks", name, target, arguments, timeout_s, is_timed=False)
 
-    yield Row("checks", "numeric", "numeric:numerics", timeout_s=180, is_timed=False)
+    yield check("numeric", "numeric:numerics")
     for file in kernel_tests():
-        yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "kernel_tests", 300, file=file)
+        yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "checks:kernel_tests", 300, file=file)
     for family in ("llama", "qwen3"):
-        yield check(f"greedy {family}", "greedy_ids", family=family)
-    yield check("graphs", "graphs")
-    yield check("overlap", "overlap")
-    yield check("invariance decoder", "invariant_decoder")
+        yield check(f"greedy {family}", "checks:greedy_ids", family=family)
+    yield check("graphs", "checks:graphs")
+    yield check("overlap", "checks:overlap")
     for precision in ("bf16", "fp8"):
-        yield check(f"invariance {precision}", "invariant_linears", precision=precision)
+        yield check(f"invariance decoder {precision}", "invariance:decoder", precision=precision)
+        yield check(f"invariance {precision}", "invariance:linears", precision=precision)
 
 
 def _kernels() -> Iterator[Row]:
@@ -64,15 +64,17 @@ def _kernels() -> Iterator[Row]:
                 f"gemv {model} {precision}", "linears:products", model=model, precision=precision, rows=(1, 2, 4, 8)
             )
     for model in ("8b", "0.6b"):
-        yield row(f"fused {model}", "linears:fused", model=model, rows=(1, 2, 4, 8))
+        yield row(f"fused {model}", "fused:layers", 160, model=model, rows=(1, 2, 4, 8))
     yield row("decode attention to 64k", "attention:decode", contexts=(16_384, 65_536))
+    yield row("decode attention, KV in fp8", "attention:decode", contexts=(1024, 16_384), kv="fp8")
     yield row("mixed attention", "attention:mixed_lengths")
     yield row("prefill attention", "attention:prefill", lengths=(2048, 8192, 32_768))
     for precision in ("bf16", "fp8"):
         for model in ("8b", "0.6b"):
-            many = (16, 32, 64, 128, 256)
-            yield row(f"gemm {model} {precision}", "linears:products", model=model, precision=precision, rows=many)
+            many = (16, 32, 64, 128, 256, 512)
+            yield row(f"gemm {model} {precision}", "linears:products", 150, model=model, precision=precision, rows=many)
     yield row("small kernels", "small:small")
+    yield row("top-k and top-p", "sampling:cuts")
     yield row("empty kernels", "machine:empty_kernels", 60)
 
 
@@ -95,6 +97,25 @@ def _engine() -> Iterator[Row]:
     yield row("start 0.6b", "serving:start", model="0.6b")
     yield row("http 0.6b", "serving:http", 180, model="0.6b")
     yield row("decode 0.6b fp8", "engine:decode", model="0.6b", precision="fp8")
+    few = (1, 8, 32, 256)
+    yield row("decode 8b bf16, KV in fp8", "engine:decode", model="8b", precision="bf16", batches=few, kv="fp8")
+    for precision in ("bf16", "fp8"):
+        yield row(
+            f"decode 8b {precision} deterministic",
+            "engine:decode",
+            model="8b",
+            precision=precision,
+            batches=few,
+            is_deterministic=True,
+        )
+    yield row(
+        "prefill 8b bf16 deterministic",
+        "engine:prefill",
+        model="8b",
+        precision="bf16",
+        lengths=(2048,),
+        is_deterministic=True,
+    )
 
 
 def _peers() -> Iterator[Row]:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.bench import Bench, distance
-from benchmarks.gpu.linears import shapes
 from benchmarks.gpu.models import BLOCK_SIZE, MODELS, Engine, greedy, open_device, random_decoder, random_ids, run
+from benchmarks.gpu.pages import Pages
 from benchmarks.gpu.points import Case, Trial
 from benchmarks.gpu.tree import ROOT
 from inferd.engine.api.checkpoint import Checkpoint
+from inferd.engine.api.params import SamplingParams
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import StoredTensor, load
+from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
-from inferd.kernels.linear import Choices, linear
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.engine.worker.slots import Slots
 
-ROWS = (1, 2, 3, 8, 17, 64, 256, 512)
-"""Numbers of rows at which a row's bits are compared."""
 EQUAL = 0.0
-_DETERMINISTIC = ("deterministic", "is_deterministic", "is_invariant")
-"""What functions call the wish that a row's bits depend on nothing but the row."""
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
@@ -148,7 +144,7 @@ def _greedy(bench: Bench, family: str) -> Trial:
             mask = torch.ones_like(given)
             out = model.generate(given, attention_mask=mask, max_new_tokens=_NEW, do_sample=False, pad_token_id=0)
             expected.append(tuple(out[0, len(ids) :].tolist()))
-        engine = Engine.around(_load(path, torch.float32, bench.device), len(prompts), 256)
+        engine = Engine.around(_load(path, torch.float32, bench.device), len(prompts), 256, kv_dtype=torch.float32)
         submits = [greedy(str(index), ids, _NEW) for index, ids in enumerate(prompts)]
         with engine.core() as core:
             together = run(core, submits)
@@ -168,8 +164,8 @@ def _nearness(bench: Bench, family: str) -> Trial:
         theirs = _reference(path, torch.bfloat16, bench.device)(given).logits[0]
         exact = _reference(path, torch.float64, bench.device)(given).logits[0]
         decoder = _load(path, torch.bfloat16, bench.device)
-        paged = _Paged(decoder, 1, len(ids))
-        hidden = decoder.forward(given[0], paged.batches([(0, len(ids))]), paged.kv)
+        pages = Pages.make(decoder, 1, len(ids))
+        hidden = decoder.forward(given[0], pages.batches([(0, len(ids))]), pages.kv)
         ours = decoder.logits(hidden)
     ratio = distance(ours, exact) / distance(theirs, exact)
     return Trial(error=ratio, tolerance=1.5, note=f"transformers is {distance(theirs, exact):.1e} off")
@@ -202,158 +198,57 @@ def overlap(bench: Bench) -> None:
     bench.measure(Case(table="engine checks", labels=labels), trial)
 
 
-class _Paged:
-    """A pool of random numbers for `num_rows` sequences of up to `length`: neighbours' KV is whatever lies there."""
+class _Steps:
+    """A decoder over random KV, its recordings, and a request in each slot: greedy and sampled ones in turn."""
 
-    def __init__(self, decoder: Decoder, num_rows: int, length: int) -> None:
-        arch, device = decoder.arch, decoder.device
-        width = -(-length // BLOCK_SIZE)
-        shape = (arch.num_layers, num_rows * width + 1, 2, arch.num_kv_heads, BLOCK_SIZE, arch.head_dim)
-        self.kv = torch.randn(shape, device=device).to(decoder.dtype)
-        blocks = torch.arange(num_rows * width, device=device)
-        self.tables, self._groups = blocks.reshape(num_rows, width).to(torch.int32), len(arch.cache_groups)
-        self.padding_block = num_rows * width
+    def __init__(self, decoder: Decoder, num_slots: int, context: int) -> None:
+        device, arch = open_device(decoder.device), decoder.arch
+        self.decoder, self._pages = decoder, Pages.make(decoder, num_slots, context)
+        self._slots = Slots(num_slots, context, BLOCK_SIZE, device, len(arch.cache_groups))
+        self._slots.block_tables.copy_(self._pages.tables)
+        self._slots.token_ids.copy_(torch.randint(0, arch.vocab_size, self._slots.token_ids.shape))
+        self._sampler = Sampler(num_slots, arch.vocab_size, decoder.device)
+        for slot in range(num_slots):
+            params = SamplingParams(max_tokens=1, seed=slot, temperature=float(slot % 2))
+            self._sampler.admit(slot, params, [0], num_prompt=1)
+        pool = KVPool(self._pages.kv, padding_block=self._pages.padding_block)
+        self.recorded = StepGraphs(decoder, pool, self._slots, self._sampler, device)
 
-    def batches(self, rows: Sequence[tuple[int, int]], order: Sequence[int] | None = None) -> list[AttentionBatch]:
-        """Of rows (start, tokens); `order`: whose tables they have."""
-        tables = self.tables[list(order) if order is not None else list(range(len(rows)))]
-        return [AttentionBatch.build(rows, tables, BLOCK_SIZE, tables.device) for _ in range(self._groups)]
+    def num_differing(self, positions: Sequence[int]) -> int | None:
+        """Rows whose logits or drawn id differ between a recorded step and its calls; None where none is recorded.
+        Row r is slot r."""
+        decoded = self.recorded.decode(list(enumerate(positions)))
+        if decoded is None:
+            return None
+        slots, at = torch.arange(len(positions)), torch.tensor(positions)
+        slots, at = slots.to(self.decoder.device), at.to(self.decoder.device)
+        ids = self._slots.gather_ids(slots, at)
+        batches = self._pages.batches([(position, 1) for position in positions])
+        logits = self.decoder.logits(self.decoder.forward(ids, batches, self._pages.kv))
+        is_other = (logits != decoded.logits).any(1)
+        if decoded.outcomes is not None:
+            is_other |= self._sampler.draw(logits, slots, at + 1)[1] != decoded.outcomes
+        return int(is_other.sum())
 
 
 def graphs(bench: Bench) -> None:
-    """A replayed step gives the bits of the calls it was captured from."""
+    """A recorded step gives the bits of its calls: logits, and the ids that are drawn."""
     model = bench.pick("0.6b", "smoke")
     buckets, padded, context = bench.pick((1, 2, 4, 8, 16, 64), (1, 2)), bench.pick(13, 3), bench.pick(500, 40)
-    kept: list[tuple[Decoder, _Paged, StepGraphs]] = []
+    made: list[_Steps] = []
+
+    def trial(rows: int) -> Trial:
+        if not made:
+            decoder = random_decoder(MODELS[model], bench.device, "bf16", 1024)
+            made.append(_Steps(decoder, max(*buckets, padded), context))
+        found = [made[0].num_differing([context - 2 - step - 3 * row % 17 for row in range(rows)]) for step in range(3)]
+        counts = [count for count in found if count is not None]
+        if len(counts) < len(found):
+            return Trial(note=f"not recorded: {made[0].recorded.refusal}")
+        if rows == padded:
+            return Trial(note=f"{sum(counts)} rows of {3 * rows} differ: the step is padded to more rows")
+        return Trial(error=float(sum(counts)), tolerance=EQUAL, note="rows that differ, of 3 steps")
+
     for rows in (*buckets, padded):
         labels = {"check": f"a graph of {rows} rows gives the bits of its calls", "model": model}
-
-        def trial(rows: int = rows) -> Trial:
-            if not kept:
-                decoder = random_decoder(MODELS[model], bench.device, "bf16", 1024)
-                paged = _Paged(decoder, max(*buckets, padded), context)
-                pool = KVPool(paged.kv, padding_block=paged.padding_block)
-                kept.append((decoder, paged, StepGraphs(decoder, pool, open_device(bench.device))))
-            decoder, paged, step_graphs = kept[0]
-            spans = [(context - 1 - 3 * row % 17, 1) for row in range(rows)]
-            worst = 0
-            for _ in range(3):
-                ids = torch.randint(0, decoder.arch.vocab_size, (rows,), device=bench.device)
-                eager = decoder.forward(ids, paged.batches(spans), paged.kv).clone()
-                replayed = step_graphs.forward(ids, paged.batches(spans))
-                worst += int((replayed != eager).any(1).sum())
-            if step_graphs.refusal is not None:
-                return Trial(note=f"not recorded: {step_graphs.refusal}")
-            if rows == padded:
-                note = f"{worst} rows of {3 * rows} differ: the step is padded to another number of rows"
-                return Trial(note=note if worst else "equal, though padded")
-            return Trial(error=float(worst), tolerance=EQUAL, note="rows that differ, of 3 steps")
-
-        bench.measure(Case(table="engine checks", labels=labels), trial)
-
-
-# -- batch invariance --------------------------------------------------------------------------------------------------
-
-
-def _option(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """How a function is asked for determinism; None where it takes no such wish."""
-    names = inspect.signature(function).parameters
-    found = next((name for name in _DETERMINISTIC if name in names), None)
-    return None if found is None else {found: True}
-
-
-def invariant_linears(bench: Bench, precision: str) -> None:
-    """A row's bits in every linear shape, at each number of rows, among random neighbours; promised where asked for."""
-    for model in ("8b", "0.6b"):
-        chosen = MODELS[bench.pick(model, "smoke")]
-        for (name, (in_size, out_size)), is_asked in (
-            (shape, is_asked) for shape in shapes(chosen).items() for is_asked in (False, True)
-        ):
-            mode = "deterministic" if is_asked else "as it comes"
-            labels = {"what": f"{model} {name} {in_size}x{out_size}", "precision": precision, "mode": mode}
-            case = Case(table="batch invariance", labels=labels)
-            bench.measure(case, lambda i=in_size, o=out_size, a=is_asked: _linear_rows(bench, i, o, a, precision))
-
-
-def _linear_rows(bench: Bench, in_size: int, out_size: int, is_asked: bool, precision: str) -> Trial:
-    try:
-        bind, option = _binder(precision)
-    except ModuleNotFoundError:
-        return Trial(note=f"{precision}: not offered")
-    if is_asked and option is None:
-        return Trial(note="not offered")
-    weight = torch.randn(out_size, in_size, dtype=torch.bfloat16, device=bench.device).mul_(in_size**-0.5)
-    apply = bind(weight, option if is_asked and option else {})
-
-    def compute(x: Tensor) -> Tensor:
-        return apply(x)
-
-    target = torch.randn(1, in_size, dtype=torch.bfloat16, device=bench.device)
-    return _compare_rows(bench, compute, target, is_asked)
-
-
-def _binder(precision: str) -> tuple[Callable[[Tensor, dict[str, bool]], Callable[[Tensor], Tensor]], Any]:
-    if precision == "bf16":
-        return lambda weight, option: linear(weight, None, Choices(**option)), _option(Choices)
-    from inferd.kernels.linear_fp8 import linear_fp8, quantize_weight  # noqa: PLC0415
-
-    def bind(weight: Tensor, option: dict[str, bool]) -> Callable[[Tensor], Tensor]:
-        return linear_fp8(*quantize_weight(weight), None, torch.bfloat16, **option)
-
-    return bind, _option(linear_fp8)
-
-
-def _compare_rows(bench: Bench, compute: Callable[[Tensor], Tensor], target: Tensor, is_asked: bool) -> Trial:
-    """How the target's bits at each number of rows compare with those alone."""
-    alone = compute(target)[0]
-    differing = []
-    for rows in bench.pick(ROWS, ROWS[:5]):
-        for _ in range(2):
-            place = int(torch.randint(0, rows, ()))
-            x = torch.randn(rows, *target.shape[1:], dtype=torch.float32, device=bench.device).to(target.dtype)
-            x[place] = target[0]
-            if not torch.equal(compute(x)[place], alone):
-                differing.append(rows)
-                break
-    return _invariance(differing, is_asked)
-
-
-def _invariance(differing: Sequence[int], is_asked: bool) -> Trial:
-    note = f"other bits at {', '.join(map(str, differing))} rows" if differing else "the same bits at every number"
-    if is_asked:
-        return Trial(error=float(len(differing)), tolerance=EQUAL, note=note)
-    return Trial(note=f"{note}; not promised")
-
-
-def invariant_decoder(bench: Bench) -> None:
-    """The logits of one decode, whole model, among others' decodes."""
-    model = bench.pick("0.6b", "smoke")
-    for is_asked in (False, True):
-        mode = "deterministic" if is_asked else "as it comes"
-        labels = {"what": f"decoder {model}", "precision": "bf16", "mode": mode}
-        bench.measure(Case(table="batch invariance", labels=labels), lambda a=is_asked: _decoder_rows(bench, model, a))
-
-
-def _decoder_rows(bench: Bench, model: str, is_asked: bool) -> Trial:
-    option = _option(Decoder.__init__) if is_asked else {}
-    if option is None:
-        return Trial(note="not offered")
-    rows, context = bench.pick(ROWS, ROWS[:5]), bench.pick(300, 40)
-    decoder = random_decoder(MODELS[model], bench.device, "bf16", 1024, **option)
-    paged = _Paged(decoder, max(rows), context)
-    target_id, spans = 17, [(context - 1, 1)]
-
-    def logits(order: Sequence[int], ids: Tensor) -> Tensor:
-        hidden = decoder.forward(ids, paged.batches(spans * len(order), order), paged.kv)
-        return decoder.logits(hidden)
-
-    alone = logits([0], torch.tensor([target_id], device=bench.device))[0]
-    differing = []
-    for count in rows:
-        place = int(torch.randint(0, count, ()))
-        order = [*range(1, place + 1), 0, *range(place + 1, count)]
-        ids = torch.randint(0, decoder.arch.vocab_size, (count,), device=bench.device)
-        ids[place] = target_id
-        if not torch.equal(logits(order, ids)[place], alone):
-            differing.append(count)
-    return _invariance(differing, is_asked)
+        bench.measure(Case(table="engine checks", labels=labels), partial(trial, rows))

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from benchmarks.gpu import floors
-from benchmarks.gpu.bench import Bench, CannotRunError
-from benchmarks.gpu.models import MODELS, QUANTIZATION, Engine, greedy, new_ids, random_decoder, random_ids, run
-from benchmarks.gpu.points import Case, Trial
+from benchmarks.gpu.attention import KV_DTYPES
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.models import MODELS, Engine, greedy, new_ids, random_decoder, random_ids, run
+from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.quant.recipe import RECIPES
+from inferd.kernels.linear import Choices
 
 BATCHES = (1, 8, 32, 64, 256)
 CONTEXT = 1024
@@ -24,36 +25,53 @@ _WARM_STEPS, _TIMED_STEPS = 16, 64
 class _Loaded:
     """One model in one precision, made when a case first needs it."""
 
-    def __init__(self, bench: Bench, model: str, precision: str) -> None:
-        if QUANTIZATION[precision] not in RECIPES:
-            raise CannotRunError(f"no recipe is called {QUANTIZATION[precision]!r}")
+    def __init__(
+        self, bench: Bench, model: str, precision: str, *, kv: str = "bf16", is_deterministic: bool = False
+    ) -> None:
         self.bench, self.model, self.precision = bench, MODELS[bench.pick(model, "smoke")], precision
-        self.shape, self.name = self.model.shape, model
+        self.shape, self.name, self.kv, self.is_deterministic = self.model.shape, model, kv, is_deterministic
 
     @cached_property
     def decoder(self) -> Decoder:
-        longest = self.bench.pick(40_960, 1024)
-        return random_decoder(self.model, self.bench.device, self.precision, longest)
+        longest, choices = self.bench.pick(40_960, 1024), Choices(is_invariant=self.is_deterministic)
+        return random_decoder(self.model, self.bench.device, self.precision, longest, choices)
 
-    def case(self, point: str, **rest: object) -> Case:
-        labels = {"model": self.name, "precision": self.precision, "point": point}
-        told = floors.goal(self.name, self.precision, point)
-        return Case(table="engine", labels=labels, goal=told, **rest)  # type: ignore[arg-type]
+    def engine(self, num_seqs: int, max_len: int) -> Engine:
+        return Engine.around(
+            self.decoder,
+            num_seqs,
+            max_len,
+            is_deterministic=self.is_deterministic,
+            kv_dtype=KV_DTYPES[self.kv],
+        )
+
+    def case(self, point: str, phases: Sequence[Phase], amount: float) -> Case:
+        mode = "deterministic" * self.is_deterministic + f"KV in {self.kv}" * (self.kv != "bf16")
+        labels = {"model": self.name, "precision": self.precision, "mode": mode, "point": point}
+        told = "" if mode else floors.goal(self.name, self.precision, point)
+        return Case(table="engine", labels=labels, goal=told, phases=phases, amount=amount)
 
 
-def decode(bench: Bench, model: str, precision: str) -> None:
+def decode(
+    bench: Bench,
+    model: str,
+    precision: str,
+    batches: Sequence[int] = BATCHES,
+    kv: str = "bf16",
+    is_deterministic: bool = False,
+) -> None:
     """Tokens a second while `batch` requests decode at a context of 1,024, no prompt between them."""
-    loaded = _Loaded(bench, model, precision)
+    loaded = _Loaded(bench, model, precision, kv=kv, is_deterministic=is_deterministic)
     context, steps = bench.pick(CONTEXT, 40), bench.pick(_WARM_STEPS + _TIMED_STEPS, 8)
-    batches = bench.pick(BATCHES, (1, 3))
+    batches = bench.pick(batches, (1, 3))
     made: list[Engine] = []
     for batch in batches:
-        phases = floors.decode_phases(loaded.shape, precision, batch, context)
+        phases = floors.decode_phases(loaded.shape, precision, batch, context, kv)
         case = loaded.case(f"decode {batch} x {context}", phases=phases, amount=float(batch))
 
         def trial(batch: int = batch) -> Trial:
             if not made:
-                made.append(Engine.around(loaded.decoder, max(batches), context + 2 * steps))
+                made.append(loaded.engine(max(batches), context + 2 * steps))
             return _decode(made[0], batch, context - steps, steps, bench.pick(_TIMED_STEPS, 4))
 
         bench.measure(case, trial)
@@ -86,16 +104,16 @@ def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps
     return Trial(seconds=sum(taken_s) / timed_steps, error=error, tolerance=0.0, figures=figures)
 
 
-def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int]) -> None:
+def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int], is_deterministic: bool = False) -> None:
     """Tokens a second of prompts that each give one token."""
-    loaded = _Loaded(bench, model, precision)
+    loaded = _Loaded(bench, model, precision, is_deterministic=is_deterministic)
     for length in bench.pick(lengths, (64,)):
         prompts = max(3, bench.pick(32_768, 0) // length)
         phases = floors.prefill_phases(loaded.shape, precision, prompts, length)
         case = loaded.case(f"prefill {length}", phases=phases, amount=float(prompts * length))
 
         def trial(length: int = length, prompts: int = prompts) -> Trial:
-            engine = Engine.around(loaded.decoder, prompts, length + 2)
+            engine = loaded.engine(prompts, length + 2)
             prompt_ids = [random_ids(length, engine.vocab_size, 7 * length + index) for index in range(prompts + 1)]
             with engine.core() as core:
                 run(core, [greedy("warm", prompt_ids[-1], 2)])
@@ -117,7 +135,7 @@ def offline(bench: Bench, model: str, precision: str) -> None:
     case = loaded.case("offline", phases=phases, amount=float(requests * length))
 
     def trial() -> Trial:
-        engine = Engine.around(loaded.decoder, num_seqs, 2 * length)
+        engine = loaded.engine(num_seqs, 2 * length)
         submits = [greedy(str(i), random_ids(length, engine.vocab_size, i), length) for i in range(requests)]
         with engine.core() as core:
             run(core, [greedy("warm", random_ids(length, engine.vocab_size, requests), 8)])

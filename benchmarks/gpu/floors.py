@@ -14,9 +14,9 @@ from benchmarks.checkpoints import Shape
 from benchmarks.gpu.points import Phase, Rates
 
 BYTES = {"bf16": 2.0, "fp8": 1.0}
-"""Of a weight, without scales."""
-KV_BYTES = 2.0
-"""Of an element of KV in bfloat16."""
+"""Of a number, without scales."""
+_SCALE_BYTES = 4.0
+"""Of KV in 8 bits, for each token and head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,18 @@ def _pair_flops(shape: Shape) -> float:
     return 4.0 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
 
 
-def _kv_bytes(shape: Shape) -> float:
-    return shape.kv_elements * KV_BYTES
+def _kv_bytes(shape: Shape, kv: str = "bf16") -> float:
+    """Of one token, in all layers."""
+    scales = 0.0 if kv == "bf16" else _SCALE_BYTES / shape.head_dim
+    return shape.kv_elements * (BYTES[kv] + scales)
 
 
-def decode_phases(shape: Shape, precision: str, num_rows: int, context: float) -> tuple[Phase, Phase]:
-    """One token for each of `num_rows`, each with `context` tokens to see."""
+def decode_phases(shape: Shape, precision: str, num_rows: int, context: float, kv: str = "bf16") -> tuple[Phase, Phase]:
+    """One token for each of `num_rows`, each with `context` tokens to see, whose KV is in `kv`."""
     params = shape.num_body_params + shape.num_head_params
     return (
         Phase(params * BYTES[precision], 2.0 * params * num_rows, precision),
-        Phase(num_rows * context * _kv_bytes(shape), num_rows * context * _pair_flops(shape)),
+        Phase(num_rows * context * _kv_bytes(shape, kv), num_rows * context * _pair_flops(shape)),
     )
 
 

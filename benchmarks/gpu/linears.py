@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.gpu.bench import Bench, distance, num_copies
 from benchmarks.gpu.models import MODELS, Model
 from benchmarks.gpu.points import Case, Phase, Trial
 from inferd.kernels import linear
-from inferd.kernels.linear import fused as fused_ops
 from inferd.kernels.linear import tuning
-from inferd.kernels.linear.fused import gate_up_act, linear_residual, norm_linear
 from inferd.kernels.registry import KernelError, Op
 
-TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2, "fused": 8e-3}
+TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2}
 """bf16: one rounding of the result, against fp64. FP8: against the exact sum of what was quantized, where activations
-may be quantized one step apart. Fused: a rounding between the parts more."""
+may be quantized one step apart."""
 _CALLS = 8
-_EPS = 1e-5
-_FUSED_OPS = (fused_ops.NORM_LINEAR, fused_ops.LINEAR_RESIDUAL, fused_ops.GATE_UP_ACT)
 
 Apply = Callable[[Tensor], Tensor]
 Bind = Callable[[Tensor], Apply]
@@ -63,15 +59,15 @@ def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> N
             if not bench.is_listing and not _runs(bench, binders[by]):
                 continue
             if not bench.is_listing and not weights:
-                weights += _weights(bench, in_size, out_size)
-            bench.measure(case, lambda n=num_rows, w=weights, b=binders[by]: _trial(bench, b, w, n, precision))
+                weights += cold_weights(bench, in_size, out_size)
+            bench.measure(case, partial(_trial, bench, binders[by], weights, num_rows, precision))
 
 
 def _binders(precision: str) -> Mapping[str, Bind]:
     """By what multiplies: how a weight becomes a layer of it."""
     if precision == "bf16":
         return {
-            "triton_few_rows": _few_rows,
+            "triton_few_rows": few_rows,
             "cuBLAS": _forced(linear.LINEAR, "torch", lambda weight: linear.linear(weight, None)),
             "triton_invariant": _forced(
                 linear.LINEAR,
@@ -88,9 +84,10 @@ def _binders(precision: str) -> Mapping[str, Bind]:
     return {name: _forced(op, name, bind) for name in op.implementation_names}
 
 
-def _few_rows(weight: Tensor) -> Apply:
+def few_rows(weight: Tensor) -> Apply:
     """The kernel for few rows at each number of rows that it takes, whatever the rule is."""
-    known = tuning.cases(*weight.shape, str(weight.dtype))
+    out_size, in_size = weight.shape
+    known = tuning.cases(out_size, in_size, str(weight.dtype))
     table = tuning.Table("all", {case.name: tuning.FEW_ROWS for case in known})
     bind = _forced(linear.LINEAR, "triton_few_rows", lambda w: linear.linear(w, None, linear.Choices(table=table)))
     return bind(weight)
@@ -115,7 +112,8 @@ def _runs(bench: Bench, bind: Bind) -> bool:
     return True
 
 
-def _weights(bench: Bench, in_size: int, out_size: int) -> Iterator[Tensor]:
+def cold_weights(bench: Bench, in_size: int, out_size: int) -> Iterator[Tensor]:
+    """As many as lie beyond any cache when they are used in turn."""
     for _ in range(num_copies(in_size * out_size * 2.0, most=16)):
         weight = torch.randn(out_size, in_size, dtype=torch.bfloat16, device=bench.device)
         yield weight.mul_(in_size**-0.5)
@@ -125,7 +123,7 @@ def _trial(bench: Bench, bind: Bind, weights: list[Tensor], rows: int, precision
     x = torch.randn(rows, weights[0].shape[1], dtype=torch.bfloat16, device=bench.device)
     applies = [bind(weight) for weight in weights]
     expected = x.double() @ weights[0].double().T if precision == "bf16" else _plain_fp8(weights[0])(x)
-    return _checked(bench, [lambda a=apply: a(x) for apply in applies], expected, TOLERANCE[precision])
+    return checked(bench, [partial(apply, x) for apply in applies], expected, TOLERANCE[precision])
 
 
 def _plain_fp8(weight: Tensor) -> Apply:
@@ -136,66 +134,10 @@ def _plain_fp8(weight: Tensor) -> Apply:
     return bind(weight)
 
 
-def _checked(bench: Bench, calls: Sequence[Callable[[], Tensor]], expected: Tensor, tolerance: float) -> Trial:
+def checked(bench: Bench, calls: Sequence[Callable[[], Tensor]], expected: Tensor, tolerance: float) -> Trial:
     """Timed where the first call is right; a call for each copy of the weight."""
     error = distance(calls[0](), expected)
     if not error <= tolerance:
         return Trial(error=error, tolerance=tolerance)
     timing = bench.clock(lambda: list(calls) * max(1, _CALLS // len(calls)))
     return Trial(seconds=timing.seconds, error=error, tolerance=tolerance, note=timing.note)
-
-
-# -- fused -------------------------------------------------------------------------------------------------------------
-
-
-def fused(bench: Bench, model: str, rows: Sequence[int]) -> None:
-    """A layer's products with the norm before and the gate or the sum behind them, in one kernel and in several."""
-    chosen = MODELS[bench.pick(model, "smoke")]
-    sizes = shapes(chosen)
-    for name, num_rows, by in itertools.product(
-        ("norm + qkv", "o + residual", "norm + gate_up + silu", "down + residual"), rows, ("triton", "plain")
-    ):
-        in_size, out_size = sizes[name.replace("norm + ", "").split(" ")[0]]
-        moved = 2.0 * in_size * out_size + 2.0 * num_rows * (in_size + 2 * out_size)
-        case = Case(
-            table="fused linears, bf16",
-            labels={"what": f"{model} {name}", "rows": str(num_rows), "by": by},
-            phases=(Phase(moved, 2.0 * in_size * out_size * num_rows),),
-        )
-        if bench.is_listing or by == "plain" or bench.device.type == "cuda":
-            bench.measure(case, lambda a=(name, in_size, out_size, num_rows, by): _fused_trial(bench, *a))
-
-
-def _fused_trial(bench: Bench, name: str, in_size: int, out_size: int, rows: int, by: str) -> Trial:
-    weights = list(_weights(bench, in_size, out_size))
-    x = torch.randn(rows, in_size, dtype=torch.bfloat16, device=bench.device)
-    norm = torch.rand(in_size, dtype=torch.bfloat16, device=bench.device) + 0.5
-    residual = torch.randn(rows, out_size, dtype=torch.bfloat16, device=bench.device)
-
-    def call(weight: Tensor) -> Tensor:
-        if "residual" in name:
-            return linear_residual(x, weight, None, residual)
-        if "silu" in name:
-            return gate_up_act(x, weight, "silu", norm, _EPS)
-        return norm_linear(x, norm, _EPS, weight)
-
-    for op in _FUSED_OPS:
-        op.force(by)
-    try:
-        expected = _formula(name, x.double(), norm.double(), weights[0].double(), residual.double())
-        return _checked(bench, [lambda w=weight: call(w) for weight in weights], expected, TOLERANCE["fused"])
-    finally:
-        for op in _FUSED_OPS:
-            op.force(None)
-
-
-def _formula(name: str, x: Tensor, norm: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-    """In fp64."""
-    if "residual" in name:
-        return x @ weight.T + residual
-    normed = x / (x.square().mean(-1, keepdim=True) + _EPS).sqrt() * norm
-    projected = normed @ weight.T
-    if "silu" not in name:
-        return projected
-    gate, up = projected.chunk(2, -1)
-    return functional.silu(gate) * up

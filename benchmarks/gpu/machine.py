@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
@@ -87,9 +88,10 @@ def _empty(out, count):  # type: ignore[no-untyped-def]
 
 def empty_kernels(bench: Bench) -> None:
     """What launches alone cost in a graph, with and without programmatic dependent launch."""
-    for label, options in (("plain", {}), ("launch_pdl", {"launch_pdl": True})):
+    kinds: dict[str, dict[str, bool]] = {"plain": {}, "launch_pdl": {"launch_pdl": True}}
+    for label, options in kinds.items():
         labels = {"kernels": str(NUM_EMPTY), "launch": label}
-        bench.measure(Case(table="empty kernels in one graph", labels=labels), lambda o=options: _time_empty(bench, o))
+        bench.measure(Case(table="empty kernels in one graph", labels=labels), partial(_time_empty, bench, options))
 
 
 def _time_empty(bench: Bench, options: dict[str, bool]) -> Trial:

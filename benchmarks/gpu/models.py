@@ -24,7 +24,7 @@ from inferd.engine.arch.registry import describe, weights
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.quant.recipe import recipes
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
@@ -33,6 +33,7 @@ from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.linear import ANY, Choices
 
 BLOCK_SIZE = 32
 STEP_TOKENS = 4096
@@ -103,11 +104,15 @@ MODELS = {
 
 
 def random_decoder(
-    model: Model, device: torch.device, precision: str = "bf16", max_positions: int | None = None, **options: Any
+    model: Model,
+    device: torch.device,
+    precision: str = "bf16",
+    max_positions: int | None = None,
+    choices: Choices = ANY,
 ) -> Decoder:
-    """Random weights of a usual size, drawn on the device; the same in any precision. `options`: more of `Decoder`."""
-    recipe = RECIPES[QUANTIZATION[precision]]
-    decoder = Decoder(describe(model.config()), torch.bfloat16, device, max_positions, None, recipe, **options)
+    """Random weights of a usual size, drawn on the device; the same in any precision. `choices`: of its products."""
+    recipe = recipes(choices)[QUANTIZATION[precision]]
+    decoder = Decoder(describe(model.config()), torch.bfloat16, device, max_positions, None, recipe)
     generator = torch.Generator(device).manual_seed(0)
     for parameter in decoder.parameters().values():
         parameter.write(0, _weight(parameter.shape, device, generator))
@@ -142,21 +147,32 @@ class Engine:
     vocab_size: int
 
     @classmethod
-    def around(cls, decoder: Decoder, num_seqs: int, max_len: int, *, share: float = 0.85) -> Engine:
-        """`share` of the memory that is free may be KV."""
+    def around(
+        cls,
+        decoder: Decoder,
+        num_seqs: int,
+        max_len: int,
+        *,
+        share: float = 0.85,
+        is_deterministic: bool = False,
+        kv_dtype: torch.dtype = torch.bfloat16,
+    ) -> Engine:
+        """`share` of the memory that is free may be KV. `is_deterministic` as the decoder's products are."""
         device = open_device(decoder.device)
         arch = decoder.arch
-        block_bytes = 2 * arch.num_layers * arch.num_kv_heads * arch.head_dim * BLOCK_SIZE * decoder.dtype.itemsize
+        head_bytes = arch.head_dim * kv_dtype.itemsize + (4 if kv_dtype.itemsize == 1 else 0)
+        block_bytes = 2 * arch.num_layers * arch.num_kv_heads * head_bytes * BLOCK_SIZE
         per_seq = -(-max_len // BLOCK_SIZE) + 1
         num_blocks = num_seqs * per_seq
         if decoder.device.type == "cuda":
             torch.cuda.empty_cache()
             num_blocks = min(num_blocks, int(torch.cuda.mem_get_info()[0] * share) // block_bytes)
         num_seqs = min(num_seqs, num_blocks // per_seq)
-        kv = KVPool.allocate(arch, num_blocks, BLOCK_SIZE, decoder.dtype, device)
+        kv = KVPool.allocate(arch, num_blocks, BLOCK_SIZE, kv_dtype, device)
         slots = Slots(num_seqs, max_len, BLOCK_SIZE, device, len(arch.cache_groups))
         sampler = Sampler(num_seqs, arch.vocab_size, device.torch_device)
-        return cls(Runner(decoder, kv, slots, sampler, device), num_seqs, max_len, num_blocks, arch.vocab_size)
+        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=is_deterministic)
+        return cls(runner, num_seqs, max_len, num_blocks, arch.vocab_size)
 
     @contextmanager
     def core(self, *, depth: int = 1, step_tokens: int = STEP_TOKENS) -> Iterator[EngineCore]:

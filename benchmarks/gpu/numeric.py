@@ -187,6 +187,38 @@ def _sample(inputs: Inputs) -> Numeric:
     return Numeric(_op("sample", "sample"), (scores, seeds, positions), EXACT)
 
 
+def _cut_tail(inputs: Inputs) -> Numeric:
+    """Every cut by itself and all together, of rows of two chunks; what stays is equal or wrong."""
+    cut_tail, cuts_type = _op("cut_tail", "cut_tail"), _op("cut_tail", "Cuts")
+    scores = inputs.randn(5, 1500, dtype=torch.float32) * 3
+    scores -= scores.amax(dim=-1, keepdim=True)
+    never = -math.inf
+    asked = ([40, 0, 0, 0, 300], [1.0, 0.9, 1.0, 1.0, 0.99], [never, never, -4.0, never, -6.0])
+    dtypes = (torch.int64, torch.float64, torch.float64)
+    cuts = cuts_type(*(torch.tensor(row, dtype=d).to(inputs.device) for row, d in zip(asked, dtypes, strict=True)))
+
+    def call(rows: Tensor) -> Tensor:
+        kept = rows.clone()
+        cut_tail(kept, cuts)
+        return kept > never
+
+    return Numeric(call, (scores,), EXACT)
+
+
+def _mask_tokens(inputs: Inputs) -> Numeric:
+    """Masks of rows in another order, one of none, and a vocabulary that ends within a word."""
+    mask_tokens = _op("mask_tokens", "mask_tokens")
+    masks = inputs.randint(-(2**31), 2**31, 4, 32).to(torch.int32)
+    row_of = torch.tensor([3, -1, 0, 4]).to(inputs.device)
+
+    def call(rows: Tensor) -> Tensor:
+        kept = rows.clone()
+        mask_tokens(kept, masks, row_of)
+        return kept > -math.inf
+
+    return Numeric(call, (inputs.randn(5, 1003, dtype=torch.float32),), EXACT)
+
+
 def _argmax(inputs: Inputs) -> Numeric:
     """With a tie, which goes to the lowest id, and a row that nothing may be taken from."""
     logits = inputs.randn(6, 1003)
@@ -196,6 +228,21 @@ def _argmax(inputs: Inputs) -> Numeric:
 
     def call(rows: Tensor) -> tuple[Tensor, Tensor]:
         ids, is_none = argmax(rows)
+        return ids.masked_fill(is_none, 0), is_none
+
+    return Numeric(call, (logits,), EXACT)
+
+
+def _draw(inputs: Inputs) -> Numeric:
+    """Greedy rows and others, one of padding and one that nothing may be drawn from."""
+    logits, temperatures = inputs.randn(5, 3003, dtype=torch.float32), torch.tensor([0.0, 0.8, 1.3]).to(inputs.device)
+    logits[3, 9] = float("nan")
+    slots, positions = torch.tensor([2, 0, -1, 1, 1]).to(inputs.device), inputs.randint(0, 1000, 5)
+    seeds = inputs.randint(0, 1000, 3)
+    draw = _op("draw", "draw")
+
+    def call(rows: Tensor) -> tuple[Tensor, Tensor]:
+        ids, is_none = draw(rows, slots, temperatures, seeds, positions)
         return ids.masked_fill(is_none, 0), is_none
 
     return Numeric(call, (logits,), EXACT)
@@ -216,15 +263,15 @@ def _step_inputs(inputs: Inputs) -> Numeric:
     return Numeric(call, (), EXACT)
 
 
-def _advance(inputs: Inputs) -> Numeric:
+def _write_drawn(inputs: Inputs) -> Numeric:
     drawn, ids = inputs.randint(0, 1000, 4), inputs.randint(0, 1000, 5, 64)
     slots, positions = torch.tensor([3, 0, -1, 4]).to(inputs.device), torch.tensor([17, 0, 0, 50]).to(inputs.device)
-    run = _op("step_inputs", "advance")
+    run = _op("step_inputs", "write_drawn")
 
-    def call() -> tuple[Tensor, Tensor]:
-        written, moved = ids.clone(), positions.clone()
-        run(drawn, slots, moved, written)
-        return written, moved
+    def call() -> Tensor:
+        written = ids.clone()
+        run(drawn, slots, positions, written)
+        return written
 
     return Numeric(call, (), EXACT)
 
@@ -253,9 +300,12 @@ CHECKS: dict[str, Make] = {
     "norm_gate_up": _fused("gate_up_act", norm=True, gate=True),
     "linear_fp8": _linear_fp8,
     "sample": _sample,
+    "cut_tail": _cut_tail,
+    "mask_tokens": _mask_tokens,
     "argmax": _argmax,
+    "draw": _draw,
     "step_inputs": _step_inputs,
-    "advance": _advance,
+    "write_drawn": _write_drawn,
 }
 """By op. A kernel that is part of an op, and has no check of its own, is checked by those of its package."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,7 +93,8 @@ def _batched(model: Any, chosen: Model, load: Offline) -> Trial:
     from transformers import GenerationConfig  # noqa: PLC0415
     from transformers.generation.continuous_batching.utils import WorkloadHints  # noqa: PLC0415
 
-    config = GenerationConfig(
+    make_config: Callable[..., Any] = GenerationConfig
+    config = make_config(
         max_new_tokens=load.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
     hints = WorkloadHints(load.input_len, load.output_len, load.num_requests)
@@ -137,4 +139,4 @@ def _measure(bench: Bench, model: str, by: str, loads: Sequence[Offline], trial:
         labels = {"model": model, "load": f"{n} x {i} in, {o} out", "by": by}
         phases = floors.load_phases(shape, "bf16", n, n, i, o)
         case = Case(table="beside transformers", labels=labels, phases=phases, amount=float(n * o))
-        bench.measure(case, lambda asked=asked: trial(asked))
+        bench.measure(case, partial(trial, asked))

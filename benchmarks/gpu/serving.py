@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu import floors
@@ -55,7 +56,7 @@ def http(bench: Bench, model: str) -> None:
         phases = floors.load_phases(shape, "bf16", load.num_clients, load.num_requests, load.input_len, load.output_len)
         amount = float(load.num_requests * load.output_len)
         case = Case(table="over HTTP", labels=labels, phases=phases, amount=amount)
-        bench.measure(case, lambda load=load: _served(bench, model, load))
+        bench.measure(case, partial(_served, bench, model, load))
 
 
 def _served(bench: Bench, model: str, load: Load) -> Trial:
@@ -98,7 +99,7 @@ def _served(bench: Bench, model: str, load: Load) -> Trial:
 
 
 def _start_engine(path: str, device: str) -> None:
-    """What the engine's process does until it is ready: a prompt and a token are its warm-up."""
+    """What the engine's process does until it is ready: prompts and a token are its warm-up."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
     from inferd.engine.api.machine import Machine  # noqa: PLC0415

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from inferd.engine.api.planner import (
     MemoryPlan,
-    Workload,
     block_bytes,
     blocks_per_seq,
     format_bytes,
@@ -19,6 +18,7 @@ from inferd.engine.api.planner import (
     refusal,
 )
 from inferd.engine.api.precision import Precision
+from inferd.engine.api.working import Workload
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.paging import max_tokens
 
@@ -74,9 +74,13 @@ def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes:
     """What it needs and what there is; `what` says for how many tokens."""
     return (
         f"the model needs {format_bytes(plan.total_bytes)} for {what} ({format_bytes(plan.weights_bytes)} of weights "
-        f"in {precision.name}, {format_bytes(plan.kv_bytes)} of KV cache, {format_bytes(plan.working_bytes)} to work "
-        f"in), and {format_bytes(available_bytes)} of memory are available"
+        f"in {precision.name}, {format_bytes(plan.kv_bytes)} of KV cache{_in_fp8(precision)}, "
+        f"{format_bytes(plan.working_bytes)} to work in), and {format_bytes(available_bytes)} of memory are available"
     )
+
+
+def _in_fp8(precision: Precision) -> str:
+    return " in fp8" if precision.kv_cache == "fp8" else ""
 
 
 def ways_out(asked: Precision, found: Iterable[Option]) -> str:
@@ -84,7 +88,8 @@ def ways_out(asked: Precision, found: Iterable[Option]) -> str:
     found = tuple(found)
     texts = [_way_out(asked, option) for option in found if option.max_context >= MIN_MODEL_LEN]
     if not texts:
-        sizes = ", ".join(f"{format_bytes(option.weights_bytes)} in {option.precision.name}" for option in found)
+        weights = {option.precision.name: option.weights_bytes for option in found}
+        sizes = ", ".join(f"{format_bytes(num_bytes)} in {name}" for name, num_bytes in weights.items())
         return f"no precision served here fits (weights: {sizes}); choose a smaller model or a larger machine"
     return f"what would fit: {'; '.join(texts)}"
 
@@ -93,12 +98,14 @@ def _way_out(asked: Precision, option: Option) -> str:
     precision, length = option.precision, f"--max-model-len up to {option.max_context}"
     if precision == asked:
         return length
+    if precision.kv_cache != asked.kv_cache:
+        return f"--kv-cache-dtype {precision.kv_cache} with {length}"
     flags = f"--dtype {precision.dtype}" if precision.quantization == "none" else f"--quantization {precision.name}"
     return f"{flags} ({format_bytes(option.weights_bytes)} of weights) with {length}"
 
 
-def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str) -> str:
-    """One sequence is longer than the pool that was asked for."""
+def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str, *, has_fp8: bool) -> str:
+    """One sequence is longer than the pool that was asked for. `has_fp8`: K and V could have 8 bits."""
     size = block_bytes(arch, precision, work.block_size)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
@@ -110,7 +117,15 @@ def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: 
             if longest >= MIN_MODEL_LEN
             else f"{format_bytes(least)} are the least that serves"
         )
+        + (_with_fp8(arch, precision, work, num_blocks * size, longest) if has_fp8 else "")
     )
+
+
+def _with_fp8(arch: Arch, precision: Precision, work: Workload, kv_bytes: int, longest: int) -> str:
+    """What the same memory would hold in 8 bits, where that is more than `longest`."""
+    size = block_bytes(arch, replace(precision, kv_cache="fp8"), work.block_size)
+    length = longest_in_pool(arch, work, kv_bytes // size)
+    return f", and {length} with --kv-cache-dtype fp8" if length >= MIN_MODEL_LEN and length > longest else ""
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

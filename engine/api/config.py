@@ -26,19 +26,28 @@ from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import (
     MemoryPlan,
-    Workload,
     block_bytes,
     blocks_per_seq,
     format_bytes,
     plan_memory,
     pool_of,
-    refusal,
 )
-from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.api.precision import Precision, Quantization
+from inferd.engine.api.served import (
+    DeviceKind,
+    Dtype,
+    KVCacheDtype,
+    check_quantization,
+    deterministic_on,
+    fp8_kv_refusal,
+    quantization_of,
+    served_device,
+    served_kv_cache,
+    served_precisions,
+    settled_dtype,
+)
+from inferd.engine.api.working import Workload
 from inferd.engine.arch.description import Arch
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-DeviceKind = Literal["auto", "cpu", "cuda"]
 
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
@@ -66,11 +75,9 @@ _AUTO = {
 tokens reads them in a twentieth of the time that it multiplies them, and holds decodes up for less than 0.1 s."""
 
 
-_CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
-_GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
-"""A processor serves it too, where a checkpoint is stored so, slowly."""
-_FP8_CAPABILITY = (8, 9)
-"""The first compute capability with 8-bit floats on the tensor cores."""
+def auto_step_tokens(device: Literal["cpu", "cuda"]) -> int:
+    """Most tokens of a step where nothing is asked."""
+    return _AUTO[device].max_num_batched_tokens
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +85,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     dtype: Dtype = "auto"
-    """Of activations and KV, and of weights that are not quantized."""
+    """Of activations, and of weights that are not quantized."""
     quantization: Quantization = "none"
     """What the linear layers' weights are stored in."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """What K and V are stored in: the dtype, or in 8 bits."""
     device: DeviceKind = "auto"
+    deterministic: bool | None = None
+    """Whether a request's tokens may depend on nothing but the request."""
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output together; at least 2."""
     rope_positions: int | None = None
@@ -120,13 +131,24 @@ def resolve(
     quantization = quantization_of(config.quantization, facts.arch)
     if quantization != config.quantization:
         chosen["quantization"] = (quantization, "what the checkpoint's matrices are stored in")
-    device, why = _device(config.device, quantization, machine)
+    device, why = served_device(config.device, quantization, machine)
     if device != config.device:
         chosen["device"] = (device, why)
     machine, auto = machine.on(device), _AUTO[device]
-    dtype = _dtype(config.dtype, facts, machine)
+    dtype = settled_dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype[:2]
+    deterministic, why = deterministic_on(config.deterministic, device)
+    if deterministic != config.deterministic:
+        chosen["deterministic"] = (deterministic, why)
+    if deterministic and device == "cuda" and dtype[0] == "float32":
+        raise ConfigError(
+            "on a GPU deterministic results are computed in bfloat16 or float16, and the dtype is float32: "
+            f"{dtype[1]}; give --dtype bfloat16, or --no-deterministic, or --device cpu, where they always are"
+        )
+    kv_cache, why = served_kv_cache(config.kv_cache_dtype, dtype[0], machine)
+    if kv_cache != config.kv_cache_dtype:
+        chosen["kv_cache_dtype"] = (kv_cache, why)
     if config.num_threads is None:
         chosen["num_threads"] = (machine.num_cpus, "the cores this process may use")
     if config.max_num_seqs is None:
@@ -148,26 +170,6 @@ def resolve(
     return settled, plan_of(settled, facts.arch), decisions
 
 
-def _device(asked: DeviceKind, quantization: Quantization, machine: Machine) -> tuple[Literal["cpu", "cuda"], str]:
-    """(where the model runs, why)."""
-    gpu = machine.accelerator
-    if asked == "cuda" and gpu is None:
-        raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
-    if asked == "cpu" or gpu is None:
-        return "cpu", f"there is no GPU: {machine.no_accelerator}"
-    unserved = ""
-    if quantization in _CPU_QUANTIZATION:
-        unserved = f"{quantization} is computed on processors"
-    elif quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
-        have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
-        unserved = f"fp8 is multiplied from compute capability {need} on, and {gpu.name} has {have}"
-    if not unserved:
-        return "cuda", gpu.name
-    if asked == "auto":
-        return "cpu", unserved
-    raise ConfigError(f"{unserved}; give --device cpu, or another --quantization")
-
-
 def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
     """The memory of an engine with these settled settings."""
     assert config.num_blocks is not None
@@ -175,29 +177,15 @@ def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
 
 
+def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int) -> int:
+    """Most tokens that one sequence could have in `free_bytes` beside the weights, other settings as settled."""
+    available = plan_of(config, arch).weights_bytes + free_bytes
+    return longest_context(arch, precision_of(config), _workload(config, config.max_model_len), 1, available)
+
+
 def precision_of(config: EngineConfig) -> Precision:
     assert config.dtype != "auto"
-    return Precision(config.dtype, config.quantization)
-
-
-def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
-    """(dtype that this machine computes `dtype` in, why). float32 holds every float16 and bfloat16 exactly."""
-    if machine.device == "cuda":
-        return dtype, "as asked"
-    if dtype == "float16":
-        return "float32", "there is no float16 matrix product on a CPU"
-    if dtype == "bfloat16" and not machine.has_bf16_matmul:
-        return "float32", "this processor has no bfloat16 matrix product"
-    return dtype, "as asked"
-
-
-def served_precisions(arch: Arch, dtype: str, machine: Machine) -> tuple[Precision, ...]:
-    """Every precision of weights that can be served here, the largest first; quantized ones beside `dtype`."""
-    if arch.stored is not None:
-        return (Precision(dtype, "fp8"),)
-    plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
-    quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
-    return (*map(Precision, plain), *(Precision(dtype, kind) for kind in quantized))
+    return Precision(config.dtype, config.quantization, "fp8" if config.kv_cache_dtype == "fp8" else "auto")
 
 
 def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
@@ -208,35 +196,9 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
         max_model_len=max_model_len,
         step_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
+        device="cuda" if config.device == "cuda" else "cpu",
+        num_threads=config.num_threads or 1,
     )
-
-
-def _dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
-    """(dtype of weights and activations, why, dtype that was wanted)."""
-    dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
-    served, reason = served_dtype(dtype, machine)
-    return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
-
-
-def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
-    """(dtype that "auto" asks for, why)."""
-    if facts.is_embedded:
-        return "float32", "the embedded model answers the same on every machine in float32"
-    if facts.dtype not in DTYPE_BYTES:
-        raise ConfigError(f"the checkpoint's dtype is {facts.dtype!r}; give --dtype as one of {', '.join(DTYPE_BYTES)}")
-    return facts.dtype, "the checkpoint's"
-
-
-def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
-    """With none asked for, matrices stay as the checkpoint has them."""
-    return "fp8" if asked == "none" and arch.stored is not None else asked
-
-
-def check_quantization(quantization: Quantization, arch: Arch) -> None:
-    """Raises `ConfigError` naming the matrix that cannot be stored so."""
-    reason = refusal(arch, quantization_of(quantization, arch))
-    if reason is not None:
-        raise ConfigError(f"this model cannot be stored in {quantization}: {reason}; give another --quantization")
 
 
 def _check_bounds(config: EngineConfig, arch: Arch) -> None:
@@ -273,7 +235,7 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
     work = _workload(config, length)
     size, num_needed = block_bytes(arch, precision, work.block_size), blocks_per_seq(arch, length, work)
     rest = plan_memory(arch, precision, work, pool_of(0, work))
-    left = available - rest.weights_bytes - rest.working_bytes
+    left = available - rest.weights_bytes - rest.kv_bytes - rest.working_bytes
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes > left:
             raise CapacityError(
@@ -292,7 +254,8 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
         least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
         if num_blocks < least:
             num_blocks, why = least, "the least that serves one sequence"
-    return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why)
+    has_fp8 = fp8_kv_refusal(machine) is None
+    return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why, has_fp8)
 
 
 def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> int:
@@ -305,17 +268,17 @@ def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -
     work = asked if config.max_model_len else replace(asked, max_model_len=MIN_MODEL_LEN)
     plan = plan_sequences(arch, precision, work, 1)
     what = f"one sequence of {work.max_model_len} tokens"
-    found = options(arch, served_precisions(arch, config.dtype, machine), asked, 1, available)
+    found = options(arch, served_precisions(arch, precision, machine), asked, 1, available)
     because = f"; it is computed in {config.dtype}: {replaced}" if replaced else ""
     raise CapacityError(f"{shortage(plan, precision, what, available)}{because}; {ways_out(precision, found)}")
 
 
 def _settle_length(
-    config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str
+    config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str, has_fp8: bool
 ) -> dict[str, tuple[object, str]]:
     longest = longest_in_pool(arch, work, num_blocks)
     if longest < (config.max_model_len or MIN_MODEL_LEN):
-        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
+        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why, has_fp8=has_fp8))
     kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size)
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
     if config.max_model_len is None:

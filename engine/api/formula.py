@@ -5,7 +5,10 @@ The text cannot drift from the value, because nobody writes it. Knows no model a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,7 @@ def term(value: int, unit: str = "") -> Formula:
 
 
 NOTHING = Formula(0, "0")
+
+
+def sum_of(formulas: Iterable[Formula]) -> Formula:
+    return reduce(add, formulas, NOTHING)

@@ -81,6 +81,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     scheduled_s: float | None = None
     """Monotonic time at which the request first ran; with the first delta."""
     failure: Failure | None = None
+    embedding: bytes = b""
+    """The pooled hidden state, fp32 in little-endian bytes; with the last delta of a request that asked for it."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -136,6 +138,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     max_model_len: int
     vocab_size: int
     """Embedding rows: the bound for every token id."""
+    hidden_size: int = 0
+    """Components of a pooled hidden state; 0: the engine pools none."""
     weights_bytes: int
     kv_bytes: int
     planned_weights_bytes: int
@@ -145,6 +149,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     peaks: Peaks
     quantization: str = "none"
     """Of the linear layers' weights."""
+    kv_cache_dtype: str = "auto"
+    """Of K and V."""
+    deterministic: bool = True
+    """Whether tokens depend on the request alone."""
     kernels: tuple[tuple[str, str], ...] = ()
     """(op, implementation chosen)."""
 

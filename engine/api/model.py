@@ -11,6 +11,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.registry import describe, weights
+from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class ModelFacts:
     dtype: str
     """Of the stored weights: "bfloat16", "float16" or "float32"."""
     is_embedded: bool
+    has_kv_scales: bool = False
+    """Whether the checkpoint holds scales for K and V in 8 bits, which are not used."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
@@ -35,7 +38,8 @@ class ModelFacts:
             raise ModelError(
                 f"{checkpoint.path}: {name} is stored as {found}; by config.json it is one of: {', '.join(known)}"
             )
-        return cls(checkpoint.path, arch, checkpoint.dtype, checkpoint.is_embedded)
+        has_kv_scales = any(name.endswith(KV_SCALE_SUFFIXES) for name in checkpoint.tensors)
+        return cls(checkpoint.path, arch, checkpoint.dtype, checkpoint.is_embedded, has_kv_scales)
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:

@@ -7,14 +7,20 @@ calls `check()` again before a number may reach a device, so that a bad value fa
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
+
+from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
 
 MAX_SEED = 2**53 - 1
 """Largest seed: every JSON reader can carry it without loss."""
 
 MAX_LOGPROBS = 20
 """Most alternatives a caller may ask for at one position (OpenAI's bound)."""
+
+PoolingKind = Literal["last", "mean"]
+"""The last token's state, or the mean of all."""
 
 
 class ParamError(ValueError):
@@ -25,16 +31,26 @@ class ParamError(ValueError):
         self.param, self.value, self.rule = param, value, rule
 
 
+class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is wanted of a prompt's final hidden states, in place of tokens."""
+
+    how: PoolingKind = "last"
+    num_components: int = 0
+    """Leading ones that are kept; 0, and more than there are: all."""
+    is_normalized: bool = True
+    """What is kept is scaled to length 1."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of one choice are drawn and when it ends.
 
-    The order in which they apply to a row of logits: `allowed_token_ids`, `logit_bias`, repetition, presence and
-    frequency penalty, `min_tokens`, `bad_words`, temperature, top-k, top-p, min-p, then Gumbel-max with noise keyed by
-    (seed, position, token id). Temperature 0 is argmax, ties to the lowest id.
+    The order in which they apply to a row of logits: `grammar`, `allowed_token_ids`, `logit_bias`, repetition, presence
+    and frequency penalty, `min_tokens`, `bad_words`, temperature, top-k, top-p, min-p, then Gumbel-max with noise keyed
+    by (seed, position, token id). Temperature 0 is argmax, ties to the lowest id.
     """
 
     max_tokens: int
-    """Most tokens to generate (>= 0); 0 asks for prompt logprobs alone."""
+    """Most tokens to generate (>= 0); 0 asks for prompt logprobs, or a pooled state, alone."""
     seed: int
     min_tokens: int = 0
     temperature: float = 1.0
@@ -59,6 +75,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """None: none; 0: of the chosen token; k: of the chosen token and the k most likely."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for each prompt token after the first. Such a request takes no prefix hit."""
+    grammar: str = ""
+    """The texts that the output may be, as a llguidance grammar; empty: any. An id that ends the generation may come
+    where the grammar may end, and where nothing else may follow the generation ends without one, `min_tokens` or not.
+    """
+    pooling: Pooling | None = None
+    """The request ends with a vector; only where `max_tokens` is 0."""
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Whether a prefix hit would skip what is asked for."""
+        return self.prompt_logprobs is not None or (self.pooling is not None and self.pooling.how == "mean")
 
     def check(self, vocab_size: int) -> None:
         """Raise `ParamError` for the first value out of bounds; `vocab_size` is the number of embedding rows."""
@@ -73,6 +100,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_token_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
         for _, bias in self.logit_bias:
             _check_float("logit_bias", bias, -100.0, 100.0)
+        if len(self.grammar) > MAX_GRAMMAR_BYTES:
+            rule = f"must have at most {MAX_GRAMMAR_BYTES} characters"
+            raise ParamError("grammar", f"{len(self.grammar)} characters", rule)
+        if self.pooling is not None:
+            _check_int("pooling.num_components", self.pooling.num_components, 0, None)
+            if self.max_tokens:
+                raise ParamError("max_tokens", self.max_tokens, "must be 0 where hidden states are pooled")
         for word in self.bad_words:
             if not word:
                 raise ParamError("bad_words", word, "must not hold an empty word")

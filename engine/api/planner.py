@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
+from typing import Literal
 
-from inferd.engine.api.formula import NOTHING, Formula, term
+from inferd.engine.api.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.precision import (
     FP8,
     FP8_BLOCKS,
@@ -22,46 +22,12 @@ from inferd.engine.api.precision import (
     Quantization,
     StoredAs,
 )
+from inferd.engine.api.working import BASE_BYTES, Part, Workload, working_parts
 from inferd.engine.arch.description import Arch, Scales
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Shape
 
-BASE_BYTES = 256 * 2**20
-"""Anonymous memory of the two processes before a model: engine 154 MiB with torch imported, server 80 MiB, and what
-their allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
-
-_FP32_BYTES = 4
-_MLP_COPIES = 4
-"""fp32 tensors of [tokens, intermediate] beside the projections' own result: made by the plain kernel, and about what
-the allocator keeps of a step of the C++ ones, which make none."""
-_LOGITS_COPIES = 13
-"""fp32 tensors of [rows, vocabulary] that sampling holds at once: top-p over a flat distribution, the most there is
-without logprobs, which add half as much (measured: 128 rows of 32,000, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What the engine is to hold at once."""
-
-    num_seqs: int
-    """Slots: requests that run together."""
-    max_model_len: int
-    """Tokens of one sequence, prompt and output."""
-    step_tokens: int
-    """Most tokens of one step."""
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One line of the plan."""
-
-    name: str
-    formula: Formula
-
-    @property
-    def num_bytes(self) -> int:
-        return self.formula.value
+_TIED_HEAD = "packed copy of the embedding.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +62,29 @@ class MemoryPlan:
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
     """The plan of an engine whose KV cache has `pool` places for a token in every plane of its blocks."""
     return MemoryPlan(
-        weight_parts(arch, precision),
-        Part("KV cache", _planes(arch) * pool * precision.dtype_bytes),
+        weight_parts(arch, precision, work.device),
+        Part("KV cache", _kv(arch, precision, pool)),
         working_parts(arch, precision, work),
         _loading(arch, precision),
     )
 
 
-def weight_parts(arch: Arch, precision: Precision) -> tuple[Part, ...]:
+@lru_cache(maxsize=64)
+def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu") -> tuple[Part, ...]:
     """Embedding, attention, MLP, norms and head, as far as the model has them."""
     shapes: dict[str, dict[str, Shape]] = {}
     for name, shape in _parameters(arch).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
-    dtype_bytes = precision.dtype_bytes
     parts = []
     for name in ("embedding", "attention", "MLP", "norms"):
-        parts.append(Part(name, _total(shapes.pop(name, {}), _stored_as(arch, precision, name), dtype_bytes)))
+        parts.append(Part(name, _total(arch, precision, shapes.pop(name, {}))))
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
-    if arch.tie_embeddings:
-        # A CPU packs the head, so that its copy of the embedding's weights is another layout of the same numbers.
-        head["packed copy of the embedding.weight"] = (arch.vocab_size, arch.hidden_size)
-    parts.append(Part("head", _total(head, _stored_as(arch, precision, "head"), dtype_bytes)))
+    if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, _TIED_HEAD) is None):
+        # A CPU packs the head, so that its copy of the embedding's weights is another layout of the same numbers. A
+        # GPU multiplies by the embedding itself.
+        head[_TIED_HEAD] = (arch.vocab_size, arch.hidden_size)
+    parts.append(Part("head", _total(arch, precision, head)))
     return tuple(part for part in parts if part.num_bytes)
 
 
@@ -137,17 +104,26 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
 
 
 def pool_of(num_blocks: int, work: Workload) -> Formula:
-    return term(num_blocks, "blocks") * term(work.block_size, "tokens")
+    """With the block that a device which pads steps has them write to."""
+    return (term(num_blocks, "blocks") + _num_padding(work)) * term(work.block_size, "tokens")
+
+
+def _num_padding(work: Workload) -> Formula:
+    return NOTHING if work.device == "cpu" else term(1, "padding")
 
 
 def pool_for(arch: Arch, work: Workload, num_full: int) -> Formula:
     """Places for `num_full` sequences of `work.max_model_len` tokens, a window's layers holding what they can see."""
     length, block_size = work.max_model_len, work.block_size
     blocks = [group.max_blocks(length, work.step_tokens, block_size) for group in arch.cache_groups]
+    padding = _num_padding(work)
     if [num_blocks * block_size for num_blocks in blocks] == [length]:
-        return term(length, "tokens") * term(num_full, "sequences")
-    held = _sum(term(count) * term(num) if count > 1 else term(num) for num, count in Counter(blocks).items())
-    return held * term(block_size, "tokens a block") * term(num_full, "sequences")
+        padding_tokens = padding * term(block_size, "tokens") if padding.value else NOTHING
+        return term(length, "tokens") * term(num_full, "sequences") + padding_tokens
+    held = sum_of(term(count) * term(num) if count > 1 else term(num) for num, count in Counter(blocks).items())
+    if not padding.value:
+        return held * term(block_size, "tokens a block") * term(num_full, "sequences")
+    return (held * term(num_full, "sequences") + padding) * term(block_size, "tokens a block")
 
 
 def blocks_per_seq(arch: Arch, num_tokens: int, work: Workload) -> int:
@@ -156,27 +132,17 @@ def blocks_per_seq(arch: Arch, num_tokens: int, work: Workload) -> int:
 
 
 def block_bytes(arch: Arch, precision: Precision, block_size: int) -> int:
-    return (_planes(arch) * precision.dtype_bytes).value * block_size
+    return _kv(arch, precision, term(block_size)).value
 
 
-def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Part, ...]:
-    """What is held beside weights and KV. Activations and logits are estimates; the rest is exact."""
-    return (
-        Part("rotary", _rotary(arch, work)),
-        Part("slots", _slots(arch, work)),
-        Part("activations", _activations(arch, precision, work)),
-        Part("logits", _logits(arch, precision, work)),
-        Part("processes", term(BASE_BYTES // 2**20, "MiB") * term(2**20, "B")),
-    )
-
-
-def _stored_as(arch: Arch, precision: Precision, part: str) -> StoredAs | None:
-    """What the matrices of this part are stored in; None: the dtype."""
+def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:
+    """What this matrix is stored in; None: the dtype."""
+    part = "head" if parameter == _TIED_HEAD else _part_of(parameter)
     if part in ("embedding", "norms"):
         return None
     if arch.stored is None:
         return (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[precision.quantization]
-    if part == "head" and not arch.stored.has_head:
+    if parameter == _TIED_HEAD or parameter.removesuffix(".weight") in _plain_matrices(arch):
         return None
     return FP8_BLOCKS if arch.stored.scales is Scales.BLOCK else FP8
 
@@ -188,6 +154,11 @@ def _parameters(arch: Arch) -> Mapping[str, Shape]:
     return {name: shape for name, shape in parameters.items() if not name.endswith("_scale")}
 
 
+@lru_cache(maxsize=8)
+def _plain_matrices(arch: Arch) -> frozenset[str]:
+    return weights(arch).plain_matrices
+
+
 def _part_of(parameter: str) -> str:
     name = parameter.split(".", 2)[2] if parameter.startswith("layers.") else parameter
     if "norm" in name:
@@ -195,21 +166,23 @@ def _part_of(parameter: str) -> str:
     return {"embed": "embedding", "attention": "attention", "mlp": "MLP", "lm_head": "head"}[name.partition(".")[0]]
 
 
-def _total(shapes: Mapping[str, Shape], stored: StoredAs | None, dtype_bytes: Formula) -> Formula:
+def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:
     """Bytes of these parameters: those of one layer, times the layers that are like it, and those of no layer."""
-    by_layer: dict[str, list[tuple[str, Shape]]] = {}
+    by_layer: dict[str, list[tuple[str, Shape, StoredAs | None]]] = {}
     for name, shape in shapes.items():
         layer, own = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
-        by_layer.setdefault(layer, []).append((own, shape))
+        by_layer.setdefault(layer, []).append((own, shape, _stored_as(arch, precision, name)))
     outside = by_layer.pop("", [])
     alike = Counter(tuple(members) for members in by_layer.values())
-    totals = [term(count, "layers") * _members(members, stored, dtype_bytes) for members, count in alike.items()]
-    return _sum([*totals, _members(outside, stored, dtype_bytes)])
+    dtype_bytes = precision.dtype_bytes
+    totals = [term(count, "layers") * _members(members, dtype_bytes) for members, count in alike.items()]
+    return sum_of([*totals, _members(outside, dtype_bytes)])
 
 
-def _members(members: Iterable[tuple[str, Shape]], stored: StoredAs | None, dtype_bytes: Formula) -> Formula:
+def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], dtype_bytes: Formula) -> Formula:
+    """Bytes of (name, shape, what a matrix is stored in)."""
     in_dtype, packed = NOTHING, NOTHING
-    for name, shape in members:
+    for name, shape, stored in members:
         label = _label(name)
         if len(shape) == 1:
             in_dtype += term(shape[0]).named(label)
@@ -228,43 +201,13 @@ def _label(parameter: str) -> str:
     return own if kind == "weight" else f"{own} {kind}"
 
 
-def _planes(arch: Arch) -> Formula:
-    """Elements of K and V that one place of a block holds: a block serves any group, so it is that of the largest."""
+def _kv(arch: Arch, precision: Precision, pool: Formula) -> Formula:
+    """K and V of so many places of blocks: a block serves any group, so it has the layers of the largest."""
     num_planes = max(len(group.layers) for group in arch.cache_groups)
-    return term(2) * term(num_planes, "layers") * term(arch.num_kv_heads, "KV heads") * _head(arch)
-
-
-def _head(arch: Arch) -> Formula:
-    return term(arch.head_dim).named("head")
-
-
-def _rotary(arch: Arch, work: Workload) -> Formula:
-    tables = {rope for rope in arch.ropes if rope is not None}
-    widths = sorted(rope.rotary_dim for rope in tables)
-    return term(work.max_model_len, "positions") * _sum(term(width) for width in widths) * term(_FP32_BYTES, "B")
-
-
-def _slots(arch: Arch, work: Workload) -> Formula:
-    """Ids as int64 and block ids as int32: a row for each request that runs."""
-    ids = term(work.max_model_len + 1, "ids") * term(8, "B")
-    num_blocks = -(-work.max_model_len // work.block_size)
-    tables = term(len(arch.cache_groups), "tables") * term(num_blocks, "blocks") * term(4, "B")
-    return term(work.num_seqs, "slots") * (ids + tables)
-
-
-def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Input, residual and sum of a layer, and what its MLP makes on the way; attention makes less."""
-    dtype_bytes = precision.dtype_bytes
-    per_token = term(3) * term(arch.hidden_size) * dtype_bytes
-    projected = term(2 if arch.has_gate else 1) * dtype_bytes
-    per_token += term(arch.intermediate_size) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
-    return term(work.step_tokens, "tokens") * per_token
-
-
-def _logits(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    num_rows = min(work.num_seqs, work.step_tokens)
-    copies = precision.dtype_bytes + term(_LOGITS_COPIES) * term(_FP32_BYTES, "B")
-    return term(num_rows, "rows") * term(arch.vocab_size) * copies
+    heads = term(2) * term(num_planes, "layers") * term(arch.num_kv_heads, "KV heads")
+    if precision.kv_cache == "auto":
+        return heads * term(arch.head_dim).named("head") * pool * precision.dtype_bytes
+    return heads * precision.head_bytes(arch.head_dim) * pool
 
 
 def _loading(arch: Arch, precision: Precision) -> Part:
@@ -273,7 +216,7 @@ def _loading(arch: Arch, precision: Precision) -> Part:
     quantized = term(0 if precision.quantization == "none" or arch.stored is not None else 1, "B")
 
     def read_as(name: str) -> Formula:
-        is_stored = arch.stored is not None and _stored_as(arch, precision, _part_of(name)) is not None
+        is_stored = arch.stored is not None and _stored_as(arch, precision, name) is not None
         return term(1, "B") if is_stored else precision.dtype_bytes + quantized
 
     held = [
@@ -284,10 +227,6 @@ def _loading(arch: Arch, precision: Precision) -> Part:
     if arch.tie_embeddings:
         held.append((term(arch.vocab_size) * term(arch.hidden_size)).named("tied head") * quantized)
     return Part("while loading", max(held, key=lambda formula: formula.value))
-
-
-def _sum(formulas: Iterable[Formula]) -> Formula:
-    return reduce(add, formulas, NOTHING)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,4 +1,5 @@
-"""What a weight is stored in: the dtypes, the quantized forms, and which matrices take them, said here alone.
+"""What a weight is stored in, and K and V: the dtypes, the quantized forms, and which matrices take them, said here
+alone.
 
 Knows no model: a matrix is rows and columns.
 """
@@ -14,6 +15,11 @@ from inferd.engine.api.formula import Formula, term
 Quantization = Literal["none", "fp8", "int8", "int4"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+KVCache = Literal["auto", "fp8"]
+"""What can be asked for K and V: the dtype, or 8-bit floats (e4m3)."""
+KV_SCALE_BYTES = 4
+"""Of each head of each token in 8 bits, for K and for V."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,18 @@ HEAD_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": F
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Of activations and KV (`dtype`), and of the linear layers' weights (`quantization`)."""
+    """Of activations (`dtype`), of the linear layers' weights (`quantization`), and of K and V (`kv_cache`)."""
 
     dtype: str
     quantization: Quantization = "none"
+    kv_cache: KVCache = "auto"
+
+    def head_bytes(self, head_dim: int) -> Formula:
+        """Of a head of K or of V of one token."""
+        head = term(head_dim).named("head")
+        if self.kv_cache == "fp8":
+            return head * term(1, "B") + term(KV_SCALE_BYTES, "B").named("scale")
+        return head * self.dtype_bytes
 
     @property
     def name(self) -> str:

@@ -7,13 +7,14 @@ For T tokens in rows that start at position s and have n tokens, R of whose toke
     bytes = weights of the layers, as stored                                        once a step
           + the head's weights, as stored                                           once a step with R > 0
           + T hidden dtype                                                          embedding rows
-          + T 2 KV heads head_dim layers dtype                                      KV written
-          + 2 KV heads head_dim dtype (keys, over all layers)                       KV read
+          + T 2 KV heads head layers                                                KV written
+          + 2 KV heads head (keys, over all layers)                                 KV read
           + 8 R vocabulary                                                          fp32 logits, written and read
 
-A pair is a query and a key that it sees: of a row, the sum over its positions p of min(p + 1, w), where w is the
-layer's window, or without one all p + 1. Keys are those that any query of a row sees, min(s + n, n - 1 + w), read once
-for each row: a prefix that rows share counts for each of them. An addition and a multiplication are two operations.
+A head of K or V is head_dim dtype, and in 8 bits head_dim and its scale. A pair is a query and a key that it sees: of a
+row, the sum over its positions p of min(p + 1, w), where w is the layer's window, or without one all p + 1. Keys are
+those that any query of a row sees, min(s + n, n - 1 + w), read once for each row: a prefix that rows share counts for
+each of them. An addition and a multiplication are two operations.
 
 Left out: biases, norms, rotations, activation functions, softmax and sampling, together about a percent of the FLOPs of
 a model of size, and not done by what multiplies matrices; activations between kernels, which caches hold; and rows that
@@ -80,7 +81,7 @@ class WorkModel:
         """A window that no sequence of `max_model_len` tokens outgrows is none."""
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
-        kv_bytes = 2 * arch.kv_size * dtype_bytes
+        kv_bytes = 2 * arch.num_kv_heads * precision.head_bytes(arch.head_dim).value
         windows = Counter(None if window is None or window >= max_model_len else window for window in arch.windows)
         return cls(
             token_flops=2 * _layer_weights(arch),

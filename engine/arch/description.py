@@ -122,8 +122,8 @@ BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class StoredFp8:
-    """The checkpoint's matrices of attention and MLP, and with `has_head` that of the logits, are e4m3 numbers times
-    scales."""
+    """The checkpoint's matrices of attention and MLP but `plain`, and with `has_head` that of the logits, are e4m3
+    numbers times scales."""
 
     scales: Scales
     weight_scale: str
@@ -131,6 +131,8 @@ class StoredFp8:
     input_scale: str | None = None
     """The same of the one scale that calibration found for its activations; None: they are quantized as they come."""
     has_head: bool = False
+    plain: frozenset[str] = frozenset()
+    """Modules of the layers, as the checkpoint calls them, that were left out: `model.layers.0.mlp.down_proj`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,12 @@ Shape = tuple[int, ...]
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints store and that follow from config.json."""
 
+KV_SCALE_SUFFIXES = (
+    ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_proj.output_scale", ".k_proj.output_scale",
+    ".v_proj.output_scale",
+)  # fmt: skip
+"""Of what calibration found for a KV cache in 8 bits, and is not read: here each head of each token has a scale."""
+
 _NAMES_SHOWN = 8
 
 
@@ -77,6 +83,12 @@ class WeightMap:
         return shapes
 
     @property
+    def plain_matrices(self) -> frozenset[str]:
+        """Our names of the matrices that are stored as they are: `layers.0.mlp.down`."""
+        matrices = (s for s in self.sources if len(s.shape) == 2 and s.form is Form.FLOAT)
+        return frozenset(source.parameter.removesuffix(".weight") for source in matrices)
+
+    @property
     def num_elements(self) -> int:
         """Weights of the model, tied ones counted once; scales are none."""
         return sum(prod(source.shape) for source in self.sources if source.form is not Form.SCALE)
@@ -92,7 +104,8 @@ class WeightMap:
         sources = {source.tensor: source for source in self.sources}
         expected = {name: source.shape for name, source in sources.items()}
         optional = {tie.tensor: expected[tie.equals] for tie in self.ties}
-        shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(IGNORED_SUFFIXES)}
+        unread = (*IGNORED_SUFFIXES, *KV_SCALE_SUFFIXES)
+        shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(unread)}
         wanted = expected | optional
         return Contradictions(
             missing=tuple(sorted(expected.keys() - shapes.keys())),
@@ -203,12 +216,26 @@ def _linear(
     has_bias: bool,
 ) -> Iterator[Source]:
     """The rows of one of our matrices, [sum(out_sizes), in_size]: from a tensor per size, or from one of all."""
+    if stored is not None and _is_plain(stored, [f"{theirs}.{name}" for name in tensors]):
+        stored = None
     row = 0
     for name, out_size in zip(tensors, out_sizes if len(tensors) > 1 else (sum(out_sizes),), strict=True):
         yield from _matrix(stored, f"{theirs}.{name}", (out_size, in_size), ours, row)
         if has_bias:
             yield Source(f"{theirs}.{name}.bias", (out_size,), f"{ours}.bias", row)
         row += out_size
+
+
+def _is_plain(stored: StoredFp8, modules: list[str]) -> bool:
+    """Whether modules that are one matrix here were left out of quantization: all of them, or none."""
+    plain = [module for module in modules if module in stored.plain]
+    others = [module for module in modules if module not in stored.plain]
+    if plain and others:
+        raise ArchError(
+            f"quantization_config leaves out {', '.join(plain)} and not {', '.join(others)}: they are multiplied as "
+            "one matrix, so leave out all of them or none"
+        )
+    return bool(plain)
 
 
 def _matrix(stored: StoredFp8 | None, theirs: str, shape: tuple[int, int], ours: str, row: int) -> Iterator[Source]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch, QKNorm
+from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.norm import RMSNorm, rms_norm_of
 from inferd.engine.layers.parameter import Parameter
@@ -17,12 +18,12 @@ from inferd.kernels.rope import rope_and_cache
 
 
 class Attention:
-    """[T, hidden] -> [T, hidden], with the KV of earlier tokens in the layer's part of the pool."""
+    """Of x [T, hidden], with the KV of earlier tokens in the layer's part of the pool."""
 
-    def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
-        self._arch, self._window = arch, arch.windows[layer]
-        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place, arch.has_qkv_bias)
-        self._o = Linear(arch.q_size, arch.hidden_size, place, arch.has_o_bias)
+    def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
+        self._arch, self._window, self._branch = arch, arch.windows[layer], branch
+        self._qkv = Linear(arch.hidden_size, arch.qkv_size, place.of("qkv"), arch.has_qkv_bias)
+        self._o = Linear(arch.q_size, arch.hidden_size, place.of("o"), arch.has_o_bias)
         self._head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
         match arch.qk_norm:
@@ -39,14 +40,35 @@ class Attention:
         for name, module in modules.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
-    def __call__(self, x: Tensor, batch: AttentionBatch, cos_sin: Tensor, kv: Tensor) -> Tensor:
-        """x [T, hidden]; cos_sin [P, rotary_dim]; kv [blocks, 2, G, block_size, D], which receives these tokens' KV."""
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        batch: AttentionBatch,
+        cos_sin: Tensor,
+        kv: Tensor,
+        kv_scales: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with what this branch gives.
+
+        cos_sin [P, rotary_dim]; kv [blocks, 2, G, block_size, D], which receives these tokens' KV; kv_scales [blocks,
+        2, G, block_size], with KV in 8 bits.
+        """
+        qkv, stream = self._branch.enter(self._qkv, x, residual)
+        return self._branch.leave(self._o, self._attend(qkv, batch, cos_sin, kv, kv_scales), stream)
+
+    def _attend(
+        self, qkv: Tensor, batch: AttentionBatch, cos_sin: Tensor, kv: Tensor, kv_scales: Tensor | None
+    ) -> Tensor:
+        """[T, qkv_size] -> [T, q_size]."""
         arch = self._arch
-        q, k, v = torch.split(self._qkv(x), [arch.q_size, arch.kv_size, arch.kv_size], dim=1)
+        q, k, v = torch.split(qkv, [arch.q_size, arch.kv_size, arch.kv_size], dim=1)
         if self._projection_norms is not None:
             q, k = (norm(part) for norm, part in zip(self._projection_norms, (q, k), strict=True))
-        q, k, v = (part.view(x.shape[0], -1, arch.head_dim) for part in (q, k, v))
+        q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
         q_norm, k_norm = (norm.weight for norm in self._head_norms) if self._head_norms else (None, None)
-        q = rope_and_cache(q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps)
-        attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap)
-        return self._o(attended.flatten(1))
+        q = rope_and_cache(
+            q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps, kv_scales
+        )
+        attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
+        return attended.flatten(1)

@@ -10,6 +10,8 @@ from torch import Tensor
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.scheme import Apply, Given
+from inferd.kernels.linear import fused
+from inferd.kernels.linear.fused import FewRows, Gate
 
 
 class Linear:
@@ -22,6 +24,7 @@ class Linear:
         place.scheme.check(out_size, in_size)
         self._scheme = place.scheme
         self._apply: Apply | None = None
+        self._few_rows: FewRows | None = None
         needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
         if has_bias:
             needed["bias"] = Given((out_size,), place.dtype)
@@ -43,7 +46,38 @@ class Linear:
         if len(self._taken) == len(self._parameters):
             self._apply = self._scheme.bind(**{"bias": None, **self._taken})
             self._taken.clear()
+            if isinstance(self._apply, FewRows):
+                self._few_rows = self._apply
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._apply is not None, "a linear layer was called before its weights were loaded"
         return self._apply(x)
+
+    def fuses_norm(self, x: Tensor, gate: Gate | None = None) -> bool:
+        """Whether `after_norm` is one kernel for as many rows as x has."""
+        few, op = self._few_rows, fused.NORM_LINEAR if gate is None else fused.GATE_UP_ACT
+        if few is None or not few.is_few(x.shape[0]) or (gate is not None and few.bias is not None):
+            return False
+        return fused.fuses(op, x)
+
+    def after_norm(self, x: Tensor, norm: Tensor, eps: float, gate: Gate | None = None) -> Tensor:
+        """Of rms_norm(x, norm, eps); with a `gate` [T, out_size / 2], the first half's activation times the second.
+
+        Only where `fuses_norm`.
+        """
+        assert self._few_rows is not None
+        weight, bias = self._few_rows.weight, self._few_rows.bias
+        if gate is None:
+            return fused.norm_linear(x, norm, eps, weight, bias)
+        assert bias is None
+        return fused.gate_up_act(x, weight, gate, norm, eps)
+
+    def fuses_add(self, x: Tensor) -> bool:
+        """Whether `add_to` is one kernel for as many rows as x has."""
+        few = self._few_rows
+        return few is not None and few.is_few(x.shape[0]) and fused.fuses(fused.LINEAR_RESIDUAL, x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + this layer of x. Only where `fuses_add`."""
+        assert self._few_rows is not None
+        return fused.linear_residual(x, self._few_rows.weight, self._few_rows.bias, residual)

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from inferd.engine.arch.description import Activation, Arch
+from inferd.engine.layers.branch import Act, Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.gated_mul import gelu_mul, silu_mul
 from inferd.kernels.gelu import gelu
 
-_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_mul}
+_GATES = {Activation.SILU: Act(silu_mul, "silu"), Activation.GELU_TANH: Act(gelu_mul, "gelu")}
 
 
 class MLP:
-    """[T, hidden] -> [T, hidden]: down(activation(gate(x)) * up(x)), gate and up in one matrix; or, without a gate,
+    """Of x [T, hidden]: down(activation(gate(x)) * up(x)), gate and up in one matrix; or, without a gate,
     down(gelu(up(x)))."""
 
-    def __init__(self, arch: Arch, place: Placement) -> None:
+    def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
-        self._in_name, self._act = ("gate_up", _GATES[arch.activation]) if arch.has_gate else ("up", gelu)
+        self._in_name, self._act = ("gate_up", _GATES[arch.activation]) if arch.has_gate else ("up", Act(gelu))
+        self._branch = branch
         in_rows = 2 * arch.intermediate_size if arch.has_gate else arch.intermediate_size
-        self._in = Linear(arch.hidden_size, in_rows, place, arch.has_mlp_bias)
-        self._down = Linear(arch.intermediate_size, arch.hidden_size, place, arch.has_mlp_bias)
+        self._in = Linear(arch.hidden_size, in_rows, place.of(self._in_name), arch.has_mlp_bias)
+        self._down = Linear(arch.intermediate_size, arch.hidden_size, place.of("down"), arch.has_mlp_bias)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         for name, linear in ((self._in_name, self._in), ("down", self._down)):
             yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._act(self._in(x)))
+    def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with what this branch gives."""
+        hidden, stream = self._branch.enter(self._in, x, residual, self._act)
+        return self._branch.leave(self._down, hidden, stream)

@@ -115,18 +115,6 @@ def stream_norm(arch: Arch, place: Placement) -> Norm:
     return rms_norm_of(arch, arch.hidden_size, place)
 
 
-def branch_input(arch: Arch, place: Placement) -> Norm:
-    """What attention and MLP read the stream through."""
-    return stream_norm(arch, place) if arch.has_pre_norms else NoNorm()
-
-
-def branch_output(arch: Arch, place: Placement) -> Step:
-    """What their results pass before they are added to the stream."""
-    if arch.has_post_norms:
-        return stream_norm(arch, place)
-    return NoNorm() if arch.residual_multiplier == 1.0 else Scale(arch.residual_multiplier)
-
-
 def rms_norm_of(arch: Arch, size: int, place: Placement) -> RMSNorm:
     """The family's RMS norm, over `size`."""
     return RMSNorm(size, arch.norm_eps, place, offset=1.0 if arch.norm is NormKind.RMS_ONE_PLUS else 0.0)

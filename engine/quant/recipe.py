@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inferd.engine.quant.dense import Dense
 from inferd.engine.quant.fp8 import Fp8
@@ -21,6 +21,8 @@ class Recipe:
     """The matrices of attention and MLP."""
     head: Scheme
     """The logits' matrix; where it is tied to the embedding, a copy."""
+    exceptions: Mapping[str, Scheme] = field(default_factory=dict)
+    """Matrices of the layers that are kept in another scheme, as the weight map calls them: `layers.0.mlp.down`."""
 
 
 def recipes(choices: Choices = ANY) -> Mapping[str, Recipe]:

@@ -1,7 +1,8 @@
 """Draws the next token of each row, by slot: the documented order of `SamplingParams`, on the device, without the host.
 
 Holds what each admitted request asks for and the state its rules need. Greedy rows that ask for nothing else cost one
-pass over their logits. Knows no text, no scheduling and no KV.
+pass over their logits. Plain rows, greedy or with a temperature and nothing more, can be drawn by what lies on the
+device alone, and so by a recording. Knows no text, no scheduling and no KV.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.params import SamplingParams
-from inferd.engine.sample.filters import cut, temper
+from inferd.engine.sample.filters import asks_for_cut, cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
+from inferd.engine.sample.masks import Masks
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
+from inferd.kernels.draw import draw
 from inferd.kernels.gpu import from_host
 from inferd.kernels.greedy import argmax
 from inferd.kernels.sample import sample
+
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""What a slot keeps of a temperature that fp32 would make 0, which means greedy."""
+FAILED, EMPTY = -1, -2
+"""Outcomes of rows that gave no id: their logits held a NaN or +inf; their own parameters left no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,11 @@ class SampleResult:
     logprob_rows: tuple[int, ...]
     """The row that each entry of `logprobs` belongs to."""
 
+    @property
+    def outcomes(self) -> Tensor:
+        """[R] int64: the row's id, or `FAILED` or `EMPTY`: all that the host has to know of most rows."""
+        return self.token_ids.masked_fill(self.is_empty, EMPTY).masked_fill_(self.is_failed, FAILED)
+
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
@@ -44,7 +57,13 @@ class _Slot:
 
     @property
     def is_plain_greedy(self) -> bool:
-        return self.params.temperature == 0.0 and not self.rules
+        return self.params.temperature == 0.0 and not self.rules and not self.params.grammar
+
+    @property
+    def is_plain(self) -> bool:
+        is_cut = self.params.temperature > 0.0 and asks_for_cut(self.params)
+        is_free = not self.rules and not self.params.grammar
+        return is_free and not is_cut and self.params.logprobs is None
 
 
 class Sampler:
@@ -53,16 +72,37 @@ class Sampler:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str) -> None:
         self._vocab_size, self._device = vocab_size, torch.device(device)
         self._slots: list[_Slot | None] = [None] * num_slots
+        self._temperatures = torch.zeros(num_slots, dtype=torch.float32, device=self._device)
+        self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
 
     def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
         """Fill a slot. `token_ids` are all that exist so far: the prompt, and the output of a request that resumes."""
         request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
         self._slots[slot] = _Slot(params, rules_for(request))
+        self._temperatures[slot] = max(params.temperature, _LEAST_TEMPERATURE) if params.temperature else 0.0
+        self._seeds[slot] = params.seed
 
-    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> SampleResult:
+    def is_plain(self, slot: int) -> bool:
+        """Whether `draw` draws for it what `sample` would, and there is nothing else to report or to keep."""
+        return self._state(slot).is_plain
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(ids, outcomes), [R] int64 each: a token per row as for a plain one, from tensors alone. What the ids are and
+        what the outcomes, `SampleResult` says.
+
+        logits [R, V] fp32, left as they are; slots [R] int64, negative for rows of no meaning; positions [R] int64, of
+        the tokens to be drawn.
+        """
+        token_ids, is_failed = draw(logits, slots, self._temperatures, self._seeds, positions)
+        return token_ids, token_ids.masked_fill(is_failed, FAILED)
+
+    def sample(
+        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
+    ) -> SampleResult:
         """Draw one token per row and record it. logits [R, V] fp32, raw, left as they are.
 
-        `slots[r]` is row r's slot, no two alike; `positions[r]` the absolute position of the token to be drawn.
+        `slots[r]` is row r's slot, no two alike; `positions[r]` the absolute position of the token to be drawn;
+        `masks` say what rows under a grammar may draw.
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
         states = [self._state(slot) for slot in slots]
@@ -71,8 +111,11 @@ class Sampler:
         special = [row for row, state in enumerate(states) if not state.is_plain_greedy]
         if special:
             rows = self._tensor(special, torch.int64)
+            chosen = logits[rows]
+            if masks is not None:
+                masks.among(special).apply(chosen)
             token_ids[rows], is_empty[rows] = self._draw(
-                logits[rows], [states[row] for row in special], [positions[row] for row in special]
+                chosen, [states[row] for row in special], [positions[row] for row in special]
             )
         for row, state in enumerate(states):
             for rule in state.rules:

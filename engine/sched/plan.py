@@ -11,6 +11,7 @@ takes 0.52 (2 cores of an AMD EPYC Zen 4, Python 3.11, 2026-11-21).
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -67,12 +68,25 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some rows of a step may draw; the others may draw any."""
+
+    rows: tuple[int, ...]
+    """Places in `StepPlan.rows`, ascending."""
+    words: array[int]
+    """Unsigned 32 bits each, as many for each of `rows`, in their order: bit i of word w allows token 32 w + i."""
+
+
+NO_MASKS = TokenMasks((), array("I"))
+
+
 class RowStatus(IntEnum):
     OK = 0
     NUMERICAL_ERROR = 1
-    """The row's logits held a NaN: nothing was drawn."""
+    """The row's logits, or the states that it pools, held a NaN: it gave nothing."""
     NOTHING_TO_DRAW = 2
-    """The request's own parameters left no token."""
+    """The request's own parameters and its mask left no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,8 @@ class RowResult:
     """One for each of `token_ids`, where asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of prompt positions `start + 1 .. start + num_tokens` (cut at the prompt's end), where asked for."""
+    embedding: bytes = b""
+    """The pooled state, fp32 in little-endian bytes, of a row that ends a prompt, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)

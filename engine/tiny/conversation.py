@@ -133,3 +133,18 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
+
+RESPONSE_TEMPLATE = {
+    "start_anchor": f"{START}assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": CALL,
+            "close": CALL_END,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": END, "content": "text"},
+    },
+}
+"""How an answer is read, as transformers' `ResponseParser` takes it."""

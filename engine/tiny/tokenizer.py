@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from inferd.engine.tiny.conversation import CALL, CALL_END, CHAT_TEMPLATE, END, START, TEXT_END
+from inferd.engine.tiny.conversation import CALL, CALL_END, CHAT_TEMPLATE, END, RESPONSE_TEMPLATE, START, TEXT_END
 
 VOCAB_SIZE = 3072
 MAX_POSITIONS = 2048
@@ -59,6 +59,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "extra_special_tokens": [START],
         "model_max_length": MAX_POSITIONS,
         "pad_token": TEXT_END,
+        "response_template": RESPONSE_TEMPLATE,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": None,
     }

@@ -24,15 +24,17 @@ class Batch:
     """[R]: index of each row's first token within T."""
 
     @classmethod
-    def build(cls, plan: StepPlan, slots: Slots, block_size: int, device: Device) -> Batch:
+    def build(
+        cls, plan: StepPlan, slots: Slots, block_size: int, device: Device, *, is_deterministic: bool = True
+    ) -> Batch:
         row_slots = device.to_device([row.slot for row in plan.rows])
         lens = [row.num_tokens for row in plan.rows]
         spans = [(row.start, row.num_tokens) for row in plan.rows]
         attention = tuple(
-            AttentionBatch.build(spans, tables, block_size, device.torch_device)
+            AttentionBatch.build(spans, tables, block_size, device.torch_device, is_deterministic=is_deterministic)
             for tables in slots.block_tables.index_select(1, row_slots)
         )
-        token_slots = row_slots.repeat_interleave(device.to_device(lens))
+        token_slots = row_slots.repeat_interleave(device.to_device(lens), output_size=sum(lens))
         first_tokens, num_tokens = [], 0
         for length in lens:
             first_tokens.append(num_tokens)

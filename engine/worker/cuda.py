@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from inferd.engine.api.working import GPU_ROW_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
-
-ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
-"""Each costs a capture and holds memory, and each step between two of them computes rows for nothing."""
 
 _WARM_UP_RUNS = 2
 """Before a capture: libraries allocate workspaces, and kernels are compiled and loaded, in their first run."""
@@ -25,7 +23,8 @@ _WARM_UP_RUNS = 2
 class CudaDevice:
     """The CUDA device `index` of those visible to this process."""
 
-    row_buckets: Sequence[int] = ROW_BUCKETS
+    row_buckets: Sequence[int] = GPU_ROW_BUCKETS
+    records_all = True
 
     def __init__(self, index: int = 0) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -40,6 +39,9 @@ class CudaDevice:
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return from_host(torch.tensor(values, dtype=dtype), self.torch_device)
 
+    def write(self, goal: Tensor, values: Sequence[int]) -> None:
+        goal.copy_(torch.tensor(values, dtype=goal.dtype, pin_memory=True), non_blocking=True)
+
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         return _PinnedCopy(tensors)
 
@@ -52,13 +54,20 @@ class CudaDevice:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_RUNS):
                     run()
-            current.wait_stream(stream)
             # Other threads may wait for their events meanwhile, as the core does for the step before.
             with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
                 output = run()
         except RuntimeError as error:
             torch.cuda.set_stream(current)
-            raise NotRecordableError(f"the step cannot be captured: {error}") from error
+            if not isinstance(error, torch.OutOfMemoryError):
+                # torch takes memory from a pool for one capture at a time, and does not see this one end where the
+                # driver has given it up.
+                self._graph_pool = torch.cuda.graph_pool_handle()
+            # What ended a capture, and not that it could not be ended then.
+            raise NotRecordableError(f"the step cannot be captured: {error.__context__ or error}") from error
+        finally:
+            # Runs that were cut short may still write what a step call by call writes too.
+            current.wait_stream(stream)
         graph.replay()  # a capture computes nothing
         return _CudaGraph(graph, output)
 

@@ -44,6 +44,8 @@ class Device(Protocol):
     torch_device: torch.device
     row_buckets: Sequence[int]
     """Numbers of rows, ascending, that a decode step is recorded for; a step of fewer rows than one has is padded."""
+    records_all: bool
+    """Whether `record` takes whatever the device computes, or C++ kernels alone."""
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool. Its content is undefined: no slot is read before it was written."""
@@ -53,12 +55,16 @@ class Device(Protocol):
         """Host integers as a tensor on the device, without waiting for it."""
         ...
 
+    def write(self, goal: Tensor, values: Sequence[int]) -> None:
+        """Host integers into a tensor on the device, in its place, without waiting for it."""
+        ...
+
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
-        """Start bringing tensors to the host, without waiting for them."""
+        """Start bringing tensors to the host as they are behind the work before, without waiting for them."""
         ...
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
-        """Run `run` and record what it does. Raises `NotRecordableError`."""
+        """Run `run`, once or more, and record what it does. Raises `NotRecordableError`."""
         ...
 
     def time_s(self, run: Callable[[], object]) -> float:
@@ -78,6 +84,7 @@ class CpuDevice:
     """The processor: everything is on the host already."""
 
     row_buckets: Sequence[int] = range(1, _MAX_CPU_ROWS + 1)
+    records_all = False
 
     def __init__(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
@@ -93,6 +100,9 @@ class CpuDevice:
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype)
+
+    def write(self, goal: Tensor, values: Sequence[int]) -> None:
+        goal.copy_(torch.tensor(values, dtype=goal.dtype))
 
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
         return _OnTheHost(tensors)

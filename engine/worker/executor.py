@@ -1,8 +1,10 @@
 """How the core runs a plan without knowing what runs it: `launch` returns at once, `wait` gives the step's results.
 
-Launched plans run one after another, in launch order. `ThreadExecutor` runs a worker on a thread of its own, so that
-the core plans step N+1 while step N computes (torch releases the interpreter lock inside its ops), and an accelerator
-finds N+1 in its queue when N is done. Imports no torch.
+Launched plans run one after another, in launch order. A plan with rows under a grammar is launched in two halves: what
+they may draw is known only when the step before has been applied, so `launch` computes logits and `Handle.sample`
+draws. `ThreadExecutor` runs a worker on a thread of its own, so that the core plans step N+1 while step N computes
+(torch releases the interpreter lock inside its ops), and an accelerator finds N+1 in its queue when N is done. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
-from inferd.engine.sched.plan import StepPlan, StepResult
+from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -19,6 +21,10 @@ Result = TypeVar("Result")
 
 class Handle(Protocol):
     """A launched step."""
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Draw, where the launch awaits masks: once, before `wait` and before the next plan is launched."""
+        ...
 
     def wait(self) -> StepResult:
         """Block until the step's results are on the host. Raises what the worker raised."""
@@ -28,8 +34,11 @@ class Handle(Protocol):
 class Executor(Protocol):
     """Runs plans in launch order."""
 
-    def launch(self, plan: StepPlan) -> Handle:
-        """Start `plan` behind those already launched; never blocks on their results."""
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
+        """Start `plan` behind those already launched; never blocks on their results.
+
+        `awaits_masks`: nothing is drawn before the handle's `sample`.
+        """
         ...
 
     def close(self) -> None:
@@ -40,16 +49,26 @@ class Executor(Protocol):
 class Worker(Protocol):
     """Computes plans; holds the model, the KV tensors and the slots."""
 
-    def launch(self, plan: StepPlan) -> Handle:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
         """Start the plan on the device: a processor is done when this returns, an accelerator has it in its queue."""
         ...
 
 
 class _FutureHandle:
-    __slots__ = ("_future",)
+    __slots__ = ("_future", "_thread")
 
-    def __init__(self, future: Future[Handle]) -> None:
-        self._future = future
+    def __init__(self, future: Future[Handle], thread: WorkerThread) -> None:
+        self._future, self._thread = future, thread
+
+    def sample(self, masks: TokenMasks) -> None:
+        launched = self._future
+
+        def draw() -> Handle:
+            handle = launched.result()
+            handle.sample(masks)
+            return handle
+
+        self._future = self._thread.submit(draw)
 
     def wait(self) -> StepResult:
         return self._future.result().wait()
@@ -79,8 +98,9 @@ class ThreadExecutor:
     def __init__(self, worker: Worker, thread: WorkerThread) -> None:
         self._worker, self._thread = worker, thread
 
-    def launch(self, plan: StepPlan) -> _FutureHandle:
-        return _FutureHandle(self._thread.submit(self._worker.launch, plan))
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _FutureHandle:
+        launched = self._thread.submit(self._worker.launch, plan, awaits_masks=awaits_masks)
+        return _FutureHandle(launched, self._thread)
 
     def close(self) -> None:
         self._thread.close()

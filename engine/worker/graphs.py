@@ -1,9 +1,13 @@
-"""Decode steps recorded once for each number of rows, then replayed: one call from Python, not some nine a layer.
+"""Decode steps recorded once for each number of rows, then replayed: one call from Python, not hundreds.
 
-A step in which every row has one token differs from the next one of as many rows by its inputs alone, which are copied
-to where the recording reads them. A device may record few numbers of rows and have others padded: what is added writes
-to a block of its own and nobody reads what it gives. All other steps, and models with an operation that cannot be
-recorded, run call by call.
+A step in which every row computes one token and draws the next differs from another of as many rows by its slots and
+positions alone. They are copied to where the recording reads them, and all else it finds by them: ids and block tables
+in `Slots`, seeds and temperatures in `Sampler`. Where the device records anything, the step is one replay from there to
+the drawn ids in their slots; where it records C++ kernels alone, to the last hidden states.
+
+A device may record few numbers of rows and have others padded: a row of padding has no slot, writes its KV to a block
+of its own, and nobody reads what it gives. Steps of other kinds, and models with an operation that cannot be recorded,
+are the caller's.
 """
 
 from __future__ import annotations
@@ -11,118 +15,104 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import Device, Recording
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import AttentionBatch
+from inferd.kernels.step_inputs import step_inputs, write_drawn
 from inferd.kernels.tape import NotRecordableError
 
 logger = logging.getLogger(__name__)
 
-
-class _Inputs:
-    """What recordings read: for a step of n rows the first n of everything, which lie at the same place for any n."""
-
-    def __init__(self, x: Tensor, batches: Sequence[AttentionBatch], max_rows: int, padding_block: int | None) -> None:
-        self._x = x.new_zeros(max_rows, x.shape[1])
-        self._batches = [_widest(batch, max_rows) for batch in batches]
-        self._padding_block = padding_block
-
-    def fill(self, x: Tensor, batches: Sequence[AttentionBatch], bucket: int) -> None:
-        num_rows = x.shape[0]
-        self._x[:num_rows].copy_(x)
-        for kept, batch in zip(self._batches, batches, strict=True):
-            kept.query_start[: num_rows + 1].copy_(batch.query_start)
-            kept.seq_lens[:num_rows].copy_(batch.seq_lens)
-            kept.block_tables[:num_rows].copy_(batch.block_tables)
-            kept.positions[:num_rows].copy_(batch.positions)
-            kept.write_slots[:num_rows].copy_(batch.write_slots)
-            if bucket > num_rows:
-                self._pad(kept, num_rows, bucket)
-
-    def _pad(self, kept: AttentionBatch, num_rows: int, bucket: int) -> None:
-        """Rows of one token at position 0, all in the block that is nobody's."""
-        assert self._padding_block is not None
-        torch.arange(num_rows, bucket + 1, dtype=torch.int32, out=kept.query_start[num_rows : bucket + 1])
-        kept.seq_lens[num_rows:bucket] = 1
-        kept.block_tables[num_rows:bucket] = self._padding_block
-        kept.positions[num_rows:bucket] = 0
-        kept.write_slots[num_rows:bucket] = self._padding_block * kept.block_size
-
-    def of(self, num_rows: int) -> tuple[Tensor, list[AttentionBatch]]:
-        """For kernels that know lengths by the tensors alone."""
-        batches = [
-            replace(
-                kept,
-                query_start=kept.query_start[: num_rows + 1],
-                seq_lens=kept.seq_lens[:num_rows],
-                block_tables=kept.block_tables[:num_rows],
-                positions=kept.positions[:num_rows],
-                write_slots=kept.write_slots[:num_rows],
-                query_lens=(1,) * num_rows,
-                kv_lens=(1,) * num_rows,
-            )
-            for kept in self._batches
-        ]
-        return self._x[:num_rows], batches
+_PADDING = -1
+"""The slot of a row that is none; its position is 0."""
 
 
-def _widest(batch: AttentionBatch, max_rows: int) -> AttentionBatch:
-    """Of as many rows as can be recorded, in memory of its own."""
+def _width(bucket: int) -> int:
+    """Numbers between the first slot and the first position of so many rows: kernels are compiled by whether an address
+    is a multiple of 16, and that of a position should be, for one row too."""
+    return bucket + bucket % 2
 
-    def room(tensor: Tensor, num_more: int = 0) -> Tensor:
-        return tensor.new_zeros((max_rows + num_more, *tensor.shape[1:]))
 
-    return replace(
-        batch,
-        query_start=room(batch.query_start, 1),
-        seq_lens=room(batch.seq_lens),
-        block_tables=room(batch.block_tables),
-        positions=room(batch.positions),
-        write_slots=room(batch.write_slots),
-    )
+class Decoded(NamedTuple):
+    """What a decode step of R rows gave. It holds until the next one."""
+
+    logits: Tensor
+    """[R, V] fp32."""
+    outcomes: Tensor | None
+    """[R] int64, as `Sampler.draw` gives them, drawn for every row as if it were a plain one and written to its slot;
+    None where the recording draws nothing."""
 
 
 class StepGraphs:
-    """The decoder over one KV pool, with recordings of its decode steps."""
+    """The decode steps of one decoder over one KV pool and the slots of its requests."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, device: Device) -> None:
-        self._decoder, self._kv, self._device = decoder, kv, device
-        self._inputs: _Inputs | None = None
+    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
+        self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
+        self._buckets = device.row_buckets[: bisect_left(device.row_buckets, slots.num_slots) + 1]
+        max_rows = self._buckets[-1]
+        self._rows = torch.empty(2 * _width(max_rows), dtype=torch.int64, device=device.torch_device)
+        self._query_start = torch.arange(max_rows + 1, dtype=torch.int32, device=device.torch_device)
+        self._logits: Tensor | None = None
+        """Of all recordings: kept by each, they would be gigabytes."""
         self._recordings: dict[int, Recording] = {}
+        self._refused_buckets: set[int] = set()
         self.refusal: str | None = None
         """Why this model's steps are not recorded, once that is known."""
-        self._refused_buckets: set[int] = set()
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """The numbers of rows that steps were recorded for."""
         return tuple(sorted(self._recordings))
 
-    def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
-        """As `Decoder.forward`; the hidden states hold until the next call."""
-        x = self._decoder.embed(token_ids)
-        is_decode = x.shape[0] == len(batches[0].query_lens)
-        if self.refusal is None and is_decode and x.shape[0] <= self._device.row_buckets[-1]:
-            output = self._replay(x, batches)
-            if output is not None:
-                return output[: x.shape[0]]
-        return self._decoder.run_layers(x, batches, self._kv.data)
-
-    def _replay(self, x: Tensor, batches: Sequence[AttentionBatch]) -> Tensor | None:
-        """The step by its recording, which is made when there is none; None where that cannot be done."""
-        buckets = self._device.row_buckets
-        bucket = buckets[bisect_left(buckets, x.shape[0])]
+    def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
+        """Compute the tokens at (slot, position), no two of one slot. None, and nothing done, where that is not
+        recorded."""
+        num_rows = len(rows)
+        if self.refusal is not None or num_rows > self._buckets[-1]:
+            return None
+        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
+        if self._device.records_all and not self._recordings:
+            self._record_most_rows()
         if bucket in self._refused_buckets:
             return None
-        if self._inputs is None:
-            self._inputs = _Inputs(x, batches, buckets[-1], self._kv.padding_block)
-        self._inputs.fill(x, batches, bucket)
+        self._write(rows, bucket)
+        output = self._output(bucket)
+        if output is None:
+            return None
+        if self._device.records_all:
+            assert self._logits is not None
+            return Decoded(self._logits[:num_rows], output[:num_rows])
+        return Decoded(self._decoder.logits(output[:num_rows]), None)
+
+    def _record_most_rows(self) -> None:
+        """The first recording has as many rows as any, all of them padding. The others find their memory in what it
+        took; from few rows up, each would take its own, which the memory plan does not hold."""
+        bucket = self._buckets[-1]
+        if self._kv.padding_block is None or bucket in self._refused_buckets:
+            return
+        self._write((), bucket)
+        try:
+            self._recordings[bucket] = self._device.record(lambda: self._run(bucket))
+        except NotRecordableError as error:
+            # For want of memory, perhaps: the next one tells whether fewer rows can be recorded.
+            self._refuse_rows(bucket, str(error))
+
+    def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
+        num_padding = _width(bucket) - len(rows)
+        slots = [slot for slot, _ in rows] + [_PADDING] * num_padding
+        positions = [position for _, position in rows] + [0] * num_padding
+        self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
+
+    def _output(self, bucket: int) -> Tensor | None:
+        """What a recording gives, which is made where there is none; None where that cannot be done."""
         recording = self._recordings.get(bucket)
         if recording is not None:
             recording.replay()
@@ -136,17 +126,48 @@ class StepGraphs:
         return recording.output
 
     def _refuse(self, bucket: int, reason: str) -> None:
-        """The first recording tells whether this model can be recorded; a later one that fails, for want of memory
-        say, takes nothing from those that are there."""
+        """The first step's recording tells whether this model can be recorded; a later one that fails, for want of
+        memory say, takes nothing from those that are there."""
         if self._recordings:
-            self._refused_buckets.add(bucket)
-            logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
+            self._refuse_rows(bucket, reason)
         else:
-            self.refusal = reason
+            self.refusal, self._logits = reason, None
             logger.info("decode steps run call by call: %s", reason)
 
+    def _refuse_rows(self, bucket: int, reason: str) -> None:
+        self._refused_buckets.add(bucket)
+        logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
+
     def _run(self, bucket: int) -> Tensor:
-        """The calls to record, on batches of their own: what kernels work out once a step belongs to the recording."""
-        assert self._inputs is not None
-        x, batches = self._inputs.of(bucket)
-        return self._decoder.run_layers(x, batches, self._kv.data)
+        """What is recorded. To run it twice is to run it once: it changes nothing that it reads."""
+        slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
+        hidden = self._hidden(slots, positions)
+        if not self._device.records_all:
+            return hidden
+        if self._logits is None:
+            self._logits = hidden.new_empty((self._buckets[-1], self._decoder.arch.vocab_size), dtype=torch.float32)
+        logits = self._decoder.logits(hidden, out=self._logits[:bucket])
+        token_ids, outcomes = self._sampler.draw(logits, slots, positions + 1)
+        write_drawn(token_ids, slots, positions, self._slots.token_ids)
+        return outcomes
+
+    def _hidden(self, slots: Tensor, positions: Tensor) -> Tensor:
+        num_rows, block_size = slots.shape[0], self._kv.block_size
+        # A device without a block for padding pads nothing.
+        padding_block = self._kv.padding_block or 0
+        tables = self._slots.block_tables
+        inputs = step_inputs(slots, positions, self._slots.token_ids, tables, block_size, padding_block)
+        batches = [
+            AttentionBatch(
+                query_start=self._query_start[: num_rows + 1],
+                seq_lens=inputs.seq_lens,
+                block_tables=block_tables,
+                positions=positions,
+                write_slots=write_slots,
+                block_size=block_size,
+                query_lens=(1,) * num_rows,
+                kv_lens=None,
+            )
+            for block_tables, write_slots in zip(inputs.block_tables, inputs.write_slots, strict=True)
+        ]
+        return self._decoder.run_layers(self._decoder.embed(inputs.token_ids), batches, self._kv.data, self._kv.scales)

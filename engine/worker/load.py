@@ -7,14 +7,16 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
+from inferd.engine.api.capacity import MIN_MODEL_LEN
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, plan_of
+from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of
 from inferd.engine.api.errors import CapacityError, ModelError
+from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.params import SamplingParams
@@ -27,12 +29,16 @@ from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 from inferd.engine.worker.cuda import CudaDevice
+from inferd.engine.worker.determinism import refuse_varying
 from inferd.engine.worker.device import CpuDevice, Device
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.peaks import measure
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.tuning import Tuning
 from inferd.kernels import native, registry
+from inferd.kernels.linear import Choices
+from inferd.kernels.registry import KernelError
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +63,8 @@ class _Laps:
 def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[Runner, Ready]:
     """Load weights, allocate the KV pool, run once. Raises `ModelError` or `CapacityError`."""
     assert config.num_threads is not None and config.max_model_len is not None and config.block_size is not None
-    assert config.num_blocks is not None and config.max_num_seqs is not None
+    assert config.num_blocks is not None and config.max_num_seqs is not None and config.deterministic is not None
+    deterministic = config.deterministic
     laps = _Laps(started_s, report)
     device = _open_device(config)
     laps.done("engine", f"torch {torch.__version__} on {device.name}")
@@ -68,7 +75,11 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
-    decoder = _build_decoder(config, arch, dtype, device)
+    tuning = (
+        None if deterministic or config.device == "cpu" else Tuning.open(_cache_home() / "inferd" / "tuning", dtype)
+    )
+    choices = Choices(deterministic, None if tuning is None else tuning.table)
+    decoder = _build_decoder(config, arch, dtype, device, choices)
     before_bytes = device.memory_in_use()
     try:
         _load_weights(decoder, checkpoint)
@@ -82,17 +93,34 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
 
     # Before the KV pool takes what is left of a GPU's memory.
-    peaks = measure(device, dtype, config.quantization)
+    if tuning is not None:
+        laps.done("tuning", tuning.complete())
+    peaks = measure(device, dtype, config.quantization, Choices(deterministic))
     laps.done("peaks", str(peaks))
 
-    kv = _allocate(planned.kv_bytes, facts, config.num_blocks, config.block_size, dtype, device)
-    laps.done("kv cache", f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens")
+    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+    try:
+        kv = KVPool.allocate(arch, config.num_blocks, config.block_size, kv_dtype, device)
+    except RuntimeError as error:
+        raise _no_room(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+    laps.done(
+        "kv cache",
+        f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
+        f"{config.kv_cache_dtype}",
+    )
 
-    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, len(arch.cache_groups))
-    sampler = Sampler(config.max_num_seqs, arch.vocab_size, device.torch_device)
-    runner = Runner(decoder, kv, slots, sampler, device)
-    for plan in _warm_up_plans(config.max_model_len, config.block_size):
-        runner.execute(plan)
+    num_groups = len(arch.cache_groups)
+    try:
+        slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
+        sampler = Sampler(config.max_num_seqs, arch.vocab_size, device.torch_device)
+        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=deterministic)
+        for plan in _warm_up_plans(config, num_groups):
+            runner.execute(plan)
+    except torch.OutOfMemoryError as error:
+        what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
+        raise _no_room(what, error, config, arch, kv.num_bytes) from error
+    if deterministic:
+        refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
     laps.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
     return runner, Ready(
@@ -100,6 +128,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         block_size=config.block_size,
         max_model_len=config.max_model_len,
         vocab_size=arch.vocab_size,
+        hidden_size=arch.hidden_size,
         weights_bytes=weights_bytes,
         kv_bytes=kv.num_bytes,
         planned_weights_bytes=planned.weights_bytes,
@@ -108,6 +137,8 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         dtype=config.dtype,
         peaks=peaks,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        deterministic=deterministic,
         kernels=kernels,
     )
 
@@ -149,7 +180,7 @@ def _cache_home() -> Path:
         return Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
 
 
-def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device) -> Decoder:
+def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices) -> Decoder:
     try:
         return Decoder(
             arch,
@@ -157,7 +188,7 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
             device.torch_device,
             config.max_model_len,
             config.rope_positions,
-            recipe_of(arch, config.quantization, dtype),
+            recipe_of(arch, config.quantization, dtype, choices),
         )
     except QuantizationError as error:
         raise ModelError(f"{config.model_path}: {error}") from error
@@ -169,6 +200,8 @@ def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
         load(decoder, {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}, _log_progress())
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
+    except KernelError as error:
+        raise ModelError(f"{checkpoint.path} cannot be computed as asked: {error}; give --no-deterministic") from error
 
 
 def _log_progress() -> Progress:
@@ -184,16 +217,15 @@ def _log_progress() -> Progress:
     return progress
 
 
-def _allocate(
-    planned_bytes: int, facts: ModelFacts, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device
-) -> KVPool:
-    try:
-        return KVPool.allocate(facts.arch, num_blocks, block_size, dtype, device)
-    except RuntimeError as error:
-        raise CapacityError(
-            f"the KV cache of {format_bytes(planned_bytes)} could not be allocated ({error}): "
-            "give a smaller --kv-memory"
-        ) from error
+def _no_room(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
+    """`kv_bytes`: what the KV cache has already."""
+    free_bytes = Machine.detect().on("cuda" if config.device == "cuda" else "cpu").memory_available_bytes
+    length = longest_beside_weights(config, arch, free_bytes + kv_bytes)
+    return CapacityError(
+        f"{what} could not be allocated ({error}), and {format_bytes(free_bytes)} of memory are free: "
+        + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")
+        + "free some, or give a smaller --kv-memory, or --kv-cache-dtype fp8"
+    )
 
 
 def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
@@ -202,12 +234,27 @@ def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _warm_up_plans(max_model_len: int, block_size: int) -> tuple[StepPlan, ...]:
-    """A prompt and then a token in block 0, which nobody holds yet: what they leave there is overwritten."""
-    num_tokens = min(_WARM_UP_TOKENS, block_size - 1, max_model_len - 1)
+def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
+    """A prompt and then a token in block 0, which nobody holds yet: what they leave there is overwritten.
+
+    On a GPU prompts of all lengths besides, up to the longest step: each length may have forms of kernels that others
+    have not, which would be compiled while somebody waits, and the longest shows that its tensors have room.
+    """
+    assert config.max_model_len is not None and config.block_size is not None
+    assert config.max_num_batched_tokens is not None and config.num_blocks is not None
+    num_tokens = min(_WARM_UP_TOKENS, config.block_size - 1, config.max_model_len - 1)
+    yield _prompt(0, num_tokens, config.block_size, num_groups)
+    yield StepPlan(1, (), (), (Row(0, num_tokens, 1, True),))
+    if config.device == "cuda":
+        pool_tokens = config.num_blocks * config.block_size
+        most = min(config.max_num_batched_tokens, config.max_model_len - 1, pool_tokens)
+        for step_id, length in enumerate([*(2**power for power in range((most - 1).bit_length())), most], start=2):
+            yield _prompt(step_id, length, config.block_size, num_groups)
+
+
+def _prompt(step_id: int, num_tokens: int, block_size: int, num_groups: int) -> StepPlan:
     params = SamplingParams(max_tokens=2, seed=0, temperature=1.0, top_p=0.9, top_k=2, logprobs=1)
     admission = Admission(0, "warm-up", (0,) * num_tokens, num_tokens, params)
-    return (
-        StepPlan(0, (admission,), (TableUpdate(0, 0, 0, (0,)),), (Row(0, 0, num_tokens, True),)),
-        StepPlan(1, (), (), (Row(0, num_tokens, 1, True),)),
-    )
+    blocks = tuple(range(-(-num_tokens // block_size)))
+    updates = tuple(TableUpdate(0, group, 0, blocks) for group in range(num_groups))
+    return StepPlan(step_id, (admission,), updates, (Row(0, 0, num_tokens, True),))

@@ -16,8 +16,9 @@ import torch
 
 from inferd.engine.api.precision import Quantization
 from inferd.engine.api.roofline import Peaks
-from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.worker.device import Device
+from inferd.kernels.linear import ANY, Choices
 
 _MAX_RUNS = 6
 _MAX_S = 0.025
@@ -39,10 +40,11 @@ _SIZES = {"cpu": _Sizes(2**26, 256, 1024), "cuda": _Sizes(2**29, 4096, 8192)}
 
 
 @torch.inference_mode()
-def measure(device: Device, dtype: torch.dtype, quantization: Quantization) -> Peaks:
-    """Peaks of `device` for a model whose activations are in `dtype` and whose layers are quantized so."""
+def measure(device: Device, dtype: torch.dtype, quantization: Quantization, choices: Choices = ANY) -> Peaks:
+    """Peaks of `device` for a model whose activations are in `dtype` and whose layers are quantized so, by kernels that
+    are chosen so."""
     sizes = _SIZES[device.torch_device.type]
-    peaks = Peaks(_read_bytes_per_s(device, sizes), _flops_per_s(device, sizes, dtype, quantization))
+    peaks = Peaks(_read_bytes_per_s(device, sizes), _flops_per_s(device, sizes, dtype, recipes(choices)[quantization]))
     device.give_back_freed()
     return peaks
 
@@ -52,7 +54,7 @@ def _read_bytes_per_s(device: Device, sizes: _Sizes) -> float:
     return sizes.read_bytes / _best_s(device, numbers.sum)
 
 
-def _flops_per_s(device: Device, sizes: _Sizes, dtype: torch.dtype, quantization: Quantization) -> float:
+def _flops_per_s(device: Device, sizes: _Sizes, dtype: torch.dtype, recipe: Recipe) -> float:
     """Of random numbers: a GPU computes faster with constant ones, which cost it less power."""
     random = torch.Generator(device.torch_device).manual_seed(0)
 
@@ -60,7 +62,7 @@ def _flops_per_s(device: Device, sizes: _Sizes, dtype: torch.dtype, quantization
         shape = (num_rows, sizes.width)
         return torch.empty(shape, dtype=dtype, device=device.torch_device).normal_(generator=random)
 
-    layer, x = RECIPES[quantization].layers.bind(weight=normal(sizes.width), bias=None), normal(sizes.num_rows)
+    layer, x = recipe.layers.bind(weight=normal(sizes.width), bias=None), normal(sizes.num_rows)
     return 2 * sizes.num_rows * sizes.width**2 / _best_s(device, lambda: layer(x))
 
 

@@ -7,8 +7,10 @@ their slots, and no scheduling.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,24 +18,72 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.sampler import Sampler, SampleResult
-from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
+from inferd.engine.sample.masks import Masks
+from inferd.engine.sample.sampler import EMPTY, FAILED, Sampler
+from inferd.engine.sched.plan import (
+    NO_MASKS,
+    Row,
+    RowResult,
+    RowStatus,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenMasks,
+)
 from inferd.engine.worker.batch import Batch
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.pooling import Pooled, Pooler
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32
 """Prompt positions whose logits exist at once: 256 of them over a vocabulary of 152,000 would take over a gigabyte."""
+_FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
+
+
+class _Computed(NamedTuple):
+    """What a step's S sampling rows are drawn from, and what was scored on the way."""
+
+    logits: Tensor | None
+    """[S, V] fp32; None where no row samples."""
+    outcomes: Tensor | None = None
+    """[S], of those rows that a recording drew: the plain ones; None where it drew none."""
+    scored: Mapping[int, Sequence[Logprobs]] = MappingProxyType({})
+    """Prompt logprobs by row of the plan."""
+    pooled: Pooled | None = None
+    """Of rows that end a prompt whose hidden states are asked for."""
+
+
+class _Drawn(NamedTuple):
+    """What a step's S sampling rows gave, on the device."""
+
+    outcomes: Tensor
+    """[S] int64: `SampleResult.outcomes`."""
+    logprobs: Logprobs | None
+    logprob_rows: Sequence[int]
+    """Of the S rows, the one that each entry of `logprobs` belongs to."""
 
 
 class Runner:
     """One model, one KV pool, and the slots of the requests that run."""
 
-    def __init__(self, decoder: Decoder, kv: KVPool, slots: Slots, sampler: Sampler, device: Device) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVPool,
+        slots: Slots,
+        sampler: Sampler,
+        device: Device,
+        *,
+        is_deterministic: bool = True,
+    ) -> None:
+        """Where not `is_deterministic`, a GPU may compute long chunks of a prompt otherwise than short ones."""
+        self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
-        self._graphs = StepGraphs(decoder, kv, device)
+        self._graphs = StepGraphs(decoder, kv, slots, sampler, device)
+        self._pooler = Pooler(slots)
 
     @property
     def arch(self) -> Arch:
@@ -54,36 +104,82 @@ class Runner:
         return self.launch(plan).wait()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> _LaunchedStep:
-        """Queue one plan on the device, to run behind those launched before."""
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _LaunchedStep:
+        """Queue one plan on the device, to run behind those launched before; with `awaits_masks` without drawing."""
         started_s = time.monotonic()
         for admission in plan.admissions:
             self._slots.admit(admission)
             self._sampler.admit(admission.slot, admission.params, admission.token_ids, admission.num_prompt)
         for update in plan.table_updates:
             self._slots.extend_table(update)
-        batch = Batch.build(plan, self._slots, self._kv.block_size, self._device)
-        hidden = self._graphs.forward(batch.token_ids, batch.attention)
-        drawn = self._sample(plan, batch, hidden)
+        computed = self._decode(plan.rows) or self._compute(plan)
+        step = _LaunchedStep(plan, started_s, computed, self._draw, self._device)
+        if not awaits_masks:
+            step.sample(NO_MASKS)
+        return step
+
+    def _decode(self, rows: Sequence[Row]) -> _Computed | None:
+        """A step in which every row computes one token and draws the next, where such steps are recorded."""
+        if any(row.num_tokens > 1 or not row.samples for row in rows):
+            return None
+        decoded = self._graphs.decode([(row.slot, row.start) for row in rows])
+        return None if decoded is None else _Computed(decoded.logits, decoded.outcomes)
+
+    def _compute(self, plan: StepPlan) -> _Computed:
+        """A step of any kind, call by call."""
+        batch = Batch.build(
+            plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
+        )
+        hidden = self._decoder.forward(batch.token_ids, batch.attention, self._kv.data, self._kv.scales)
+        last_tokens = [
+            first_token + row.num_tokens - 1
+            for row, first_token in zip(plan.rows, batch.first_tokens, strict=True)
+            if row.samples
+        ]
+        logits = None
+        if last_tokens:
+            logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
         scored = {
             index: parts
             for index, row in enumerate(plan.rows)
             if (parts := self._prompt_logprobs(row, hidden, batch.first_tokens[index]))
         }
-        return _LaunchedStep(plan, started_s, drawn, scored, self._device)
+        return _Computed(logits, scored=scored, pooled=self._pooler.pool(plan.rows, hidden, batch.first_tokens))
 
-    def _sample(self, plan: StepPlan, batch: Batch, hidden: Tensor) -> SampleResult | None:
-        """Draw for the rows that sample, from their last token's hidden state, and record the ids in their slots."""
-        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
-        if not sampling:
+    @torch.inference_mode()
+    def _draw(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
+        """Draw for the sampling rows that were not drawn with the step, and record the ids in their slots."""
+        logits, outcomes = computed.logits, computed.outcomes
+        if logits is None:
             return None
+        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
         rows = [plan.rows[index] for index in sampling]
-        last_tokens = [batch.first_tokens[index] + plan.rows[index].num_tokens - 1 for index in sampling]
-        logits = self._decoder.logits(hidden.index_select(0, self._device.to_device(last_tokens)))
+        masks = self._masks_of(token_masks, sampling)
+        if outcomes is None:
+            return _Drawn(*self._sample(rows, logits, masks))
+        special = [index for index, row in enumerate(rows) if not self._sampler.is_plain(row.slot)]
+        if not special:
+            return _Drawn(outcomes, None, ())
+        chosen = self._device.to_device(special)
+        masks = None if masks is None else masks.among(special)
+        drawn = _Drawn(*self._sample([rows[index] for index in special], logits.index_select(0, chosen), masks))
+        outcomes.index_copy_(0, chosen, drawn.outcomes)
+        return _Drawn(outcomes, drawn.logprobs, [special[place] for place in drawn.logprob_rows])
+
+    def _masks_of(self, masks: TokenMasks, sampling: Sequence[int]) -> Masks | None:
+        """The masks on the device, by their rows' places among the sampling ones."""
+        if not masks.rows:
+            return None
+        words = torch.frombuffer(masks.words, dtype=torch.int32).view(len(masks.rows), -1)
+        return Masks(masks.rows, from_host(words, self._device.torch_device)).among(sampling)
+
+    def _sample(
+        self, rows: Sequence[Row], logits: Tensor, masks: Masks | None
+    ) -> tuple[Tensor, Logprobs | None, Sequence[int]]:
         slots, positions = [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
-        drawn = self._sampler.sample(logits, slots, positions)
+        drawn = self._sampler.sample(logits, slots, positions, masks)
         self._slots.write_ids(self._device.to_device(slots), self._device.to_device(positions), drawn.token_ids)
-        return drawn
+        return drawn.outcomes, drawn.logprobs, drawn.logprob_rows
 
     def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> list[Logprobs]:
         """Of the prompt tokens at `start + 1 .. start + num_tokens`, each from the hidden state before it."""
@@ -107,43 +203,54 @@ class _LaunchedStep:
         self,
         plan: StepPlan,
         started_s: float,
-        drawn: SampleResult | None,
-        scored: Mapping[int, Sequence[Logprobs]],
+        computed: _Computed,
+        draw: Callable[[StepPlan, _Computed, TokenMasks], _Drawn | None],
         device: Device,
     ) -> None:
-        self._plan, self._started_s, self._drawn, self._scored = plan, started_s, drawn, scored
+        self._plan, self._started_s, self._scored = plan, started_s, computed.scored
+        self._pooled = computed.pooled
+        self._draw, self._device = draw, device
+        self._computed: _Computed | None = computed
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Draw what was not drawn, and start bringing the results to the host."""
+        # Logits are not kept for as long as results are on their way.
+        computed, self._computed = self._computed, None
+        assert computed is not None, "a step draws once"
+        self._drawn = drawn = self._draw(self._plan, computed, masks)
         self._tables = [drawn.logprobs] if drawn is not None and drawn.logprobs is not None else []
-        self._tables += [part for parts in scored.values() for part in parts]
-        columns = [] if drawn is None else [drawn.token_ids, drawn.is_failed, drawn.is_empty]
-        self._num_columns = len(columns)
-        columns += [column for table in self._tables for column in table.columns]
-        self._copy = device.copy_to_host(columns)
+        self._tables += [part for parts in self._scored.values() for part in parts]
+        outcomes = [] if drawn is None else [drawn.outcomes]
+        vectors = [] if self._pooled is None else [self._pooled.vectors]
+        self._copy = self._device.copy_to_host(
+            [*outcomes, *(column for table in self._tables for column in table.columns), *vectors]
+        )
 
     def wait(self) -> StepResult:
         """Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
         columns = iter(self._copy.wait())
-        drawn = [next(columns).tolist() for _ in range(self._num_columns)]
+        outcomes = [] if self._drawn is None else next(columns).tolist()
         tables = (table.with_columns(columns) for table in self._tables)
-        results = self._results(drawn, tables)
+        results = self._results(outcomes, tables)
         for index, parts in self._scored.items():
             prompt = tuple(entry for _ in parts for entry in _entries(next(tables)))
             results[index] = replace(results[index], prompt_logprobs=prompt)
+        if self._pooled is not None:
+            for index, status, embedding in self._pooled.outcomes(next(columns)):
+                results[index] = replace(results[index], status=status, embedding=embedding)
         return StepResult(self._plan.step_id, tuple(results), time.monotonic() - self._started_s)
 
-    def _results(self, drawn: Sequence[Sequence[int]], tables: Iterator[Logprobs]) -> list[RowResult]:
-        results = [RowResult()] * len(self._plan.rows)
-        if self._drawn is None:
-            return results
+    def _results(self, outcomes: Sequence[int], tables: Iterator[Logprobs]) -> list[RowResult]:
         logprobs: dict[int, TokenLogprobs] = {}
-        if self._drawn.logprobs is not None:
+        if self._drawn is not None and self._drawn.logprobs is not None:
             logprobs = dict(zip(self._drawn.logprob_rows, _entries(next(tables)), strict=True))
+        results = [RowResult()] * len(self._plan.rows)
         sampling = (index for index, row in enumerate(self._plan.rows) if row.samples)
-        for place, (index, token_id, is_failed, is_empty) in enumerate(zip(sampling, *drawn, strict=True)):
-            if is_failed or is_empty:
-                status = RowStatus.NUMERICAL_ERROR if is_failed else RowStatus.NOTHING_TO_DRAW
-                results[index] = RowResult(status=status)
+        for place, (index, outcome) in enumerate(zip(sampling, outcomes, strict=True)):
+            if outcome in _FAULTS:
+                results[index] = RowResult(status=_FAULTS[outcome])
             else:
-                results[index] = RowResult((token_id,), logprobs=(logprobs[place],) if place in logprobs else ())
+                results[index] = RowResult((outcome,), logprobs=(logprobs[place],) if place in logprobs else ())
         return results
 
 

@@ -29,6 +29,10 @@ class Slots:
         behind a group's window hold blocks that are somebody else's now, or stem from the slot's last request."""
         self._admissions: list[Admission | None] = [None] * num_slots
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._admissions)
+
     def admit(self, admission: Admission) -> None:
         """Fill a slot; whatever it held is gone."""
         self._admissions[admission.slot] = admission

@@ -20,8 +20,6 @@ class Key(NamedTuple):
 
 
 def _refuses_triton(key: Key) -> str | None:
-    if key.dtype == torch.float8_e4m3fn:
-        return f"takes logits of 16 bits or more, not {key.dtype}"
     return gpu.refuses(key.device_type, key.dtype)
 
 

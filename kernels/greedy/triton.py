@@ -18,7 +18,7 @@ _BLOCK, _NUM_WARPS = 2048, 4
 
 
 @triton.jit
-def _peaks(logits, peaks, ids, stride, size, BLOCK: tl.constexpr):
+def peaks_of_chunks(logits, peaks, ids, stride, size, BLOCK: tl.constexpr):
     """The largest of a chunk and the lowest id that has it, to [row, chunk]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -31,14 +31,21 @@ def _peaks(logits, peaks, ids, stride, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _highest(peaks, ids, out, is_none, num_chunks, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def highest(peaks, ids, row, num_chunks, BLOCK: tl.constexpr):
+    """(the largest of a row, the lowest id that has it), by its chunks."""
     chunk = tl.arange(0, BLOCK)
     is_inside = chunk < num_chunks
     values = tl.load(peaks + row * num_chunks + chunk, mask=is_inside, other=float("-inf"))
     candidates = tl.load(ids + row * num_chunks + chunk, mask=is_inside, other=2147483647)
     peak = tl.max(values, 0)
-    tl.store(out + row, tl.min(tl.where(values == peak, candidates, 2147483647), 0).to(tl.int64))
+    return peak, tl.min(tl.where(values == peak, candidates, 2147483647), 0)
+
+
+@triton.jit
+def _highest(peaks, ids, out, is_none, num_chunks, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    peak, token_id = highest(peaks, ids, row, num_chunks, BLOCK)
+    tl.store(out + row, token_id.to(tl.int64))
     tl.store(is_none + row, tl.abs(peak) == float("inf"))
 
 
@@ -50,7 +57,9 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     ids = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=logits.device)
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     is_none = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
-    _peaks[(num_rows, num_chunks)](logits, peaks, ids, logits.stride(0), size, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    peaks_of_chunks[(num_rows, num_chunks)](
+        logits, peaks, ids, logits.stride(0), size, BLOCK=_BLOCK, num_warps=_NUM_WARPS
+    )
     block = triton.next_power_of_2(num_chunks)
     _highest[(num_rows,)](peaks, ids, out, is_none, num_chunks, BLOCK=block, num_warps=1)
     return out, is_none
@@ -61,7 +70,7 @@ def shipped() -> Iterator[Shipped]:
         yield Shipped(
             op="argmax",
             config=DTYPES[dtype],
-            kernel=_peaks,
+            kernel=peaks_of_chunks,
             signature={
                 "logits": f"*{DTYPES[dtype]}", "peaks": "*fp32", "ids": "*i32", "stride": "i32", "size": "i32",
             },

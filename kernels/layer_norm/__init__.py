@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferd.kernels import gpu, native
 from inferd.kernels.layer_norm import cpu, reference
-from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 16384
 """Elements that a program of 32 warps holds: 16 a thread."""
@@ -38,7 +38,7 @@ LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = Op(
     [
         Implementation("cpp", cpu.layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "layer_norm"), _refuses_triton),
-        Implementation("reference", reference.layer_norm, always),
+        Implementation("reference", reference.layer_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 ADD_LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = Op(
@@ -46,7 +46,7 @@ ADD_LAYER_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[
     [
         Implementation("cpp", cpu.add_layer_norm, lambda key: native.refuses(key.device_type, key.dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "add_layer_norm"), _refuses_triton),
-        Implementation("reference", reference.add_layer_norm, always),
+        Implementation("reference", reference.add_layer_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 

@@ -22,11 +22,13 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.linear import cpu
 from inferd.kernels.linear.tuning import Table
-from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op
 
 _PACKED_ROWS_HINT = 32
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _FEW_ROWS_DTYPES = (torch.bfloat16, torch.float16)
+_FEW_ROWS_VARY = "more rows have other kernels"
+_PLAIN_VARIES = "its library chooses a kernel by the number of rows"
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -38,7 +40,7 @@ class Choices:
     is_invariant: bool = False
     """A row's bits depend on that row alone."""
     table: Table | None = None
-    """What is the fastest; None: by a rule."""
+    """What is the fastest; None: by a rule. It may be completed after layers are bound."""
 
 
 ANY = Choices()
@@ -94,7 +96,11 @@ def _refuses_invariant(key: Key) -> str | None:
 
 
 def _refuses_few_rows(key: Key) -> str | None:
-    return "more rows have other kernels" if key.is_invariant else few_rows_refuse(key.device_type, key.dtype)
+    return _FEW_ROWS_VARY if key.is_invariant else few_rows_refuse(key.device_type, key.dtype)
+
+
+def _refuses_plain(key: Key) -> str | None:
+    return _PLAIN_VARIES if key.is_invariant and key.device_type == "cuda" else None
 
 
 LINEAR: Op[Key, Bind] = Op(
@@ -103,13 +109,19 @@ LINEAR: Op[Key, Bind] = Op(
         Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
         Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
-        Implementation("triton_few_rows", Deferred(f"{__name__}.cuda", "bind"), _refuses_few_rows),
-        Implementation("torch", _bind_plain, always),
+        Implementation(
+            "triton_few_rows", Deferred(f"{__name__}.cuda", "Product"), _refuses_few_rows, varies=_FEW_ROWS_VARY
+        ),
+        Implementation("torch", _bind_plain, _refuses_plain, varies=_PLAIN_VARIES),
     ],
 )
 
 
 def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY) -> Apply:
-    """The layer as a function of x [T, in], giving [T, out], all in one dtype. weight [out, in], bias [out]."""
+    """The layer as a function of x [T, in], giving [T, out], all in one dtype. weight [out, in], bias [out].
+
+    It may be more than a function: see `fused.FewRows`. Raises `KernelError` for an invariant product where no kernel
+    for it can run.
+    """
     key = Key(weight.device.type, weight.dtype, choices.is_invariant)
     return LINEAR.resolve(key)(weight, bias, choices)

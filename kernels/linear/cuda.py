@@ -1,4 +1,8 @@
-"""A linear layer on a GPU: a kernel for few rows, the vendor's library for many, and what decides which are few."""
+"""A linear layer on a GPU: a kernel for few rows, the vendor's library for many, and what decides which are few.
+
+The table is asked in every call, and so may be completed after layers are bound. Only few rows ask it, whose calls a
+CUDA graph holds as they were recorded.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +16,36 @@ from torch import Tensor
 from inferd.kernels.linear import Choices
 from inferd.kernels.linear.fused import Gate
 from inferd.kernels.linear.triton import few_rows
-from inferd.kernels.linear.tuning import FEW_ROWS, LIBRARY, Table, bucket, cases
+from inferd.kernels.linear.tuning import FEW_ROWS, LIBRARY, Case, Table, bucket, cases
 
 _WARM_UPS, _RUNS = 5, 20
 
 
-def bind(weight: Tensor, bias: Tensor | None, choices: Choices) -> Callable[[Tensor], Tensor]:
-    weight = weight.contiguous()
-    out_size, in_size = weight.shape
-    choice, known = (choices.table or Table("none")).choice, cases(out_size, in_size, str(weight.dtype))
-    takes = {case.num_rows: choice(case) == FEW_ROWS for case in known}
+_RULE = Table("any")
+"""Nothing is measured, and the rule decides."""
 
-    def apply(x: Tensor) -> Tensor:
-        size = bucket(x.shape[0])
-        if size is not None and takes[size]:
-            return few_rows(x, weight, bias)
-        return torch.nn.functional.linear(x, weight, bias)
 
-    return apply
+class Product:
+    """x W^T + b. Offers a table in `choices` what it would have to measure of this weight."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, choices: Choices) -> None:
+        self.weight, self.bias = weight.contiguous(), bias
+        self._table = choices.table or _RULE
+        out_size, in_size = weight.shape
+        self._cases = {case.num_rows: case for case in cases(out_size, in_size, str(weight.dtype))}
+        if choices.table is not None:
+            for case in choices.table.missing(self._cases.values()):
+                choices.table.offer(case, _measurements(case, self.weight))
+
+    def is_few(self, num_rows: int) -> bool:
+        """Whether so many rows have the kernel for few."""
+        size = bucket(num_rows)
+        return size is not None and self._table.choice(self._cases[size]) == FEW_ROWS
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_few(x.shape[0]):
+            return few_rows(x, self.weight, self.bias)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,18 +60,14 @@ def gate_up_act(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate
     return few_rows(x, weight, norm=norm, eps=eps, gate=gate)
 
 
-def tune(table: Table, weight: Tensor) -> None:
-    """Measure what `table` does not know of this weight's shape, on the weight's device."""
-    out_size, in_size = weight.shape
-    for case in table.missing(cases(out_size, in_size, str(weight.dtype))):
-        x = torch.randn(case.num_rows, in_size, dtype=weight.dtype, device=weight.device)
-        products = {FEW_ROWS: partial(few_rows, x, weight), LIBRARY: partial(torch.nn.functional.linear, x, weight)}
-        table.measure(case, {name: partial(_seconds, product, weight.device) for name, product in products.items()})
+def _measurements(case: Case, weight: Tensor) -> dict[str, Callable[[], float]]:
+    """Seconds of each product of `weight` and that many rows, on the weight's device."""
 
+    def measured(product: Callable[[Tensor, Tensor], Tensor]) -> float:
+        x = torch.randn(case.num_rows, case.in_size, dtype=weight.dtype, device=weight.device)
+        return _seconds(partial(product, x, weight), weight.device)
 
-def device_name() -> str:
-    """Of the device and of what a measurement on it depends on besides."""
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    return {FEW_ROWS: partial(measured, few_rows), LIBRARY: partial(measured, torch.nn.functional.linear)}
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -1,13 +1,14 @@
 """Linear layers of a decoder with what stands around them, as one kernel where there are few rows.
 
 A fused kernel reads the activations once, and rounds once what the plain ones round between each other: its results are
-nearer to the formula, and not the same bits. Without one, the plain ones run in turn.
+nearer to the formula, and not the same bits. Without one, the plain ones run in turn; who has plain ones that suit it
+better asks `fuses` first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +21,18 @@ from inferd.kernels.rms_norm import rms_norm
 Gate = Literal["silu", "gelu"]
 
 
+@runtime_checkable
+class FewRows(Protocol):
+    """A bound linear layer that multiplies few rows by a kernel which can take in what stands around."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def is_few(self, num_rows: int) -> bool:
+        """Whether so many rows are multiplied by it."""
+        ...
+
+
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
@@ -29,6 +42,7 @@ class Key(NamedTuple):
 
 _MAX_ROWS = 16
 _KERNELS = "inferd.kernels.linear.cuda"
+_VARIES = "more rows have other kernels"
 
 
 def _norm_linear_plain(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,22 +74,22 @@ def _refuses_norm(key: Key) -> str | None:
 NORM_LINEAR: Op[Key, Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]] = Op(
     "norm_linear",
     [
-        Implementation("triton", Deferred(_KERNELS, "norm_linear"), _refuses_norm),
-        Implementation("plain", _norm_linear_plain, always),
+        Implementation("triton", Deferred(_KERNELS, "norm_linear"), _refuses_norm, varies=_VARIES),
+        Implementation("plain", _norm_linear_plain, always, varies=_VARIES),
     ],
 )
 LINEAR_RESIDUAL: Op[Key, Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]] = Op(
     "linear_residual",
     [
-        Implementation("triton", Deferred(_KERNELS, "linear_residual"), _refuses),
-        Implementation("plain", _linear_residual_plain, always),
+        Implementation("triton", Deferred(_KERNELS, "linear_residual"), _refuses, varies=_VARIES),
+        Implementation("plain", _linear_residual_plain, always, varies=_VARIES),
     ],
 )
 GATE_UP_ACT: Op[Key, Callable[[Tensor, Tensor | None, float, Tensor, Gate], Tensor]] = Op(
     "gate_up_act",
     [
-        Implementation("triton", Deferred(_KERNELS, "gate_up_act"), _refuses_norm),
-        Implementation("plain", _gate_up_plain, always),
+        Implementation("triton", Deferred(_KERNELS, "gate_up_act"), _refuses_norm, varies=_VARIES),
+        Implementation("plain", _gate_up_plain, always, varies=_VARIES),
     ],
 )
 
@@ -95,6 +109,11 @@ def gate_up_act(x: Tensor, weight: Tensor, gate: Gate, norm: Tensor | None = Non
     """act(g) * u with [g | u] = x W^T, x normed first where `norm` is given: weight [2I, in], the result [T, I]."""
     assert weight.shape[0] % 2 == 0
     return GATE_UP_ACT.resolve(_key(x))(x, norm, eps, weight, gate)
+
+
+def fuses(op: Op[Key, Any], x: Tensor) -> bool:
+    """Whether `op` is one kernel for rows such as those of x [T, in]."""
+    return op.choice(_key(x)).chosen == "triton"
 
 
 def _key(x: Tensor) -> Key:

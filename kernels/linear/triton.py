@@ -227,6 +227,8 @@ def _invariant_step(dtype: torch.dtype) -> int:
 
 
 def shipped() -> Iterator[Shipped]:
+    """Without a norm float16 too: with one `fused` refuses it. A bias and a gate change no instruction's name. Norms of
+    one plus their weight are in fp32."""
     parts: tuple[tuple[str, dict[str, bool]], ...] = (
         ("linear_few_rows", {}),
         ("linear_few_rows bias", {"HAS_BIAS": True}),
@@ -236,19 +238,23 @@ def shipped() -> Iterator[Shipped]:
         ("gate_up silu", {"HAS_GATE": True, "IS_SILU": True}),
         ("norm_gate_up silu", {"HAS_NORM": True, "HAS_GATE": True, "IS_SILU": True}),
         ("norm_gate_up gelu", {"HAS_NORM": True, "HAS_GATE": True}),
+        ("norm_linear norm fp32", {"HAS_NORM": True}),
+        ("norm_gate_up gelu norm fp32", {"HAS_NORM": True, "HAS_GATE": True}),
     )
     flags = dict.fromkeys(("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU"), False)
-    for name, given in parts:
+    in_half = [(name, given, "fp16") for name, given in parts if name in ("linear_few_rows", "linear_residual")]
+    for name, given, dtype_name in (*((name, given, "bf16") for name, given in parts), *in_half):
         for block_n, block_k in dict.fromkeys(
             _few_rows_tile(size, "HAS_GATE" in given) for size in (4096, 16384, 65536)
         ):
             yield _form(
                 name.split()[0],
-                f"{' '.join(['bf16', *name.split()[1:]])} tile {block_n} x {block_k}",
+                f"{' '.join([dtype_name, *name.split()[1:]])} tile {block_n} x {block_k}",
                 _few_rows,
-                "bf16",
+                dtype_name,
                 {**flags, **given, "BLOCK_N": block_n, "BLOCK_K": block_k, "ROWS": MAX_ROWS},
                 4,
+                norm="fp32" if name.endswith("fp32") else dtype_name,
             )
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
@@ -268,14 +274,17 @@ def shipped() -> Iterator[Shipped]:
                 )
 
 
-def _form(op: str, config: str, kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int) -> Shipped:
+def _form(
+    op: str, config: str, kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int, norm: str = ""
+) -> Shipped:
     names = [name for name in kernel.arg_names if name not in constants]
-    numbers = {"num_rows": "i32", "out_size": "i32", "in_size": "i32", "x_stride": "i32", "eps": "fp32"}
+    others = {"num_rows": "i32", "out_size": "i32", "in_size": "i32", "x_stride": "i32", "eps": "fp32"}
+    others["norm"] = f"*{norm}"
     return Shipped(
         op=op,
         config=config,
         kernel=kernel,
-        signature={name: numbers.get(name, f"*{dtype}") for name in names},
+        signature={name: others.get(name, f"*{dtype}") for name in names},
         constants=constants,
         num_warps=num_warps,
         num_stages=_STAGES,

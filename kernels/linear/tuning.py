@@ -23,6 +23,9 @@ _DEFAULT_MAX_ROWS = 8
 """Without a measurement, the kernel for few rows takes so many."""
 _MAX_FILE_BYTES = 2**20
 
+Measurements = Mapping[str, Callable[[], float]]
+"""By choice: what takes it once and gives the seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -44,6 +47,8 @@ class Table:
 
     device: str
     choices: dict[str, str] = field(default_factory=dict)
+    _offers: dict[str, tuple[Case, Measurements]] = field(default_factory=dict, repr=False, compare=False)
+    """What could be measured, by the case's name."""
 
     def choice(self, case: Case) -> str:
         return self.choices.get(case.name, FEW_ROWS if case.num_rows <= _DEFAULT_MAX_ROWS else LIBRARY)
@@ -52,10 +57,22 @@ class Table:
         """Those that nothing was measured for."""
         return [case for case in cases if case.name not in self.choices]
 
-    def measure(self, case: Case, seconds: Mapping[str, Callable[[], float]]) -> None:
+    def measure(self, case: Case, seconds: Measurements) -> None:
         """Choose the fastest of those that give how long they took; the first of equals."""
         taken = {name: measured() for name, measured in seconds.items()}
         self.choices[case.name] = min(taken, key=lambda name: taken[name])
+
+    def offer(self, case: Case, seconds: Measurements) -> None:
+        """Keep for `complete` how `case` could be measured, and with it the weight that it holds: the first offer."""
+        self._offers.setdefault(case.name, (case, seconds))
+
+    def complete(self) -> int:
+        """Measure what was offered and is not known, and forget all offers; how many cases that were."""
+        offers = [(case, seconds) for case, seconds in self._offers.values() if case.name not in self.choices]
+        self._offers.clear()
+        for case, seconds in offers:
+            self.measure(case, seconds)
+        return len(offers)
 
 
 def bucket(num_rows: int) -> int | None:

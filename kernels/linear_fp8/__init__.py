@@ -49,6 +49,8 @@ class Key(NamedTuple):
     is_invariant: bool
 
 
+_SCALED_MM_VARIES = "its library chooses a kernel by the number of rows"
+
 Apply = Callable[[Tensor], Tensor]
 Bind = Callable[[Tensor, Tensor, Tensor | None, Activations], Apply]
 
@@ -57,7 +59,7 @@ def _refuses_scaled_mm(key: Key) -> str | None:
     if key.has_blocks:
         return "takes a scale for each row, not for each block"
     if key.is_invariant:
-        return "chooses its kernel by the number of rows, and a row's bits may depend on it"
+        return _SCALED_MM_VARIES
     return cuda.refuses(key.device_type, key.dtype, key.out_size, key.in_size)
 
 
@@ -68,7 +70,7 @@ def _refuses_triton(key: Key) -> str | None:
 LINEAR_FP8: Op[Key, Bind] = Op(
     "linear_fp8",
     [
-        Implementation("scaled_mm", cuda.bind, _refuses_scaled_mm),
+        Implementation("scaled_mm", cuda.bind, _refuses_scaled_mm, varies=_SCALED_MM_VARIES),
         Implementation("triton", Deferred(f"{__name__}.triton", "bind"), _refuses_triton),
         Implementation("reference", reference.bind, always),
     ],

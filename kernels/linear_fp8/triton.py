@@ -121,7 +121,7 @@ def _tile(num_rows: int) -> tuple[int, int]:
 
 
 def shipped() -> Iterator[Shipped]:
-    for dtype in (torch.bfloat16, torch.float16):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for has_blocks in (False, True):
             for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
                 for num_rows in (64, 128):

@@ -43,7 +43,7 @@ def _refuses_triton(key: Key) -> str | None:
     return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
-Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None], Tensor]
+Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None, Tensor | None], Tensor]
 PAGED_ATTENTION: Op[Key, Run] = Op(
     "paged_attention",
     [
@@ -53,7 +53,9 @@ PAGED_ATTENTION: Op[Key, Run] = Op(
             lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.heads_per_kv_head, key.block_size),
         ),
         Implementation("triton", Deferred(f"{__name__}.triton", "paged_attention"), _refuses_triton),
-        Implementation("reference", reference.paged_attention, always),
+        Implementation(
+            "reference", reference.paged_attention, always, varies="rows of one length are multiplied together"
+        ),
     ],
 )
 
@@ -65,17 +67,21 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
 
     q [T, Hq, D], contiguous; kv [blocks, 2 (k, v), G, block_size, D], contiguous, in any float dtype, this step's
     tokens already written; G divides Hq, and query head h reads KV head h // (Hq / G). `window` w leaves the last w
     positions visible, the query's own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query
-    may see may hold anything, NaN included.
+    may see may hold anything, NaN included. A float8_e4m3fn pool, and no other, comes with `kv_scales` [blocks, 2, G,
+    block_size] fp32: what a head's numbers are multiplied by.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
     assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()
     assert window is None or window >= 1
+    assert (kv_scales is not None) == (kv.dtype == torch.float8_e4m3fn)
+    assert kv_scales is None or (kv_scales.shape == kv.shape[:4] and kv_scales.is_contiguous())
     key = Key(
         q.device.type,
         q.dtype,
@@ -86,4 +92,4 @@ def paged_attention(
         window is not None,
         softcap is not None,
     )
-    return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap)
+    return PAGED_ATTENTION.resolve(key)(q, kv, batch, scale, window, softcap, kv_scales)

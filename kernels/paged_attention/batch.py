@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.gpu import from_host
+from inferd.kernels.tape import NotRecordableError
 
 ATTENTION_SPLIT = 256
 """KV tokens per tile. Tiles lie at absolute multiples of it and are combined in order, for every kind of query, so
@@ -62,8 +63,9 @@ class AttentionBatch:
     """[T] int64: block_id * block_size + offset, where each token's K and V go."""
     block_size: int
     query_lens: tuple[int, ...]
-    """On a GPU each may be more than the device finds in `query_start`, and `kv_lens` anything."""
-    kv_lens: tuple[int, ...]
+    """On a GPU each may be more than the device finds in `query_start`."""
+    kv_lens: tuple[int, ...] | None
+    """None where the device alone knows them, by `seq_lens`."""
     is_deterministic: bool = True
     """Whether a row's bits may not depend on how its tokens were split over steps. Where they may, a GPU computes long
     chunks by larger blocks, whose instructions may round otherwise."""
@@ -76,7 +78,10 @@ class AttentionBatch:
 
     @cached_property
     def groups(self) -> tuple[QueryGroup, ...]:
-        """Made when first asked for: only the plain PyTorch reference computes by them."""
+        """Made when first asked for: only the plain PyTorch reference computes by them. Raises `NotRecordableError`
+        where the host does not know the lengths."""
+        if self.kv_lens is None:
+            raise NotRecordableError("attention in plain PyTorch goes by lengths that the host has to know")
         rows = [(end - num_tokens, num_tokens) for end, num_tokens in zip(self.kv_lens, self.query_lens, strict=True)]
         starts = [0, *accumulate(self.query_lens)]
         return _group(rows, starts, self.block_tables, self.block_size)
@@ -109,10 +114,10 @@ class AttentionBatch:
         assert max(kv_lens) <= block_tables.shape[1] * block_size, "a row is longer than its block table"
         query_start = torch.zeros(len(rows) + 1, dtype=torch.int64)
         torch.cumsum(torch.tensor(lens), 0, out=query_start[1:])
-        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lens))
+        row_of_token = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lens), output_size=sum(lens))
         positions = torch.arange(len(row_of_token)) + (torch.tensor(starts) - query_start[:-1])[row_of_token]
-        parts = (query_start, torch.tensor(kv_lens), row_of_token, positions)
-        query_start, seq_lens, row_of_token, positions = _on_device(parts, torch.device(device))
+        parts = (positions, query_start, torch.tensor(kv_lens), row_of_token)
+        positions, query_start, seq_lens, row_of_token = _on_device(parts, torch.device(device))
         block_ids = block_tables[row_of_token, positions // block_size].to(torch.int64)
         return cls(
             query_start=query_start.to(torch.int32),
@@ -123,13 +128,13 @@ class AttentionBatch:
             block_size=block_size,
             query_lens=tuple(lens),
             kv_lens=tuple(kv_lens),
+            is_deterministic=is_deterministic,
         )
 
 
 def _on_device(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """The host's tensors on `device`, by one copy that nobody waits for."""
-    if device.type == "cpu":
-        return parts
+    """The host's tensors on `device`, by one copy that nobody waits for. Kernels are compiled by whether an address is
+    a multiple of 16, which that of the first is, whatever there is to copy; they are given no other."""
     return torch.split(from_host(torch.cat(tuple(parts)), device), [len(part) for part in parts])
 
 

@@ -16,6 +16,9 @@
 //   values once for all rows. Products set the pace.
 // Weights are rounded to the element's type before they are summed and multiplied, so that they add up to what is
 // divided by.
+//
+// K and V in 8 bits are widened as they are loaded, exactly. A key's scale multiplies its scores, a value's the weights
+// that it is multiplied by, which are rounded after that.
 
 #include <algorithm>
 #include <cmath>
@@ -24,6 +27,7 @@
 #include <vector>
 
 #include "call.h"
+#include "e4m3.h"
 #include "paged_attention/schedule.h"
 #include "simd.h"
 
@@ -45,6 +49,7 @@ struct Rows {
 // sees may hold anything.
 struct Group {
     const char* data;
+    const float* scales;  // of its keys or values, where these have 8 bits
     int head, key;
 };
 
@@ -69,8 +74,8 @@ struct Element<bf16> {
 
 struct Scratch {
     std::vector<int32_t> keys, values, query;
-    std::vector<float> scores, tile_sum, summed, peak, total;
-    std::vector<char> weights, partly_seen;
+    std::vector<float> scores, tile_sum, summed, peak, total, key_scales, value_scales;
+    std::vector<char> weights, partly_seen, widened;
     std::vector<Group> groups;
     std::vector<Rows> rows;
 };
@@ -89,9 +94,11 @@ inline void multiply_panel(const int32_t* rows, int64_t row_stride, const int32_
     }
 }
 
-template <class T>
+// Queries of T over K and V stored as S: T itself, or 8 bits.
+template <class T, class S>
 class Worker {
     static constexpr int PER_LANE = Element<T>::PER_LANE;
+    static constexpr bool HAS_SCALES = std::is_same_v<S, e4m3>;
 
   public:
     Worker(const Problem& problem, Scratch& scratch) : p_(problem), s_(scratch) {
@@ -101,7 +108,11 @@ class Worker {
         s_.values.resize(SPLIT / PER_LANE * width_);
         s_.query.resize(MAX_ROWS * lanes_);
         s_.scores.resize(MAX_ROWS * SPLIT);
-        s_.partly_seen.resize(LANES * p_.head_dim * sizeof(T));
+        s_.partly_seen.resize(LANES * p_.head_dim * sizeof(S));
+        if (HAS_SCALES) {
+            s_.key_scales.resize(PANEL), s_.value_scales.resize(MAX_ROWS * SPLIT);
+            s_.widened.resize(LANES * p_.head_dim * sizeof(T));
+        }
         s_.weights.resize(MAX_ROWS * SPLIT * sizeof(T));
         s_.tile_sum.resize(MAX_ROWS * width_);
         s_.summed.resize(MAX_ROWS * width_);
@@ -202,7 +213,7 @@ class Worker {
             else score_turned(i);
         }
         for (const Rows& rows : s_.rows)
-            for (int row = rows.first; row < rows.first + rows.num; row++) weigh(row, rows.begin, rows.end);
+            for (int row = rows.first; row < rows.first + rows.num; row++) weigh(row, rows.head, rows.begin, rows.end);
         for (size_t i = num; i < 2 * num; i++) {
             look_ahead(i);
             if (is_direct) sum_direct(s_.groups[i]);
@@ -229,14 +240,17 @@ class Worker {
     // The tile's keys, then its values: panel by panel, all heads of a panel before the next, as they lie in memory.
     void list_groups() {
         s_.groups.clear();
-        const int64_t plane = p_.block_size * p_.head_dim * sizeof(T);
+        const int64_t plane = p_.block_size * p_.head_dim * sizeof(S);
         const int begin = int(first_seen_ - start_) / LANES * LANES, end = int(end_seen_ - start_);
         const char* keys[SPLIT / LANES];  // of head 0
+        const float* scales[SPLIT / LANES] = {};
         for (int key = begin; key < end; key += LANES) {
             const int64_t position = start_ + key;
             const int64_t id = p_.tables[item_.request * p_.max_blocks + position / p_.block_size];
-            const int64_t offset = position % p_.block_size * p_.head_dim * int64_t(sizeof(T));
+            const int64_t offset = position % p_.block_size * p_.head_dim * int64_t(sizeof(S));
             keys[key / LANES] = p_.kv + id * 2 * p_.num_kv_heads * plane + offset;
+            if (HAS_SCALES)
+                scales[key / LANES] = p_.kv_scales + id * 2 * p_.num_kv_heads * p_.block_size + position % p_.block_size;
         }
         const int panel = item_.num_heads > 1 ? int(std::min<int64_t>(PANEL, p_.block_size)) : PANEL;
         for (int is_value = 0; is_value < 2; is_value++)
@@ -244,31 +258,64 @@ class Worker {
                 for (int head = 0; head < item_.num_heads; head++)
                     for (int key = std::max(first, begin); key < std::min(first + panel, end); key += LANES) {
                         const int64_t planes = is_value * p_.num_kv_heads + item_.first_head + head;
-                        s_.groups.push_back({keys[key / LANES] + planes * plane, head, key});
+                        const float* own = HAS_SCALES ? scales[key / LANES] + planes * p_.block_size : nullptr;
+                        s_.groups.push_back({keys[key / LANES] + planes * plane, own, head, key});
+                        if (HAS_SCALES && is_value) keep_value_scales(s_.groups.back());
                     }
+    }
+
+    // Zeros for those that no query sees, because 0 * NaN is NaN.
+    void keep_value_scales(const Group& group) {
+        float* place = &s_.value_scales[group.head * SPLIT + group.key];
+        for (int i = 0; i < LANES; i++) {
+            const int64_t position = start_ + group.key + i;
+            place[i] = position >= first_seen_ && position < end_seen_ ? group.scales[i] : 0.0f;
+        }
     }
 
     void look_ahead(size_t i) { ahead_ = s_.groups[std::min(i + GROUPS_AHEAD, s_.groups.size() - 1)].data; }
 
     // Sixteen lanes of the group at hand. The same place of a later one is fetched to the second-level cache: line by
     // line beside the loads, because sixty at once, or to the first level, took a third longer (Zen 4, 2026-11-21).
-    vi take(const T* data, int64_t element) const {
-        __builtin_prefetch(ahead_ + element * sizeof(T), 0, 2);
+    vi take(const S* data, int64_t element) const {
+        __builtin_prefetch(ahead_ + element * sizeof(S), 0, 2);
+        if constexpr (!HAS_SCALES) return load_i(data + element);
+        else if constexpr (PER_LANE == 2) return load_pairs(data + element);
+        else return (vi)load(data + element);
+    }
+
+    // The same of a group that was widened.
+    template <class X>
+    std::enable_if_t<!std::is_same_v<X, S>, vi> take(const X* data, int64_t element) const {
         return load_i(data + element);
     }
 
+    // Of keys or values that several blocks of rows take, all of them as T: to widen them costs more than to load them.
+    const T* widened(const S* data) {
+        T* place = reinterpret_cast<T*>(s_.widened.data());
+        for (int64_t i = 0; i < LANES * p_.head_dim; i += LANES * PER_LANE) store_i(place + i, take(data, i));
+        return place;
+    }
+
+    // One element, where a head ends with less than a vector.
+    static T one(S x) {
+        if constexpr (!HAS_SCALES) return x;
+        else if constexpr (PER_LANE == 2) return {to_bf16_bits(x)};
+        else return to_float(x);
+    }
+
     // Keys that no query sees are hidden after their products, whatever these are.
-    const T* keys_of(const Group& group) const { return reinterpret_cast<const T*>(group.data); }
+    const S* keys_of(const Group& group) const { return reinterpret_cast<const S*>(group.data); }
 
     // With zeros for those that no query sees, because 0 * NaN is NaN.
-    const T* values_of(const Group& group) {
-        const T* data = reinterpret_cast<const T*>(group.data);
+    const S* values_of(const Group& group) {
+        const S* data = reinterpret_cast<const S*>(group.data);
         const int64_t first = std::max<int64_t>(0, first_seen_ - start_ - group.key);
         const int64_t end = std::min<int64_t>(LANES, end_seen_ - start_ - group.key);
         if (first == 0 && end == LANES) return data;
-        T* copy = reinterpret_cast<T*>(s_.partly_seen.data());
-        std::memset(copy, 0, LANES * p_.head_dim * sizeof(T));
-        std::memcpy(copy + first * p_.head_dim, data + first * p_.head_dim, (end - first) * p_.head_dim * sizeof(T));
+        S* copy = reinterpret_cast<S*>(s_.partly_seen.data());
+        std::memset(copy, 0, LANES * p_.head_dim * sizeof(S));
+        std::memcpy(copy + first * p_.head_dim, data + first * p_.head_dim, (end - first) * p_.head_dim * sizeof(S));
         return copy;
     }
 
@@ -287,27 +334,33 @@ class Worker {
 
     // -- few rows ------------------------------------------------------------------------------------------------------
 
-    // In bfloat16: heads of 64, 96, 128 and 256. Others take the way of many rows.
+    // In bfloat16: heads of 64, 96, 128 and 256. Others take the way of many rows. Values are summed two vectors at a time.
     bool can_be_direct() const {
         const int64_t vectors = lanes_ / LANES;
-        return lanes_ % LANES == 0 && (vectors == 2 || vectors == 3 || vectors == 4 || vectors == 8);
+        const bool is_known = vectors == 2 || vectors == 3 || vectors == 4 || vectors == 8;
+        return lanes_ % LANES == 0 && width_ % (2 * LANES) == 0 && is_known;
     }
 
     void score_direct(const Group& group) {
-        const T* keys = keys_of(group);
+        if (HAS_SCALES && blocks_per_head_ > 1) score_direct(group, widened(keys_of(group)));
+        else score_direct(group, keys_of(group));
+    }
+
+    template <class X>
+    void score_direct(const Group& group, const X* keys) {
         for_rows(group.head, group.key, group.key + LANES, [&](auto R, int row, int key, int) {
             switch (lanes_ / LANES) {
-                case 2: return score_direct<R, 2>(row, key, keys);
-                case 3: return score_direct<R, 3>(row, key, keys);
-                case 4: return score_direct<R, 4>(row, key, keys);
-                case 8: return score_direct<R, 8>(row, key, keys);
+                case 2: return score_direct<R, 2>(row, key, keys, group.scales);
+                case 3: return score_direct<R, 3>(row, key, keys, group.scales);
+                case 4: return score_direct<R, 4>(row, key, keys, group.scales);
+                case 8: return score_direct<R, 8>(row, key, keys, group.scales);
             }
         });
     }
 
     // N vectors are a head.
-    template <int R, int N>
-    void score_direct(int row, int key, const T* keys) {
+    template <int R, int N, class X>
+    void score_direct(int row, int key, const X* keys, const float* scales) {
         vi query[R][N], chains[R][LANES];
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) query[r][n] = load_i(&s_.query[((row + r) * N + n) * LANES]);
@@ -323,12 +376,18 @@ class Worker {
             transpose(chains[r]);
             vf total = {};
             for (int i = 0; i < LANES; i++) total = total + (vf)chains[r][i];
+            if (HAS_SCALES) total = total * load(scales);
             store(&s_.scores[(row + r) * SPLIT + key], total);
         }
     }
 
     void sum_direct(const Group& group) {
-        const T* values = values_of(group);
+        if (HAS_SCALES && blocks_per_head_ > 1) sum_direct(group, widened(values_of(group)));
+        else sum_direct(group, values_of(group));
+    }
+
+    template <class X>
+    void sum_direct(const Group& group, const X* values) {
         for_rows(group.head, group.key, group.key + LANES, [&](auto R, int row, int key, int) {
             constexpr int V = R == 4 ? 4 : 8;
             int64_t d = 0;
@@ -338,8 +397,8 @@ class Worker {
         });
     }
 
-    template <int R, int V>
-    void sum_direct(int row, int64_t d, int key, const T* values) {
+    template <int R, int V, class X>
+    void sum_direct(int row, int64_t d, int key, const X* values) {
         const int32_t* weights = reinterpret_cast<const int32_t*>(s_.weights.data()) + (row * SPLIT + key) / PER_LANE;
         vf acc[R][V];
         for (int r = 0; r < R; r++)
@@ -373,6 +432,7 @@ class Worker {
         const Group& group = s_.groups[i];
         if (i == 0 || ends_panel(i - 1)) panel_begin_ = group.key;
         turn(keys_of(group), &s_.keys[group.key % PANEL]);
+        if (HAS_SCALES) std::copy_n(group.scales, LANES, &s_.key_scales[group.key % PANEL]);
         if (!ends_panel(i)) return;
         for_rows(group.head, panel_begin_, group.key + LANES, [&](auto R, int row, int key, int to) {
             for (; key + 2 * LANES <= to; key += 2 * LANES) score_turned<R, 2>(row, key);
@@ -380,7 +440,7 @@ class Worker {
         });
     }
 
-    void turn(const T* rows, int32_t* place) {
+    void turn(const S* rows, int32_t* place) {
         int64_t c = 0;
         for (; (c + LANES) * PER_LANE <= p_.head_dim; c += LANES) {
             vi block[LANES];
@@ -390,10 +450,10 @@ class Worker {
         }
         for (; c < lanes_; c++)
             for (int i = 0; i < LANES; i++) {
-                int32_t lane = 0;
-                const int64_t left = p_.head_dim - c * PER_LANE;
-                std::memcpy(&lane, rows + i * p_.head_dim + c * PER_LANE, sizeof(T) * std::min<int64_t>(left, PER_LANE));
-                place[c * PANEL + i] = lane;
+                T lane[PER_LANE] = {};
+                for (int64_t n = 0; n < PER_LANE && c * PER_LANE + n < p_.head_dim; n++)
+                    lane[n] = one(rows[i * p_.head_dim + c * PER_LANE + n]);
+                std::memcpy(&place[c * PANEL + i], lane, sizeof lane);
             }
     }
 
@@ -408,7 +468,10 @@ class Worker {
                 for (int v = 0; v < V; v++) total[r][v] = total[r][v] + chain[r][v];
         }
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) store(&s_.scores[(row + r) * SPLIT + key + v * LANES], total[r][v]);
+            for (int v = 0; v < V; v++) {
+                if (HAS_SCALES) total[r][v] = total[r][v] * load(&s_.key_scales[key % PANEL + v * LANES]);
+                store(&s_.scores[(row + r) * SPLIT + key + v * LANES], total[r][v]);
+            }
     }
 
     void sum_packed(size_t i) {
@@ -426,18 +489,26 @@ class Worker {
     }
 
     // Pairs of keys (or single ones in fp32) by the elements of the head: [SPLIT / PER_LANE][width] lanes.
-    void pack_values(const T* rows, int32_t* place) {
+    void pack_values(const S* rows, int32_t* place) {
         for (int i = 0; i < LANES; i += PER_LANE, place += width_) {
             if constexpr (PER_LANE == 1) {
-                std::memcpy(place, rows + i * p_.head_dim, p_.head_dim * sizeof(T));
-                std::fill(place + p_.head_dim, place + width_, 0);
+                spread(place, rows, i * p_.head_dim);
             } else {
                 interleave(place, rows, i * p_.head_dim);
             }
         }
     }
 
-    void interleave(int32_t* place, const T* rows, int64_t first) const {
+    void spread(int32_t* place, const S* rows, int64_t first) const {
+        int64_t d = 0;
+        for (; d + LANES <= p_.head_dim; d += LANES) store_i(place + d, take(rows, first + d));
+        for (; d < width_; d++) {
+            const T value = d < p_.head_dim ? one(rows[first + d]) : T{};
+            std::memcpy(place + d, &value, sizeof value);
+        }
+    }
+
+    void interleave(int32_t* place, const S* rows, int64_t first) const {
         int64_t d = 0;
         for (; d + 2 * LANES <= p_.head_dim; d += 2 * LANES) {
             vi low, high;
@@ -445,12 +516,9 @@ class Worker {
             store_i(place + d, low), store_i(place + d + LANES, high);
         }
         for (; d < width_; d++) {
-            uint16_t a = 0, b = 0;
-            if (d < p_.head_dim) {
-                std::memcpy(&a, rows + first + d, sizeof a);
-                std::memcpy(&b, rows + first + p_.head_dim + d, sizeof b);
-            }
-            place[d] = int32_t(uint32_t(a) | uint32_t(b) << 16);
+            T pair[2] = {};
+            if (d < p_.head_dim) pair[0] = one(rows[first + d]), pair[1] = one(rows[first + p_.head_dim + d]);
+            std::memcpy(place + d, pair, sizeof(int32_t));
         }
     }
 
@@ -469,7 +537,7 @@ class Worker {
     // -- both ----------------------------------------------------------------------------------------------------------
 
     // Scores of one row to weights, relative to the tile's own peak; tile_peak_ and tile_total_ of the row.
-    void weigh(int row, int begin, int end) {
+    void weigh(int row, int head, int begin, int end) {
         const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const int64_t position = first_position_ + query_of(row) - start_;
         const int32_t last = int32_t(std::clamp<int64_t>(position, -1, SPLIT));
@@ -495,8 +563,9 @@ class Worker {
         vf totals = {};
         for (int k = begin; k < end; k += LANES) {
             vf w = is_hidden ? vf{} : exp(load(scores + k) - peak);
+            totals = totals + (HAS_SCALES ? w : Element<T>::rounded(w));
+            if (HAS_SCALES) w = w * load(&s_.value_scales[head * SPLIT + k]);
             Element<T>::store_weights(weights + k, w);
-            totals = totals + Element<T>::rounded(w);
         }
         tile_total_[row] = sum(totals);
     }
@@ -539,16 +608,16 @@ class Worker {
 // Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21): below so many keys by heads, one is done sooner.
 constexpr int64_t KEYS_A_THREAD = 1024;
 
-template <class T>
+template <class T, class S>
 void attend_all(const Problem& p, int num_threads) {
     num_threads = int(std::min<int64_t>(num_threads, 1 + work(p) / KEYS_A_THREAD));
     const Schedule schedule = plan(p, num_threads);
-    std::vector<float> partials(schedule.num_partials * Worker<T>::partial_size(p));
+    std::vector<float> partials(schedule.num_partials * Worker<T, S>::partial_size(p));
     const int team = int(std::min<int64_t>(num_threads, int64_t(schedule.items.size())));
 #pragma omp parallel num_threads(team) if (team > 1)
     {
         static thread_local Scratch scratch;
-        Worker<T> worker(p, scratch);
+        Worker<T, S> worker(p, scratch);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < schedule.items.size(); i++) worker.run(schedule.items[i], partials.data());
 #pragma omp for schedule(dynamic, 1)
@@ -559,18 +628,18 @@ void attend_all(const Problem& p, int num_threads) {
 
 }  // namespace
 
-// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D]; see the Python signature. dtype 0: fp32, 1: bfloat16.
-static void paged_attention(const void* q, const void* kv, void* out, const int32_t* query_start,
+// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], in 8 bits if it has scales; see the Python signature. dtype 0:
+// fp32, 1: bfloat16.
+static void paged_attention(const void* q, const void* kv, const float* kv_scales, void* out, const int32_t* query_start,
                             const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
                             int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                             int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
                             int64_t num_threads) {
-    Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), static_cast<char*>(out),
+    Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), kv_scales, static_cast<char*>(out),
               query_start, seq_lens, tables, num_requests, max_blocks,
               num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
-    if (dtype == 0)
-        attend_all<float>(p, int(num_threads));
-    else
-        attend_all<bf16>(p, int(num_threads));
+    const int threads = int(num_threads);
+    if (dtype == 0) kv_scales ? attend_all<float, e4m3>(p, threads) : attend_all<float, float>(p, threads);
+    else kv_scales ? attend_all<bf16, e4m3>(p, threads) : attend_all<bf16, bf16>(p, threads);
 }
 INFERD_EXPORT(paged_attention)

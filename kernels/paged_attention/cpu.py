@@ -20,15 +20,21 @@ def refuses(
     """Why it cannot run, or None where it can."""
     if block_size % _BLOCK_MULTIPLE:
         return f"takes block sizes that are multiples of {_BLOCK_MULTIPLE}, not {block_size}"
-    if kv_dtype != dtype:
-        return f"takes queries and KV of one dtype, not {dtype} and {kv_dtype}"
+    if kv_dtype not in (dtype, torch.float8_e4m3fn):
+        return f"takes KV in the dtype of the queries or in 8 bits, not {kv_dtype} for {dtype}"
     if heads_per_kv_head > _MAX_HEADS_PER_KV_HEAD:
         return f"takes at most {_MAX_HEADS_PER_KV_HEAD} query heads a KV head, not {heads_per_kv_head}"
     return native.refuses(device_type, dtype)
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     assert q.is_contiguous()
     out = torch.empty_like(q)
@@ -36,6 +42,7 @@ def paged_attention(
     native.function("inferd_paged_attention")(
         q.data_ptr(),
         kv.data_ptr(),
+        0 if kv_scales is None else kv_scales.data_ptr(),
         out.data_ptr(),
         batch.query_start.data_ptr(),
         batch.seq_lens.data_ptr(),

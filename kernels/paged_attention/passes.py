@@ -83,7 +83,8 @@ def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
     is_small = head_dim <= 64
     block_n = 32 if head_dim > 128 else 64
     if block_m > STEADY_ROWS:
-        return Form(block_m, block_n, num_warps=8, num_stages=3 if kv_bytes > 1 else 2, programs_per_sm=1)
+        num_stages = 2 if kv_bytes == 1 and head_dim <= 128 else 3
+        return Form(block_m, block_n, num_warps=8, num_stages=num_stages, programs_per_sm=1)
     if kv_bytes == 1:
         return Form(block_m, block_n, num_warps=8, num_stages=6, programs_per_sm=1)
     if block_m == 16:

@@ -20,17 +20,29 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     out = torch.empty_like(q)
     for group in batch.groups:
-        attended = _attend(q.index_select(0, group.tokens), kv, group, scale, window, softcap)
+        attended = _attend(q.index_select(0, group.tokens), kv, kv_scales, group, scale, window, softcap)
         out.index_copy_(0, group.tokens, attended.to(q.dtype))
     return out
 
 
 def _attend(
-    q: Tensor, kv: Tensor, group: QueryGroup, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    kv: Tensor,
+    kv_scales: Tensor | None,
+    group: QueryGroup,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """[B * n, Hq, D] in fp32. Heads that share a KV head are rows of one matmul, M = n * (Hq / G) padded."""
     num_runs, num_queries = group.positions.shape
@@ -47,7 +59,7 @@ def _attend(
     for tile in range(_first_tile(group, window), group.num_tiles[0]):
         num_active = sum(num_tiles > tile for num_tiles in group.num_tiles)
         active = slice(0, num_active * num_kv_heads)
-        keys, values = _gather(kv, group.tile_tables[:num_active], tile)
+        keys, values = _gather(kv, kv_scales, group.tile_tables[:num_active], tile)
         scores = torch.bmm(packed[active], keys.transpose(1, 2))
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -84,15 +96,17 @@ def _row_positions(positions: Tensor, repeat: int, num_rows: int) -> Tensor:
     return torch.cat([spread, spread[:, -1:].expand(-1, num_rows - spread.shape[1])], dim=1)
 
 
-def _gather(kv: Tensor, tile_tables: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+def _gather(kv: Tensor, kv_scales: Tensor | None, tile_tables: Tensor, tile: int) -> tuple[Tensor, Tensor]:
     """K and V of one tile, each [B * G, ATTENTION_SPLIT, D] in fp32. Pages of a head are contiguous in the pool."""
     _, _, num_kv_heads, block_size, head_dim = kv.shape
     num_blocks = ATTENTION_SPLIT // block_size
     blocks = tile_tables[:, tile * num_blocks : (tile + 1) * num_blocks]
     planes = torch.arange(2 * num_kv_heads, device=kv.device).view(2, 1, num_kv_heads, 1)
     page_ids = blocks[None, :, None, :] * (2 * num_kv_heads) + planes
-    pages = kv.view(-1, block_size * head_dim).index_select(0, page_ids.flatten())
-    tiles = pages.to(torch.float32).view(2, -1, ATTENTION_SPLIT, head_dim)
+    pages = kv.view(-1, block_size, head_dim).index_select(0, page_ids.flatten()).to(torch.float32)
+    if kv_scales is not None:
+        pages *= kv_scales.view(-1, block_size, 1).index_select(0, page_ids.flatten())
+    tiles = pages.view(2, -1, ATTENTION_SPLIT, head_dim)
     return tiles[0], tiles[1]
 
 

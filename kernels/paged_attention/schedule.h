@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@ constexpr int MAX_ROWS = 64;  // of a piece of work
 struct Problem {
     const char* q;
     const char* kv;
+    const float* kv_scales;  // of 8-bit K and V: [blocks, 2, G, block_size]; else null
     char* out;
     const int32_t* query_start;  // [R + 1]
     const int32_t* seq_lens;     // [R]
@@ -96,6 +98,9 @@ inline Schedule plan(const Problem& p, int num_threads) {
         }
         schedule.num_partials += tiles * num_rows;
     }
+    // Each has 2 * fair + 1 of the tiles or more, which are fewer than 4 * num_threads * (fair + 1). So partial results are
+    // those of at most 8 / 3 * num_threads * MAX_ROWS rows, which a plan of memory may count on.
+    assert(3 * int64_t(schedule.cut.size()) <= 8 * num_threads);
     auto cost = [](const Item& item) {
         return int64_t(item.end_tile - item.first_tile) * item.num_heads * (item.num_queries + 8);
     };

@@ -13,11 +13,11 @@ Two things are left to the hardware: that adding products that are all 0 leaves 
 for other numbers of rows round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16); larger ones, on
 Hopper and later, others, and where `AttentionBatch.is_deterministic` there are none.
 
-Bytes are the floor of decodes: each seen K and V once, 2 * D numbers a key and KV head. Cuts add, for each tile that
-lies behind one in its unit, packed rows * (D + 2) * 4 bytes written and read once: with 4 query heads a KV head and
-bfloat16 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. They are all tiles where rows are fewer than programs,
-and few where rows are many: only whatever a segment begins with. A unit that was not cut is written at once. Operations
-are the floor of chunks: 4 * D for each query head and each key that it sees.
+Bytes are the floor of decodes: each seen K and V once, 2 * D numbers a key and KV head, and in 8 bits 2 scales. Cuts
+add, for each tile that lies behind one in its unit, packed rows * (D + 2) * 4 bytes written and read once: with 4 query
+heads a KV head and bfloat16 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. They are all tiles where rows are
+fewer than programs, and few where rows are many: only whatever a segment begins with. A unit that was not cut is
+written at once. Operations are the floor of chunks: 4 * D for each query head and each key that it sees.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _INTERPRETED = (5, 90)
 def _attend(
     q,
     kv,
+    kv_scales,
     out,
     slots,
     slot_stats,
@@ -69,7 +70,13 @@ def _attend(
     BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Scores count powers of two: `scale` holds log2(e). With a cap c it is the scale of 2 s / c, `cap` c log2(e)."""
+    """Scores count powers of two: `scale` holds log2(e). With a cap c it is the scale of 2 s / c, `cap` c log2(e).
+
+    With KV in 8 bits a key is multiplied by its scale as it is widened. A value's scale, times 2^8, multiplies the
+    weights that the value is multiplied by: values reach 448, so these stay within float16 where the products would.
+    Both ways were chosen, and the scales are read where they are needed, because nothing spills then.
+    """
+    HAS_SCALES: tl.constexpr = kv.dtype.element_ty == tl.float8e4nv
     head = tl.program_id(0) % num_kv_heads
     segment = segments + (tl.program_id(0) // num_kv_heads) * 4
     group = num_heads // num_kv_heads
@@ -120,10 +127,16 @@ def _attend(
             is_seen = (key >= low) & (key < high)
             inside = (key & ((1 << block_shift) - 1)) * D
             k_offset = (page.to(tl.int64) * (2 * num_kv_heads) + head) * page_size + inside
+            if HAS_SCALES:
+                k_place = ((page * (2 * num_kv_heads) + head) << block_shift) + (key & ((1 << block_shift) - 1))
+                k_scale = tl.load(kv_scales + k_place, mask=is_seen, other=0.0)
             # The pages of the next block, a turn ahead: else their loads would be a stage of the pipeline.
             page = tl.load(table + ((key + BLOCK_N) >> block_shift), mask=key + BLOCK_N < high, other=0)
             is_kv = is_seen[:, None] & is_column
-            k = tl.load(kv + k_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
+            k = tl.load(kv + k_offset[:, None] + column[None, :], mask=is_kv, other=0.0)
+            if HAS_SCALES:
+                k = k.to(tl.float32) * k_scale[:, None]
+            k = k.to(b_q.dtype)
             scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
             if HAS_CAP:
                 # cap * tanh(x / 2) = cap - 2 cap / (exp(x) + 1)
@@ -144,8 +157,13 @@ def _attend(
             # Rounded before they are summed: they add up to what is divided by.
             weights = weights.to(b_q.dtype)
             tile_total = tl.dot(weights, ones, tile_total * decay, input_precision="ieee")
+            if HAS_SCALES:
+                v_scale = tl.load(kv_scales + k_place + (num_kv_heads << block_shift), mask=is_seen, other=0.0)
+                weights = (weights.to(tl.float32) * (v_scale * 256.0)[None, :]).to(b_q.dtype)
             tile_summed = tl.dot(weights, v, tile_summed * decay, input_precision="ieee")
             if ((block + 1) % (TILE // BLOCK_N) == 0) | (block == last_block):
+                if HAS_SCALES:
+                    tile_summed = tile_summed * (1.0 / 256.0)
                 if IS_CUT:
                     if is_from_start:
                         peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
@@ -173,13 +191,29 @@ def _attend(
 
 
 def paged_attention(
-    q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    kv: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    kv_scales: Tensor | None,
 ) -> Tensor:
+    assert kv_scales is None or kv_scales.numel() < 1 << 31
     q = q.contiguous()
     out = torch.empty_like(q)
-    for part in _work(q, kv, batch, window):
-        _run(part, q, kv, out, batch, scale, window, softcap)
+    listed = _work(q, kv, batch, window)
+    slots = _slots(listed, kv, q.device)
+    for part in listed:
+        _run(part, q, kv, kv_scales, out, slots, batch, scale, window, softcap)
     return out
+
+
+def _slots(listed: tuple[Work, ...], kv: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory for the partial results of one launch after another: values, and peaks and sums."""
+    num_rows = max(part.num_slots * part.slot_rows for part in (work.part for work in listed)) * kv.shape[2]
+    values = torch.empty(num_rows, kv.shape[4], dtype=torch.float32, device=device)
+    return values, torch.empty(num_rows, 2, dtype=torch.float32, device=device)
 
 
 def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None) -> tuple[Work, ...]:
@@ -208,7 +242,9 @@ def _run(
     listed: Work,
     q: Tensor,
     kv: Tensor,
+    kv_scales: Tensor | None,
     out: Tensor,
+    slots: tuple[Tensor, Tensor],
     batch: AttentionBatch,
     scale: float,
     window: int | None,
@@ -216,17 +252,14 @@ def _run(
 ) -> None:
     part, form = listed.part, listed.part.form
     num_heads, num_kv_heads, head_dim = q.shape[1], kv.shape[2], kv.shape[4]
-    num_rows = part.num_slots * num_kv_heads * part.slot_rows
-    slots = torch.empty(num_rows, head_dim, dtype=torch.float32, device=q.device)
-    slot_stats = torch.empty(num_rows, 2, dtype=torch.float32, device=q.device)
     tables = batch.block_tables
     assert tables.stride(1) == 1
     _attend[(part.num_segments * num_kv_heads,)](
         q,
         kv,
+        slots[1] if kv_scales is None else kv_scales,
         out,
-        slots,
-        slot_stats,
+        *slots,
         listed.units,
         listed.segments,
         tables,
@@ -244,7 +277,7 @@ def _run(
         enable_fp_fusion=False,
     )
     if part.num_slots:
-        partial.combine(out, slots, slot_stats, listed.units, listed.segments, num_kv_heads, part.slot_rows)
+        partial.combine(out, *slots, listed.units, listed.segments, num_kv_heads, part.slot_rows)
 
 
 def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[str, object]:
@@ -269,12 +302,14 @@ def shipped() -> Iterator[Shipped]:
             yield _shipped(head_dim, bf16, bf16, block_m, is_cut=True)
         for sm in (80, 90) if head_dim > 64 else (90,):
             yield _shipped(head_dim, bf16, bf16, passes.largest_block(head_dim, sm, is_cut=False), is_cut=False, sm=sm)
-    for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True)):
+    for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True), (256, fp8, True)):
         sm = 90 if kv_dtype == fp8 else 0
         yield _shipped(head_dim, bf16, kv_dtype, 16, is_cut=True, has_cap=has_cap, sm=sm)
         block_m = passes.largest_block(head_dim, 90, is_cut=False)
         yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=90)
-    yield _shipped(128, bf16, fp8, 32, is_cut=True, sm=90)
+    for head_dim, block_m in ((64, 16), (128, 32), (128, 64)):
+        yield _shipped(head_dim, bf16, fp8, block_m, is_cut=True, sm=90)
+    yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=90)
     yield _shipped(128, fp16, fp16, 16, is_cut=True)
 
 
@@ -298,7 +333,7 @@ def _shipped(
         signature={
             **dict.fromkeys(("q", "out"), f"*{DTYPES[dtype]}"),
             "kv": f"*{DTYPES[kv_dtype]}",
-            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("kv_scales", "slots", "slot_stats"), "*fp32"),
             **dict.fromkeys(("units", "segments", "tables"), "*i32"),
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inferd.kernels import gpu
 from inferd.kernels.quantize_fp8 import reference
-from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 32768
 """Elements that a program of 32 warps holds: 32 a thread."""
@@ -42,7 +42,8 @@ def _refuses_norm(key: Key) -> str | None:
 def _refuses_triton(key: Key, max_size: int = _MAX_TRITON_SIZE) -> str | None:
     if key.size > max_size:
         return f"holds rows of at most {max_size}, not {key.size}"
-    return gpu.refuses(key.device_type, key.dtype, key.weight_dtype, torch.float8_e4m3fn)
+    reason = gpu.refuses_weight(key.dtype, key.weight_dtype)
+    return reason or gpu.refuses(key.device_type, key.dtype, key.weight_dtype, torch.float8_e4m3fn)
 
 
 QUANTIZE_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
@@ -56,14 +57,14 @@ RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, float], Quantized]] = Op(
     "rms_norm_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "rms_norm_fp8"), _refuses_norm),
-        Implementation("reference", reference.rms_norm_fp8, always),
+        Implementation("reference", reference.rms_norm_fp8, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 ADD_RMS_NORM_FP8: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Quantized, Tensor]]] = Op(
     "add_rms_norm_fp8",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "add_rms_norm_fp8"), _refuses_norm),
-        Implementation("reference", reference.add_rms_norm_fp8, always),
+        Implementation("reference", reference.add_rms_norm_fp8, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 SILU_MUL_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(

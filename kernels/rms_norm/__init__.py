@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu, native
-from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 from inferd.kernels.rms_norm import cpu, reference
 
 _MAX_TRITON_SIZE = 32768
@@ -31,7 +31,8 @@ class Key(NamedTuple):
 def _refuses_triton(key: Key) -> str | None:
     if key.size > _MAX_TRITON_SIZE:
         return f"holds rows of at most {_MAX_TRITON_SIZE}, not {key.size}"
-    return gpu.refuses(key.device_type, key.dtype, key.weight_dtype)
+    reason = gpu.refuses_weight(key.dtype, key.weight_dtype)
+    return reason or gpu.refuses(key.device_type, key.dtype, key.weight_dtype)
 
 
 RMS_NORM: Op[Key, Callable[[Tensor, Tensor, float], Tensor]] = Op(
@@ -39,7 +40,7 @@ RMS_NORM: Op[Key, Callable[[Tensor, Tensor, float], Tensor]] = Op(
     [
         Implementation("cpp", cpu.rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)),
         Implementation("triton", Deferred(f"{__name__}.triton", "rms_norm"), _refuses_triton),
-        Implementation("reference", reference.rms_norm, always),
+        Implementation("reference", reference.rms_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 ADD_RMS_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = Op(
@@ -49,7 +50,7 @@ ADD_RMS_NORM: Op[Key, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Te
             "cpp", cpu.add_rms_norm, lambda key: native.refuses(key.device_type, key.dtype, key.weight_dtype)
         ),
         Implementation("triton", Deferred(f"{__name__}.triton", "add_rms_norm"), _refuses_triton),
-        Implementation("reference", reference.add_rms_norm, always),
+        Implementation("reference", reference.add_rms_norm, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 from inferd.kernels.rope import cpu, reference
 
 _MAX_TRITON_HEAD_DIM = 512
@@ -31,13 +31,17 @@ class Key(NamedTuple):
 def _refuses_triton(key: Key) -> str | None:
     if key.head_dim > _MAX_TRITON_HEAD_DIM:
         return f"takes heads of at most {_MAX_TRITON_HEAD_DIM}, not {key.head_dim}"
+    if key.kv_dtype not in (key.dtype, torch.float8_e4m3fn):
+        return f"writes KV in the dtype of the keys or in 8 bits, not {key.kv_dtype} for {key.dtype}"
     return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
 Run = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float],
+    [
+        Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, Tensor | None,
+    ],
     Tensor,
-]
+]  # fmt: skip
 ROPE_AND_CACHE: Op[Key, Run] = Op(
     "rope_and_cache",
     [
@@ -47,7 +51,7 @@ ROPE_AND_CACHE: Op[Key, Run] = Op(
             lambda key: cpu.refuses(key.device_type, key.dtype, key.kv_dtype, key.head_dim),
         ),
         Implementation("triton", Deferred(f"{__name__}.triton", "rope_and_cache"), _refuses_triton),
-        Implementation("reference", reference.rope_and_cache, always),
+        Implementation("reference", reference.rope_and_cache, always, varies=ROWS_SHARE_SUMS),
     ],
 )
 
@@ -63,18 +67,26 @@ def rope_and_cache(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and return it; rotate k and write it, with v, into `kv`.
 
     q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
     positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike;
     kv [blocks, 2, G, block_size, D], written in place, in any float dtype; q_norm, k_norm [D], both or neither, with
-    their `eps`. Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even; a float8_e4m3fn pool
-    holds +-448 instead of what is larger.
+    their `eps`. Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even.
+
+    A float8_e4m3fn pool, and no other, comes with `kv_scales` [blocks, 2, G, block_size] fp32, written in place: each
+    head of each token is divided by its largest magnitude / 448, so that whatever is finite stays so, and the largest
+    of its numbers is exact. With a scale of 1 for all, the embedded model would be 4 times as far from itself with a
+    plain cache (0.00061 nats a token against 0.00015, 6,648 tokens), random weights 1.2 times, and with one channel of
+    K at 30 times the others, as biases make it, 1.7 times (2026-11-21).
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]
     assert kv.shape[1] == 2 and kv.shape[2] == k.shape[1] and kv.shape[4] == k.shape[2]
     assert (q_norm is None) == (k_norm is None)
+    assert (kv_scales is not None) == (kv.dtype == torch.float8_e4m3fn)
+    assert kv_scales is None or (kv_scales.shape == kv.shape[:4] and kv_scales.dtype == torch.float32)
     run = ROPE_AND_CACHE.resolve(Key(q.device.type, q.dtype, kv.dtype, q.shape[-1], q_norm is not None))
-    return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps)
+    return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps, kv_scales)

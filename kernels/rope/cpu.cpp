@@ -1,10 +1,11 @@
 // Per-head RMS norm (optional), rotation of q and k by their positions, and the write of k and v into the paged pool:
-// one pass over a token's heads, in fp32, rounded once.
+// one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each head has a scale.
 
 #include <cmath>
 #include <cstdlib>
 
 #include "call.h"
+#include "e4m3.h"
 #include "simd.h"
 
 namespace {
@@ -13,9 +14,6 @@ using namespace simd;
 
 constexpr int64_t ELEMENTS_A_THREAD = 32768;
 constexpr int64_t MAX_HEAD_DIM = 512;
-
-static inline void put(float* p, float x) { *p = x; }
-static inline void put(bf16* p, float x) { p->bits = narrow(splat(x))[0]; }
 
 template <class T>
 void widen_head(const T* from, float* to, int64_t size) {
@@ -67,7 +65,9 @@ struct Problem {
     const void *q, *k, *v;
     const float* cos_sin;
     const int64_t *positions, *write_slots;
-    void *kv, *out;
+    void* kv;
+    float* kv_scales;  // [blocks, 2, G, block_size], or null: the pool has the heads' dtype
+    void* out;
     const void *q_norm, *k_norm;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
     int64_t q_stride, k_stride, v_stride;  // elements from token to token
@@ -93,8 +93,8 @@ inline void find_scales(const T* from, int num_heads, float eps, float* scales) 
 }
 
 // Heads of N whole vectors that turn whole, each in registers from its load to its store.
-template <int N, class T, class W>
-void turn_heads(const T* from, T* to, int64_t num_heads, int64_t to_stride, const W* norm, const float* cos_sin,
+template <int N, class T, class O, class W>
+void turn_heads(const T* from, O* to, int64_t num_heads, int64_t to_stride, const W* norm, const float* cos_sin,
                 float eps) {
     vf angles[N], weight[N];
     load_head<N>(cos_sin, angles);
@@ -116,8 +116,8 @@ void turn_heads(const T* from, T* to, int64_t num_heads, int64_t to_stride, cons
 }
 
 // Heads of any size, through a buffer.
-template <class T, class W>
-void turn_any_heads(const Problem& p, const T* from, T* to, int64_t num_heads, int64_t to_stride, const W* norm,
+template <class T, class O, class W>
+void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, int64_t to_stride, const W* norm,
                     const float* cos_sin) {
     float head[MAX_HEAD_DIM];
     for (int64_t h = 0; h < num_heads; h++) {
@@ -128,12 +128,34 @@ void turn_any_heads(const Problem& p, const T* from, T* to, int64_t num_heads, i
     }
 }
 
+// A head as 8 bits: its scale, the largest magnitude / 448, or 1 where that is 0. NaN makes all of them NaN.
+float quantize_head(const float* head, e4m3* to, int64_t size) {
+    const vi no_sign = splat_i(0x7fffffff);
+    vi largest_bits = {};  // magnitudes are ordered like their bits, NaN above them all
+    auto see = [&](vf v) {
+        const vi bits = (vi)v & no_sign;
+        largest_bits = bits > largest_bits ? bits : largest_bits;
+    };
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) see(load(head + i));
+    if (i < size) see(load_part(head + i, int(size - i)));
+    int32_t most = 0;
+    for (int lane = 0; lane < LANES; lane++) most = largest_bits[lane] > most ? largest_bits[lane] : most;
+    float scale;
+    std::memcpy(&scale, &most, sizeof scale);
+    scale /= E4M3_MAX;
+    if (scale == 0.0f) scale = 1.0f;
+    for (i = 0; i + LANES <= size; i += LANES) store(to + i, load(head + i) / splat(scale));
+    if (i < size) store_part(to + i, load_part(head + i, int(size - i)) / splat(scale), int(size - i));
+    return scale;
+}
+
 // N: vectors in a head, or 0 for heads of any size.
 template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
     const float* cos_sin = p.cos_sin + p.positions[token] * p.rotary_dim;
     const int64_t size = N ? N * LANES : p.head_dim;
-    auto turn = [&](const T* from, T* to, int64_t num_heads, int64_t to_stride, const void* norm) {
+    auto turn = [&](const T* from, auto* to, int64_t num_heads, int64_t to_stride, const void* norm) {
         const W* weight = static_cast<const W*>(norm);
         if constexpr (N > 0)
             turn_heads<N>(from, to, num_heads, to_stride, weight, cos_sin, p.eps);
@@ -141,14 +163,28 @@ void run_token(const Problem& p, int64_t token) {
             turn_any_heads(p, from, to, num_heads, to_stride, weight, cos_sin);
     };
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
-    const int64_t plane = p.block_size * size;
-    T* keys = static_cast<T*>(p.kv) + block * 2 * p.num_kv_heads * plane + offset * size;
+    const int64_t plane = p.block_size * size, first = block * 2 * p.num_kv_heads * plane + offset * size;
+    const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
+    const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
+    turn(static_cast<const T*>(p.q) + token * p.q_stride, static_cast<T*>(p.out) + token * p.num_heads * size,
+         p.num_heads, size, p.q_norm);
+    if (p.kv_scales) {
+        e4m3* keys = static_cast<e4m3*>(p.kv) + first;
+        float* scales = p.kv_scales + block * 2 * p.num_kv_heads * p.block_size + offset;
+        float head[MAX_HEAD_DIM];
+        for (int64_t h = 0; h < p.num_kv_heads; h++) {
+            turn(k + h * size, head, 1, size, p.k_norm);
+            scales[h * p.block_size] = quantize_head(head, keys + h * plane, size);
+            widen_head(v + h * size, head, size);
+            const int64_t value = p.num_kv_heads + h;
+            scales[value * p.block_size] = quantize_head(head, keys + value * plane, size);
+        }
+        return;
+    }
+    T* keys = static_cast<T*>(p.kv) + first;
     T* values = keys + p.num_kv_heads * plane;
-    T* out = static_cast<T*>(p.out) + token * p.num_heads * size;
-    turn(static_cast<const T*>(p.q) + token * p.q_stride, out, p.num_heads, size, p.q_norm);
-    turn(static_cast<const T*>(p.k) + token * p.k_stride, keys, p.num_kv_heads, plane, p.k_norm);
-    const T* from = static_cast<const T*>(p.v) + token * p.v_stride;
-    for (int64_t h = 0; h < p.num_kv_heads; h++) std::memcpy(values + h * plane, from + h * size, size * sizeof(T));
+    turn(k, keys, p.num_kv_heads, plane, p.k_norm);
+    for (int64_t h = 0; h < p.num_kv_heads; h++) std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
 }
 
 template <int N, class T, class W>
@@ -176,12 +212,12 @@ void run(const Problem& p, int64_t num_threads) {
 
 // As the Python signature has it; dtypes 0: fp32, 1: bfloat16.
 static void rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
-                           const int64_t* positions, const int64_t* write_slots, void* kv, void* out,
+                           const int64_t* positions, const int64_t* write_slots, void* kv, float* kv_scales, void* out,
                            const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
                            int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
                            int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
                            int64_t norm_dtype, int64_t num_threads) {
-    Problem p{q, k, v, cos_sin, positions, write_slots, kv, out, q_norm, k_norm,
+    Problem p{q, k, v, cos_sin, positions, write_slots, kv, kv_scales, out, q_norm, k_norm,
               num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
               q_stride, k_stride, v_stride, eps};
     if (dtype == 0)

@@ -13,8 +13,8 @@ _MAX_HEAD_DIM = 512
 
 def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str | None:
     """Why it cannot run, or None where it can."""
-    if kv_dtype != dtype:
-        return f"takes heads and KV of one dtype, not {dtype} and {kv_dtype}"
+    if kv_dtype not in (dtype, torch.float8_e4m3fn):
+        return f"takes KV in the dtype of the heads or in 8 bits, not {kv_dtype} for {dtype}"
     if head_dim > _MAX_HEAD_DIM:
         return f"takes heads of at most {_MAX_HEAD_DIM}, not {head_dim}"
     return native.refuses(device_type, dtype)
@@ -31,9 +31,11 @@ def rope_and_cache(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous() and all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
+    assert kv.is_contiguous() and (kv_scales is None or kv_scales.is_contiguous())
+    assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -45,6 +47,7 @@ def rope_and_cache(
         positions.data_ptr(),
         write_slots.data_ptr(),
         kv.data_ptr(),
+        0 if kv_scales is None else kv_scales.data_ptr(),
         out.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(),

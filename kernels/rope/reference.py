@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.quantize_fp8.reference import cast
+from inferd.kernels.quantize_fp8.reference import quantize_fp8
 from inferd.kernels.rms_norm.reference import rms_norm
 
 
@@ -20,6 +20,7 @@ def rope_and_cache(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     dtype = q.dtype
     if q_norm is not None and k_norm is not None:
@@ -27,8 +28,11 @@ def rope_and_cache(
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     block_size = kv.shape[3]
     block_ids, offsets = write_slots // block_size, write_slots % block_size
-    kv[block_ids, 0, :, offsets] = cast(_rotate(k, cos, sin), kv.dtype)
-    kv[block_ids, 1, :, offsets] = cast(v.to(torch.float32), kv.dtype)
+    for plane, heads in enumerate((_rotate(k, cos, sin), v)):
+        if kv_scales is None:
+            kv[block_ids, plane, :, offsets] = heads.to(kv.dtype)
+        else:
+            kv[block_ids, plane, :, offsets], kv_scales[block_ids, plane, :, offsets] = quantize_fp8(heads)
     return _rotate(q, cos, sin).to(dtype)
 
 

@@ -2,7 +2,8 @@
 
 A head lies in registers as its two halves that turn against each other, and the rest that does not turn, so that each
 is loaded in pieces of 16 bytes. Bytes are the floor: q, k and v in and out once; a token's cosines and sines come from
-the cache after its first program. An 8-bit pool takes values saturated to +-448, rounded once, ties to even; NaN stays.
+the cache after its first program. A head of an 8-bit pool is divided by its scale, rounded once, ties to even; NaN
+stays, and as the scale is NaN too, so does the whole head.
 """
 
 from __future__ import annotations
@@ -22,10 +23,33 @@ _HEADS = 8
 
 
 @triton.jit
+def _scale(largest):
+    """Of heads in 8 bits, by the bits of their largest magnitudes; without their sign bits order like the numbers, with
+    infinity and then NaN on top, which a maximum of floats would lose."""
+    scale = tl.div_rn(largest.to(tl.float32, bitcast=True), 448.0)
+    return tl.where(scale == 0.0, 1.0, tl.maximum(scale, 1e-30, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def _magnitude(x):
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def _divided(x, scale, inverse):
+    """The quotient as IEEE 754 rounds it (Markstein 1990, IBM Journal of Research and Development 34.1): scales from
+    1e-30 on have inverses and remainders that are normal numbers. By division a wide head would spill."""
+    near = x * inverse[:, None]
+    return tl.fma(tl.fma(-near, tl.broadcast_to(scale[:, None], x.shape), x), inverse[:, None], near)
+
+
+@triton.jit
 def _turn(
     source,
     target,
     target_stride,
+    target_scales,
+    scale_stride,
     weight,
     cos_sin,
     first_head,
@@ -64,10 +88,23 @@ def _turn(
         second = second * scale * tl.load(weight + HALF + column, mask=angle_mask, other=0.0).to(tl.float32)[None, :]
         if 2 * HALF < HEAD_DIM:
             rest = rest * scale * tl.load(weight + column_rest, mask=rest_mask, other=0.0).to(tl.float32)[None, :]
+    turned_first = first * cos - second * sin
+    turned_second = second * cos + first * sin
     dtype: tl.constexpr = target.dtype.element_ty
+    if dtype == tl.float8e4nv:
+        largest = tl.maximum(_magnitude(turned_first), _magnitude(turned_second))
+        if 2 * HALF < HEAD_DIM:
+            largest = tl.maximum(largest, _magnitude(rest))
+        scale_8 = _scale(largest)
+        tl.store(target_scales + heads.to(tl.int64) * scale_stride, scale_8, mask=heads < num_heads)
+        inverse = tl.div_rn(tl.full([HEADS], 1.0, tl.float32), scale_8)
+        turned_first = _divided(turned_first, scale_8, inverse)
+        turned_second = _divided(turned_second, scale_8, inverse)
+        if 2 * HALF < HEAD_DIM:
+            rest = _divided(rest, scale_8, inverse)
     goals = target + heads[:, None].to(tl.int64) * target_stride + column[None, :]
-    tl.store(goals, cast(first * cos - second * sin, dtype), mask=is_turned)
-    tl.store(goals + HALF, cast(second * cos + first * sin, dtype), mask=is_turned)
+    tl.store(goals, cast(turned_first, dtype), mask=is_turned)
+    tl.store(goals + HALF, cast(turned_second, dtype), mask=is_turned)
     if 2 * HALF < HEAD_DIM:
         goals_rest = target + heads[:, None].to(tl.int64) * target_stride + column_rest[None, :]
         tl.store(goals_rest, cast(rest, dtype), mask=is_rest)
@@ -78,6 +115,8 @@ def _move(
     source,
     target,
     target_stride,
+    target_scales,
+    scale_stride,
     first_head,
     num_heads,
     HEAD_DIM: tl.constexpr,
@@ -88,6 +127,11 @@ def _move(
     column = tl.arange(0, BLOCK)
     is_inside = (heads < num_heads)[:, None] & (column < HEAD_DIM)[None, :]
     values = tl.load(source + heads[:, None] * HEAD_DIM + column[None, :], mask=is_inside, other=0.0)
+    if target.dtype.element_ty == tl.float8e4nv:
+        values = values.to(tl.float32)
+        scale = _scale(_magnitude(values))
+        tl.store(target_scales + heads.to(tl.int64) * scale_stride, scale, mask=heads < num_heads)
+        values = _divided(values, scale, tl.div_rn(tl.full([HEADS], 1.0, tl.float32), scale))
     if target.dtype.element_ty != source.dtype.element_ty:
         values = cast(values.to(tl.float32), target.dtype.element_ty)
     tl.store(target + heads[:, None].to(tl.int64) * target_stride + column[None, :], values, mask=is_inside)
@@ -102,6 +146,7 @@ def _rope_and_cache(
     positions,
     write_slots,
     kv,
+    kv_scales,
     out,
     q_norm,
     k_norm,
@@ -128,22 +173,27 @@ def _rope_and_cache(
     if part < NUM_Q_PARTS:
         goal = out + token * (NUM_HEADS * HEAD_DIM)
         _turn(
-            q + token * q_stride, goal, HEAD_DIM, q_norm, angles, part * HEADS, NUM_HEADS, eps,
+            q + token * q_stride, goal, HEAD_DIM, kv_scales, 0, q_norm, angles, part * HEADS, NUM_HEADS, eps,
             HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         slot = tl.load(write_slots + token)
         plane: tl.constexpr = PAGE * HEAD_DIM
         keys = kv + (slot // PAGE) * (2 * NUM_KV_HEADS * plane) + (slot % PAGE) * HEAD_DIM
+        key_scales = kv_scales + (slot // PAGE) * (2 * NUM_KV_HEADS * PAGE) + slot % PAGE
         if part < NUM_Q_PARTS + NUM_KV_PARTS:
             _turn(
-                k + token * k_stride, keys, plane, k_norm, angles, (part - NUM_Q_PARTS) * HEADS, NUM_KV_HEADS, eps,
-                HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
+                k + token * k_stride, keys, plane, key_scales, PAGE, k_norm, angles, (part - NUM_Q_PARTS) * HEADS,
+                NUM_KV_HEADS, eps, HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
             first_head = (part - NUM_Q_PARTS - NUM_KV_PARTS) * HEADS
             values = keys + NUM_KV_HEADS * plane
-            _move(v + token * v_stride, values, plane, first_head, NUM_KV_HEADS, HEAD_DIM, HEADS, BLOCK_HEAD)
+            value_scales = key_scales + NUM_KV_HEADS * PAGE
+            _move(
+                v + token * v_stride, values, plane, value_scales, PAGE, first_head, NUM_KV_HEADS, HEAD_DIM, HEADS,
+                BLOCK_HEAD,
+            )  # fmt: skip
 
 
 def rope_and_cache(
@@ -157,9 +207,11 @@ def rope_and_cache(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    kv_scales: Tensor | None,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous() and all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
+    assert kv.is_contiguous() and (kv_scales is None or kv_scales.is_contiguous())
+    assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -174,6 +226,7 @@ def rope_and_cache(
         positions,
         write_slots,
         kv,
+        cos_sin if kv_scales is None else kv_scales,
         out,
         q if q_norm is None else q_norm,
         k if k_norm is None else k_norm,
@@ -226,7 +279,9 @@ _DTYPES = (
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float8_e4m3fn),
     (torch.float16, torch.float16),
+    (torch.float16, torch.float8_e4m3fn),
     (torch.float32, torch.float32),
+    (torch.float32, torch.float8_e4m3fn),
 )
 
 
@@ -243,7 +298,7 @@ def shipped() -> Iterator[Shipped]:
                     signature={
                         **dict.fromkeys(("q", "k", "v", "out"), f"*{DTYPES[dtype]}"),
                         **dict.fromkeys(("q_norm", "k_norm"), f"*{DTYPES[norm_dtype]}"),
-                        "cos_sin": "*fp32",
+                        **dict.fromkeys(("cos_sin", "kv_scales"), "*fp32"),
                         **dict.fromkeys(("positions", "write_slots"), "*i64"),
                         "kv": f"*{DTYPES[kv_dtype]}",
                         **dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32"),

@@ -1,7 +1,7 @@
 """The Triton implementation: a program for each 1024 tokens bounds what they reach, and one a row draws among those
 that may win, exactly.
 
-An upper and a lower bound of every total come from fp32 logarithms: the noise of fp64 is within `_MARGIN` of theirs.
+An upper and a lower bound of every total come from fp32 logarithms: the noise of fp64 is within `MARGIN` of theirs.
 fp32 addition is monotone, so only a chunk whose upper bound reaches the row's highest lower bound can hold the winner;
 its noise is computed in fp64, as `philox.py` defines it, and rounded: the ids are the reference's, ties included. That
 is one chunk a row but for near ties. All tokens in fp64 would be 64 operations of it a token (both logarithms, as
@@ -23,7 +23,7 @@ from torch import Tensor
 from inferd.kernels.gpu import Shipped
 
 _BLOCK, _NUM_WARPS = 1024, 4
-_MARGIN = tl.constexpr(2.0**-17)
+MARGIN = tl.constexpr(2.0**-17)
 """More than the fp32 noise is off: with logarithms of 1 unit in the last place and a quotient of 2, 5e-7 for the error
 of what the outer logarithm is taken of, 1.9e-6 for its own where the noise is above 16, and two roundings of 1e-6."""
 
@@ -39,7 +39,7 @@ def random_bits(seed, position, token_ids):
 
 @triton.jit
 def near_noise(bits):
-    """The noise in fp32, at most `_MARGIN` off.
+    """The noise in fp32, at most `MARGIN` off.
 
     -log(u) for u = (bits + 0.5) / 2^24 is -log1p(-t) with t = 1 - u, which fp32 holds to 2^-25 of itself. In the way of
     Higham (2002, Accuracy and Stability of Numerical Algorithms, section 1.14.1) that is t log(w) / (w - 1) for w the
@@ -75,8 +75,8 @@ def _bound(scores, seeds, positions, highs, lows, stride, size, BLOCK: tl.conste
     values = _load_scores(scores, row, stride, token_ids, size)
     noise = near_noise(random_bits(tl.load(seeds + row), tl.load(positions + row), token_ids))
     place = row * tl.num_programs(1) + chunk
-    tl.store(highs + place, tl.max(values + (noise + _MARGIN), 0))
-    tl.store(lows + place, tl.max(values + (noise - _MARGIN), 0))
+    tl.store(highs + place, tl.max(values + (noise + MARGIN), 0))
+    tl.store(lows + place, tl.max(values + (noise - MARGIN), 0))
 
 
 @triton.jit
@@ -110,7 +110,9 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     seeds, positions = seeds.contiguous(), positions.contiguous()
     num_rows, size = scores.shape
     num_chunks = triton.cdiv(size, _BLOCK)
-    highs, lows = torch.empty((2, num_rows, num_chunks), dtype=torch.float32, device=scores.device).unbind()
+    # Two tensors: within one, where the second begins would depend on the number of rows, and kernels are compiled by
+    # whether that is a multiple of 16.
+    highs, lows = (torch.empty((num_rows, num_chunks), dtype=torch.float32, device=scores.device) for _ in range(2))
     out = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
     _bound[(num_rows, num_chunks)](
         scores, seeds, positions, highs, lows, scores.stride(0), size, BLOCK=_BLOCK, num_warps=_NUM_WARPS

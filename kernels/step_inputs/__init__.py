@@ -3,6 +3,7 @@ the drawn ids yet can launch it, and a CUDA graph can hold it: gather, model, dr
 
 Row r of the step is the request in slot slots[r], whose token at positions[r] is computed; a negative slot is padding,
 for a graph of more rows than there are: a sequence of one token that lies in a block of its own, which no request has.
+Neither function changes what it reads, so that a step may be made twice.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import gpu
+from inferd.kernels import gpu, native
 from inferd.kernels.registry import Deferred, Implementation, Op, always
-from inferd.kernels.step_inputs import reference
+from inferd.kernels.step_inputs import cpu, reference
 from inferd.kernels.step_inputs.inputs import StepInputs
 
-__all__ = ["StepInputs", "advance", "step_inputs"]
+__all__ = ["StepInputs", "step_inputs", "write_drawn"]
 
 
 class Key(NamedTuple):
@@ -28,17 +29,20 @@ class Key(NamedTuple):
 STEP_INPUTS: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, int, int], StepInputs]] = Op(
     "step_inputs",
     [
+        Implementation("cpp", cpu.step_inputs, lambda key: native.refuses(key.device_type)),
         Implementation(
             "triton", Deferred(f"{__name__}.triton", "step_inputs"), lambda key: gpu.refuses(key.device_type)
         ),
         Implementation("reference", reference.step_inputs, always),
     ],
 )
-ADVANCE: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = Op(
-    "advance",
+WRITE_DRAWN: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor], None]] = Op(
+    "write_drawn",
     [
-        Implementation("triton", Deferred(f"{__name__}.triton", "advance"), lambda key: gpu.refuses(key.device_type)),
-        Implementation("reference", reference.advance, always),
+        Implementation(
+            "triton", Deferred(f"{__name__}.triton", "write_drawn"), lambda key: gpu.refuses(key.device_type)
+        ),
+        Implementation("reference", reference.write_drawn, always),
     ],
 )
 
@@ -58,12 +62,12 @@ def step_inputs(
     return run(slots, positions, token_ids, block_tables, block_size, padding_block)
 
 
-def advance(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-    """Write each row's drawn id behind its token, and move its position there. Padding stays.
+def write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    """Write each row's drawn id behind its token; padding's nowhere.
 
-    drawn, slots, positions [R] int64, positions below L - 1; token_ids [S, L] int64. Changes `token_ids` and
-    `positions`; no two rows that are not padding have one slot.
+    drawn, slots, positions [R] int64, positions below L - 1; token_ids [S, L] int64. No two rows that are not padding
+    have one slot.
     """
     assert drawn.shape == slots.shape == positions.shape
     assert drawn.dtype == slots.dtype == positions.dtype == token_ids.dtype == torch.int64
-    ADVANCE.resolve(Key(slots.device.type))(drawn, slots, positions, token_ids)
+    WRITE_DRAWN.resolve(Key(slots.device.type))(drawn, slots, positions, token_ids)

@@ -24,7 +24,7 @@ def step_inputs(
     )
 
 
-def advance(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-    is_row = slots >= 0
-    token_ids[slots[is_row], positions[is_row] + 1] = drawn[is_row]
-    positions += is_row
+def write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    places = slots.clamp(min=0), positions + 1
+    # By what each id changes, which is nothing for padding: what it adds to may be a row's.
+    token_ids.index_put_(places, (drawn - token_ids[places]).masked_fill_(slots < 0, 0), accumulate=True)

@@ -18,7 +18,7 @@ from inferd.kernels.step_inputs.inputs import StepInputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
 _ROWS = 128
-"""Of one program of `_advance`."""
+"""Of one program of `_write_drawn`."""
 
 
 @triton.jit
@@ -62,14 +62,12 @@ def _step_inputs(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _advance(drawn, slots, positions, token_ids, ids_stride, num_rows, ROWS: tl.constexpr):
+def _write_drawn(drawn, slots, positions, token_ids, ids_stride, num_rows, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots + row, mask=row < num_rows, other=-1)
     is_row = slot >= 0
     position = tl.load(positions + row, mask=is_row, other=0) + 1
-    token_id = tl.load(drawn + row, mask=is_row, other=0)
-    tl.store(token_ids + slot * ids_stride + position, token_id, mask=is_row)
-    tl.store(positions + row, position, mask=is_row)
+    tl.store(token_ids + slot * ids_stride + position, tl.load(drawn + row, mask=is_row, other=0), mask=is_row)
 
 
 def step_inputs(
@@ -103,10 +101,10 @@ def step_inputs(
     return made
 
 
-def advance(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+def write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
     assert drawn.is_contiguous() and slots.is_contiguous() and positions.is_contiguous() and token_ids.stride(1) == 1
     num_rows = slots.shape[0]
-    _advance[(triton.cdiv(num_rows, _ROWS),)](
+    _write_drawn[(triton.cdiv(num_rows, _ROWS),)](
         drawn, slots, positions, token_ids, token_ids.stride(0), num_rows, ROWS=_ROWS, num_warps=_ROWS // 32
     )
 
@@ -126,9 +124,9 @@ def shipped() -> Iterator[Shipped]:
             num_warps=_NUM_WARPS,
         )
     yield Shipped(
-        op="advance",
+        op="write_drawn",
         config=f"{_ROWS} rows",
-        kernel=_advance,
+        kernel=_write_drawn,
         signature={
             **dict.fromkeys(("drawn", "slots", "positions", "token_ids"), "*i64"),
             **dict.fromkeys(("ids_stride", "num_rows"), "i32"),

@@ -8,13 +8,17 @@ from typing import Any
 
 import orjson
 
-from inferd.server import sse
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors, sse
 from inferd.server.api.service import Service
-from inferd.server.generate.events import TextDelta
-from inferd.server.generate.fold import ChoiceResult
+from inferd.server.generate.events import Event, TextDelta
+from inferd.server.generate.fold import ChoiceResult, Fold
 from inferd.server.generate.request import GenerateRequest
 
 Json = dict[str, Any]
+
+DONE = sse.event(b"[DONE]")
+"""The last event of a stream of chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Shape:
     return_token_ids: bool
     num_prompt_logprobs: int | None
     """Alternatives to show for each prompt token; None: the field was not given."""
+    include_metrics: bool = False
 
 
 @dataclass(slots=True)
@@ -37,25 +42,27 @@ class Counts:
 
     num_prompt: int
     num_output: int = 0
+    num_reasoning: int = 0
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
 
     def add(self, event: TextDelta, request: GenerateRequest) -> None:
         self.num_output += len(event.token_ids)
+        self.num_reasoning += event.num_reasoning_tokens
         if event.choice % request.n == 0:
             prompt = event.choice // request.n
             self.cached_by_prompt[prompt] = max(self.cached_by_prompt.get(prompt, 0), event.num_cached_tokens)
 
     def usage(self) -> Json:
-        return usage(self.num_prompt, self.num_output, sum(self.cached_by_prompt.values()))
+        return usage(self.num_prompt, self.num_output, sum(self.cached_by_prompt.values()), self.num_reasoning)
 
 
-def usage(num_prompt: int, num_output: int, num_cached: int) -> Json:
+def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int) -> Json:
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
 
 
@@ -65,6 +72,7 @@ def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Jso
         request.num_prompt_tokens,
         sum(len(choice.token_ids) for choice in choices),
         sum(choice.num_cached_tokens for choice in choices[:: request.n]),
+        sum(choice.num_reasoning_tokens for choice in choices),
     )
 
 
@@ -95,9 +103,9 @@ class Chunks:
         """One event with one choice; `extra` are fields of the chunk itself."""
         return self._event([choice], self._running_usage(), extra or {})
 
-    def usage(self) -> bytes:
-        """The last chunk, which carries only usage; nothing where it was not asked for."""
-        return self._event([], self._counts.usage(), {}) if self._shape.include_usage else b""
+    def end(self, extra: Json) -> bytes:
+        """The last chunk, which carries only usage and `extra`, where usage was asked for; then [DONE]."""
+        return (self._event([], self._counts.usage(), extra) if self._shape.include_usage else b"") + DONE
 
     def _running_usage(self) -> Json | None:
         return self._counts.usage() if self._shape.continuous_usage else None
@@ -108,3 +116,22 @@ class Chunks:
             tail = {**extra, "usage": usage}
         ending = b"," + orjson.dumps(tail)[1:] if tail else b"}"
         return sse.event(self._prefix + orjson.dumps(choices) + ending)
+
+
+class ChunkRendering:
+    """What the renderings of chat and text have in common: how a stream of chunks ends, and the fold of a plain one."""
+
+    keep_alive = sse.KEEP_ALIVE
+
+    def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
+        self._chunks, self._fold = chunks, Fold(request)
+
+    def end(self, extra: Json) -> bytes:
+        return self._chunks.end(extra)
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        """No [DONE] follows."""
+        return sse.event(orjson.dumps(errors.body_of(error)))
+
+    def add(self, event: Event) -> None:
+        self._fold.add(event)

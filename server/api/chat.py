@@ -5,12 +5,21 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import Chunks, Json, Shape, head, usage_of
+from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import caller_of, check_ready, respond, shape_of
 from inferd.server.api.service import Service
-from inferd.server.generate.events import Event, Finished, PromptRead, TextDelta
+from inferd.server.generate.deadline import within
+from inferd.server.generate.events import (
+    Event,
+    Finished,
+    PromptRead,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from inferd.server.generate.fold import ChoiceResult
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.chat import ChatRequest
@@ -28,33 +37,44 @@ class ChatApi:
         body = await read_body(request, service, ChatRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
-        taken = await service.intake.chat(body.wire, caller_of(request))
+        caller = caller_of(request, body.wire.timeout)
+        taken = await within(caller.deadline_s, service.intake.chat(body.wire, caller))
         service.metrics.request_arrived("chat")
         return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)
 
 
-class ChatRendering:
+class ChatRendering(ChunkRendering):
     """Chat chunks and answers."""
 
     def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
+        super().__init__(Chunks(head(service, taken, shape, "chat.completion.chunk"), shape, taken), taken)
         self._service, self._taken, self._shape = service, taken, shape
         self._table = service.model.tokenizer.bytes
         self._scores = taken.params.logprobs is not None
         self._introduced: set[int] = set()
-        self.chunks = Chunks(head(service, taken, shape, "chat.completion.chunk"), shape, taken)
 
     def event(self, event: Event) -> bytes:
         match event:
             case PromptRead():
                 return b""  # scored prompts are not streamed
             case TextDelta():
-                self.chunks.count(event)
+                self._chunks.count(event)
                 return self._role(event.choice) + self._text(event)
+            case ReasoningDelta():
+                return self._delta(event.choice, _reasoning(event.text))
+            case ToolCallStart():
+                function = {"name": event.name, "arguments": ""}
+                call: Json = {"index": event.index, "id": event.id, "type": "function", "function": function}
+                return self._delta(event.choice, {"tool_calls": [call]})
+            case ToolCallArguments():
+                call = {"index": event.index, "function": {"arguments": event.text}}
+                return self._delta(event.choice, {"tool_calls": [call]})
             case Finished():
                 end: Json = {"delta": {}, "finish_reason": event.reason, "stop_reason": event.stop_reason}
                 return self._role(event.choice) + self._chunk(event.choice, end)
 
-    def plain(self, choices: tuple[ChoiceResult, ...]) -> Json:
+    def plain(self, extra: Json) -> Json:
+        choices = self._fold.results()
         answer = head(self._service, self._taken, self._shape, "chat.completion")
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)
@@ -63,7 +83,7 @@ class ChatRendering:
         if self._shape.num_prompt_logprobs is not None and choices[0].prompt is not None:
             scored = choices[0].prompt.scored
             answer["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._shape.num_prompt_logprobs)
-        return answer
+        return {**answer, **extra}
 
     def _role(self, choice: int) -> bytes:
         """The first chunk of a choice says who speaks."""
@@ -73,27 +93,33 @@ class ChatRendering:
         extra: Json = {}
         if self._shape.return_token_ids and len(self._introduced) == 1:
             extra["prompt_token_ids"] = self._taken.prompts[0].token_ids
-        delta = {"role": "assistant", "content": "", "refusal": None}
+        # Where the answer may be calls alone, clients that add deltas up must not be left with an empty text.
+        content = "" if self._taken.reading is None else None
+        delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(choice, {"delta": delta, "finish_reason": None}, extra)
 
     def _text(self, event: TextDelta) -> bytes:
         shows_tokens = bool(event.token_ids) and (self._scores or self._shape.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
-        choice: Json = {"delta": {"content": event.text}, "finish_reason": None}
+        is_silent = self._taken.reading is not None and not event.text
+        choice: Json = {"delta": {} if is_silent else {"content": event.text}, "finish_reason": None}
         if self._scores and event.scored:
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
         if self._shape.return_token_ids:
             choice["token_ids"] = event.token_ids
         return self._chunk(event.choice, choice)
 
+    def _delta(self, choice: int, delta: Json) -> bytes:
+        return self._role(choice) + self._chunk(choice, {"delta": delta, "finish_reason": None})
+
     def _chunk(self, choice: int, fields: Json, extra: Json | None = None) -> bytes:
-        return self.chunks.chunk({"index": choice, "logprobs": None, **fields}, extra)
+        return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, extra)
 
     def _choice(self, index: int, result: ChoiceResult) -> Json:
         choice: Json = {
             "index": index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": _message(result),
             "logprobs": chat_logprobs(self._table, result.scored) if self._scores else None,
             "finish_reason": result.reason,
             "stop_reason": result.stop_reason,
@@ -101,3 +127,22 @@ class ChatRendering:
         if self._shape.return_token_ids:
             choice["token_ids"] = result.token_ids
         return choice
+
+
+def _message(result: ChoiceResult) -> Json:
+    """`content` is null where there is nothing but calls."""
+    content = None if result.calls and not result.text else result.text
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if result.reasoning:
+        message |= _reasoning(result.reasoning)
+    if result.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in result.calls
+        ]
+    return message
+
+
+def _reasoning(text: str) -> Json:
+    """Clients look for the one name or for the other."""
+    return {"reasoning": text, "reasoning_content": text}

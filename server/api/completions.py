@@ -5,12 +5,22 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import Chunks, Json, Shape, head, usage_of
+from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.respond import caller_of, check_ready, respond, shape_of
 from inferd.server.api.service import Service
-from inferd.server.generate.events import Event, Finished, PromptRead, ScoredToken, TextDelta
+from inferd.server.generate.deadline import within
+from inferd.server.generate.events import (
+    Event,
+    Finished,
+    PromptRead,
+    ReasoningDelta,
+    ScoredToken,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from inferd.server.generate.fold import ChoiceResult
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -30,37 +40,41 @@ class CompletionsApi:
         body = await read_body(request, service, CompletionRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
-        taken = await service.intake.completion(body.wire, caller_of(request))
+        caller = caller_of(request, body.wire.timeout)
+        taken = await within(caller.deadline_s, service.intake.completion(body.wire, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
 
 
-class TextRendering:
+class TextRendering(ChunkRendering):
     """Text chunks and answers."""
 
     def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
+        super().__init__(Chunks(head(service, taken, shape, _KIND), shape, taken), taken)
         self._service, self._taken, self._shape = service, taken, shape
         self._table = service.model.tokenizer.bytes
         self._num_top = taken.params.logprobs
         self._introduced: set[int] = set()
-        self.chunks = Chunks(head(service, taken, shape, _KIND), shape, taken)
 
     def event(self, event: Event) -> bytes:
         match event:
             case PromptRead():
                 return self._prompt(event)
             case TextDelta():
-                self.chunks.count(event)
+                self._chunks.count(event)
                 return self._text(event)
             case Finished():
                 end: Json = {"text": "", "finish_reason": event.reason, "stop_reason": event.stop_reason}
                 return self._chunk(event.choice, end)
+            case ReasoningDelta() | ToolCallStart() | ToolCallArguments():
+                raise AssertionError("a completion is one text")
 
-    def plain(self, choices: tuple[ChoiceResult, ...]) -> Json:
+    def plain(self, extra: Json) -> Json:
+        choices = self._fold.results()
         answer = head(self._service, self._taken, self._shape, _KIND)
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)
-        return answer
+        return {**answer, **extra}
 
     def _prompt(self, event: PromptRead) -> bytes:
         """The echo, as the first chunk of its choice."""
@@ -84,7 +98,7 @@ class TextRendering:
         if self._shape.return_token_ids and choice not in self._introduced:
             self._introduced.add(choice)
             fields = {**fields, "prompt_token_ids": self._taken.prompt_of(choice).token_ids}
-        return self.chunks.chunk({"index": choice, "logprobs": None, **fields}, None)
+        return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, None)
 
     def _choice(self, index: int, result: ChoiceResult) -> Json:
         prompt = result.prompt

@@ -5,46 +5,64 @@ A route family supplies a `Rendering`; this file submits, watches the client, an
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.engine.api.errors import RequestError
+from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import sse
-from inferd.server.api.answer import Chunks, Json, Shape
+from inferd.server.api.answer import Json, Shape
 from inferd.server.api.service import Service
-from inferd.server.generate.events import Event
-from inferd.server.generate.fold import ChoiceResult, fold
+from inferd.server.generate.deadline import until
+from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import Generation
 from inferd.server.schema.generation import GenerationFields, StreamOptions
+from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
+from inferd.server.schema.timeouts import timeout_of
 
 _LARGE_ANSWER = 20_000
 """Log probabilities from which on a plain answer is rendered on a thread (about 1 us each)."""
 
 
 class Rendering(Protocol):
-    """How one family of routes writes events and results."""
+    """How one family of routes writes one answer. It is given every event, by `event` or by `add`, and then ended."""
 
     @property
-    def chunks(self) -> Chunks: ...
+    def keep_alive(self) -> bytes: ...
 
     def event(self, event: Event) -> bytes:
         """What a stream says of an event; may be nothing."""
         ...
 
-    def plain(self, choices: tuple[ChoiceResult, ...]) -> Json:
-        """The answer that is not streamed."""
+    def end(self, extra: Json) -> bytes:
+        """The last bytes of a stream that went well. `extra` goes where the answer says how it went as a whole."""
+        ...
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        """The last bytes of a stream that failed, also where no event came before."""
+        ...
+
+    def add(self, event: Event) -> None:
+        """Take an event of an answer that is not streamed."""
+        ...
+
+    def plain(self, extra: Json) -> Json:
+        """The answer that is not streamed. Runs on a thread where it is long."""
         ...
 
 
-def caller_of(request: Request) -> Caller:
-    return Caller(tenant=request.state.tenant, arrival_s=request.state.arrival_s)
+def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
+    """`timeout_s`: of the request's own field. Raises `RequestError` for a header that is no timeout."""
+    arrival_s = request.state.arrival_s
+    limit_s = timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER))
+    deadline_s = None if limit_s is None else arrival_s + limit_s
+    return Caller(tenant=request.state.tenant, arrival_s=arrival_s, deadline_s=deadline_s)
 
 
 def check_ready(router: Router) -> None:
@@ -63,6 +81,7 @@ def shape_of(wire: GenerationFields, name: str) -> Shape:
         continuous_usage=options.include_usage and options.continuous_usage_stats,
         return_token_ids=bool(wire.return_token_ids),
         num_prompt_logprobs=wire.prompt_logprobs,
+        include_metrics=bool(wire.include_metrics),
     )
 
 
@@ -76,21 +95,27 @@ async def respond(
 ) -> Response:
     """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
     generation = Generation(service.router, taken, service.model.tokenizer.bytes)
+    events = until(taken.deadline_s, generation.events())
+
+    def extra() -> Json:
+        return {"metrics": generation.metrics()} if shape.include_metrics else {}
+
     if shape.is_stream:
-        data = _streamed(generation.events(), rendering)
-        return sse.EventStream(data, generation.abort, headers, service.keep_alive_s)
-    choices = await sse.unless_disconnected(request.receive, fold(taken, generation.events()))
+        data = _streamed(events, rendering, extra)
+        return sse.EventStream(data, rendering, generation.abort, headers, service.keep_alive_s)
+    num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     def work() -> bytes:
-        return orjson.dumps(rendering.plain(choices))
+        return orjson.dumps(rendering.plain(extra()))
 
-    size = _num_logprobs(taken, choices)
+    size = num_scored * (1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0))
     body = work() if size < _LARGE_ANSWER else await service.lanes.run(work, size)
     return Response(body, headers=dict(headers), media_type="application/json")
 
 
-async def _streamed(events: AsyncGenerator[Event, None], rendering: Rendering) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stream, [DONE] excepted."""
+async def _streamed(
+    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Json]
+) -> AsyncGenerator[bytes, None]:
     try:
         async for event in events:
             data = rendering.event(event)
@@ -98,12 +123,14 @@ async def _streamed(events: AsyncGenerator[Event, None], rendering: Rendering) -
                 yield data
     finally:
         await events.aclose()
-    usage = rendering.chunks.usage()
-    if usage:
-        yield usage
+    yield rendering.end(extra())
 
 
-def _num_logprobs(taken: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> int:
-    num_top = max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
-    num_tokens = sum(len(choice.scored) + (len(choice.prompt.scored) if choice.prompt else 0) for choice in choices)
-    return num_tokens * (1 + num_top)
+async def _taken_in(events: AsyncGenerator[Event, None], rendering: Rendering) -> int:
+    """Gives `rendering` every event; returns how many tokens came with log probabilities."""
+    num_scored = 0
+    async for event in events:
+        rendering.add(event)
+        if isinstance(event, (TextDelta, PromptRead)):
+            num_scored += len(event.scored)
+    return num_scored

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from inferd.engine.api.roofline import StepPhase
+from inferd.server.api.responses_background import Background
+from inferd.server.api.responses_store import ResponseStore
 from inferd.server.efficiency import PhaseSummary
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
@@ -46,11 +48,15 @@ class Service:
     intake: Intake
     prompts: Prompts
     lanes: Lanes
+    responses: ResponseStore
+    background: Background
     version: str
     """Of inferd."""
     unknown_fields: Literal["refuse", "warn"]
     body_timeout_s: float
     keep_alive_s: float
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Setting -> {value, source, became}, for /config; without secrets."""
 
     def fingerprint(self) -> str:
         """`system_fingerprint`: changes where the answer to the same request may. Only once the engine is ready."""

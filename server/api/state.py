@@ -39,7 +39,12 @@ class StateApi:
                 {
                     "status": status,
                     "version": service.version,
-                    "model": {"id": service.model.names[0], "max_model_len": service.model.max_model_len},
+                    "model": {
+                        "id": service.model.names[0],
+                        "max_model_len": service.model.max_model_len,
+                        "tool_format": service.model.format.tool_name,
+                        "reasoning_format": service.model.format.reasoning_name,
+                    },
                     "engine": None if ready is None else _engine(ready),
                     **_load(router.stats),
                     "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
@@ -54,6 +59,8 @@ def _engine(ready: Ready) -> dict[str, object]:
         "device": ready.device,
         "dtype": ready.dtype,
         "quantization": ready.quantization,
+        "kv_cache_dtype": ready.kv_cache_dtype,
+        "deterministic": ready.deterministic,
         "peaks": {
             "read_bytes_per_s": round(ready.peaks.read_bytes_per_s),
             "flops_per_s": round(ready.peaks.flops_per_s),

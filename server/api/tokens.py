@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what the model reads for a text, a conversation, or a list of ids."""
+"""/tokenize, /detokenize and /tokenizer_info: what the model reads for a text, a conversation, or a list of ids."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ class TokensApi:
         data = await service.lanes.run(work, len(wire.tokens))
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
+    async def info(self, request: Request) -> Response:
+        """tokenizer_config.json as the checkpoint has it, with the chat template wherever that stands."""
+        del request
+        model = self._service.model
+        info = {**model.tokenizer_config, "chat_template": model.template.source if model.template else None}
+        return Response(orjson.dumps(info), media_type="application/json")
+
     async def _ids(self, wire: TokenizeRequest) -> tuple[int, ...]:
         prompts = self._service.prompts
         if wire.messages is not None and wire.prompt is not None:
@@ -71,6 +78,7 @@ class TokensApi:
             wire.add_generation_prompt,
             wire.continue_final_message,
             wire.chat_template_kwargs,
+            wire.documents,
         )
         token_ids, _ = await prompts.render(conversation, add_special=bool(wire.add_special_tokens))
         return token_ids

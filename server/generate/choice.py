@@ -1,16 +1,20 @@
 """One choice: deltas of ids in, events with text out.
 
-Owns the order detokenize -> stop strings, token by token, so that the text, the ids counted and the place where a stop
-string ends them are the same however the engine's deltas were cut or merged. Knows no router and no HTTP.
+Owns the order detokenize -> stop strings -> reasoning and calls, token by token, so that the text, the ids counted and
+the place where a stop string ends them are the same however the engine's deltas were cut or merged. Knows no router and
+no HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta, Failure, WireLogprobs
-from inferd.server.generate.events import Event, Finished, PromptRead, ScoredToken, TextDelta
+from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, PromptRead, ScoredToken
+from inferd.server.generate.reading import answer_of
+from inferd.server.generate.repetition import Repetition
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.stops import StopStrings
@@ -28,8 +32,12 @@ class Choice:
         self.was_stopped_by_text = False
         self._request, self._table = request, table
         self._prompt = request.prompt_of(index)
-        self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens)
+        kept_ids = frozenset[int]() if request.reading is None else request.reading.kept_ids
+        self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens, kept_ids)
         self._stops = StopStrings(request.stop, request.include_stop)
+        self._repetition = Repetition(request.repetition)
+        self._repeats = False
+        self._answer = answer_of(index, request.reading)
         self._awaits_prompt = request.reads_prompt
         self._prompt_logprobs: list[WireLogprobs] = []
         self._num_tokens = self._num_chars = self._num_prompt_chars = 0
@@ -44,17 +52,22 @@ class Choice:
         if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
             yield self._prompt_read()
         if delta.token_ids:
-            yield self._text(delta)
+            yield from self._read(delta)
         if self._stops.match is not None:
             self.is_finished = self.was_stopped_by_text = True
-            yield Finished(self.index, "stop", self._stops.match.stop)
+            yield from self._finished(Finished(self.index, "stop", self._stops.match.stop), delta)
+        elif self._answer.is_full:
+            self.is_finished = self.was_stopped_by_text = True
+            yield from self._finished(Finished(self.index, "stop", None), delta)
+        elif self._repeats:
+            self.is_finished = self.was_stopped_by_text = True
+            yield from self._close(Finished(self.index, "repetition", REPETITION_DETECTED), delta)
         elif delta.finish_reason is not None:
             self.is_finished = True
             yield from self._end(delta)
 
-    def _text(self, delta: Delta) -> TextDelta:
-        """Read the ids up to the one that completes a stop string."""
-        pieces: list[str] = []
+    def _read(self, delta: Delta) -> Iterator[Event]:
+        """Read the ids up to the one that completes a stop string, or the last call that is wanted."""
         scored: list[ScoredToken] = []
         num_read = 0
         for i, token_id in enumerate(delta.token_ids):
@@ -62,34 +75,43 @@ class Choice:
                 scored.append(ScoredToken(delta.logprobs[i], self._num_prompt_chars + self._num_chars))
             num_read = i + 1
             self._num_tokens += 1
+            self._answer.token(self._num_chars)
             is_end = delta.stop_token_id is not None and num_read == len(delta.token_ids)
             piece = "" if is_end and not self._request.include_stop else self._detokenizer.feed(token_id)
             if piece:
                 self._num_chars += len(piece)
-                pieces.append(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
-            if self._stops.match is not None:
+                self._answer.feed(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
+            repeats = self._repetition.feed(token_id) and self._num_tokens >= self._request.params.min_tokens
+            # An end of the model's own, which its last token is, goes first.
+            self._repeats = repeats and not (num_read == len(delta.token_ids) and delta.finish_reason is not None)
+            if self._stops.match is not None or self._repeats or self._answer.is_full:
                 break
-        return TextDelta(
-            self.index, "".join(pieces), delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens
-        )
+        yield from self._answer.events(delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens)
 
     def _end(self, delta: Delta) -> Iterator[Event]:
-        """The text still held back, then the end."""
+        """The text still held back, then the end. Raises `RequestError` for an answer that was given up."""
         assert delta.finish_reason is not None
         if delta.finish_reason == "abort":
             # Nobody reads a choice that its own reader aborted: this one the server gave up.
             raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
+        yield from self._close(Finished(self.index, delta.finish_reason, self._stop_reason(delta)), delta)
+
+    def _close(self, end: Finished, delta: Delta) -> Iterator[Event]:
         rest = self._detokenizer.finish()
         tail = self._stops.feed(rest) if rest else ""
-        end = Finished(self.index, delta.finish_reason, self._stop_reason(delta))
         if self._stops.match is None:
             tail += self._stops.finish()
         else:
             # The caller's stop string is U+FFFD itself.
             end = Finished(self.index, "stop", self._stops.match.stop)
-        if tail:
-            yield TextDelta(self.index, tail, (), (), delta.num_cached_tokens)
-        yield end
+        self._answer.feed(tail)
+        yield from self._finished(end, delta)
+
+    def _finished(self, end: Finished, delta: Delta) -> Iterator[Event]:
+        """What the answer still holds back, then the end: of a model that stopped to call, the calls are the reason."""
+        self._answer.finish()
+        yield from self._answer.events((), (), delta.num_cached_tokens)
+        yield replace(end, reason="tool_calls") if end.reason == "stop" and self._answer.num_calls else end
 
     def _stop_reason(self, delta: Delta) -> int | None:
         is_callers = delta.stop_token_id in self._request.params.stop_token_ids

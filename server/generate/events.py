@@ -1,14 +1,21 @@
 """What happens to a choice, as typed events: the only thing that answers, streamed or plain, are made of.
 
-The order for each choice is `PromptRead` (where asked for), any number of `TextDelta`, one `Finished`. Choices
-interleave.
+The order for each choice is `PromptRead` (where asked for), any number of deltas, one `Finished`. Every token comes
+with a `TextDelta`, before what its text became. Choices interleave.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from inferd.engine.api.messages import FinishReason, WireLogprobs
+
+EndReason = FinishReason | Literal["repetition", "tool_calls"]
+"""Why a choice ended; that it repeats itself or has called tools is seen here and not by the engine."""
+
+REPETITION_DETECTED = "repetition_detected"
+"""The `stop_reason` of such a choice, in vLLM's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,36 @@ class TextDelta:
     scored: tuple[ScoredToken, ...]
     """One for each of `token_ids`, where asked for."""
     num_cached_tokens: int
+    num_reasoning_tokens: int = 0
+    """Tokens of this choice, these or earlier ones, that are now known to be reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model reasons."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins; its arguments follow."""
+
+    choice: int
+    index: int
+    """Among the choice's calls."""
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of a call's arguments, as JSON."""
+
+    choice: int
+    index: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +85,9 @@ class Finished:
     """The choice is complete."""
 
     choice: int
-    reason: FinishReason
+    reason: EndReason
     stop_reason: str | int | None
     """The caller's stop string or stop token id that ended it; None where the model or a limit did."""
 
 
-Event = PromptRead | TextDelta | Finished
+Event = PromptRead | TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | Finished

@@ -7,19 +7,22 @@ can do.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferd.engine.api.params import ParamError, SamplingParams
 from inferd.server import errors
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.ports import Grammars
+from inferd.server.generate.prompts import Encoded, Prompts
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields
+from inferd.server.structured.formats import AnswerLanguage, answer_language
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import conversation_of
+from inferd.server.tools.asked import ask, template_kwargs, tools_shown
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -33,6 +36,8 @@ class Caller:
     """Prefix blocks are shared only within one; empty where there are no keys."""
     arrival_s: float
     """`time.monotonic` when the request arrived."""
+    deadline_s: float | None = None
+    """When its answer must be complete; None: whenever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class _Logprobs:
 class Intake:
     """Takes requests for one model."""
 
-    def __init__(self, model: ServedModel, prompts: Prompts) -> None:
-        self._model, self._prompts = model, prompts
+    def __init__(self, model: ServedModel, prompts: Prompts, grammars: Grammars) -> None:
+        self._model, self._prompts, self._grammars = model, prompts, grammars
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises `RequestError` for a model that is not served here."""
@@ -57,18 +62,35 @@ class Intake:
             raise errors.model_not_found(name)
         return name
 
-    async def chat(self, wire: ChatRequest, caller: Caller) -> GenerateRequest:
-        """Raises `RequestError`."""
+    async def read_chat(self, wire: ChatRequest) -> Encoded:
+        """The conversation as the model reads it, whether it fits or not. Raises `RequestError`."""
         check_chat(wire)
-        tools = None if wire.tool_choice == "none" else wire.tools
+        template = self._model.template
         conversation = conversation_of(
-            wire.messages, tools, wire.add_generation_prompt, wire.continue_final_message, wire.chat_template_kwargs
+            wire.messages,
+            tools_shown(wire),
+            wire.add_generation_prompt,
+            wire.continue_final_message,
+            template_kwargs(wire, template.source if template is not None else ""),
+            wire.documents,
         )
-        encoded = await self._prompts.render(conversation, add_special=bool(wire.add_special_tokens))
-        default = self._model.defaults.max_new_tokens
+        return await self._prompts.render(conversation, add_special=bool(wire.add_special_tokens))
+
+    async def chat(
+        self, wire: ChatRequest, caller: Caller, *, prefix: str = "chatcmpl-", most: int | None = None
+    ) -> GenerateRequest:
+        """Raises `RequestError`.
+
+        `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
+        context holds is no mistake.
+        """
+        encoded = await self.read_chat(wire)
+        default = self._model.defaults.max_new_tokens if most is None else most
         prompt = self._prompts.fit("messages", encoded, self._max_tokens(wire), default, wire.truncate_prompt_tokens)
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
-        return await self._request("chatcmpl-", wire, caller, (prompt,), logprobs, echo=False)
+        asked = ask(wire, self._model, encoded[1] or "", answer_language(wire, self._model.tokenizer.added_tokens))
+        taken = await self._request(prefix, wire, caller, (prompt,), logprobs, asked.answer, echo=False)
+        return replace(taken, reading=asked.reading)
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
@@ -81,7 +103,8 @@ class Intake:
         scores_echo = wire.echo and wire.logprobs is not None
         in_prompt = [k for k in (wire.prompt_logprobs, wire.logprobs if scores_echo else None) if k is not None]
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None))
-        return await self._request("cmpl-", wire, caller, prompts, logprobs, echo=bool(wire.echo))
+        answer = answer_language(wire, self._model.tokenizer.added_tokens)
+        return await self._request("cmpl-", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
 
     async def _request(
         self,
@@ -90,15 +113,19 @@ class Intake:
         caller: Caller,
         prompts: tuple[Prompt, ...],
         logprobs: _Logprobs,
+        answer: AnswerLanguage | None,
         *,
         echo: bool,
     ) -> GenerateRequest:
         bad_words = await self._prompts.bad_words(wire.bad_words or ())
         # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
         max_tokens = min(prompt.max_tokens for prompt in prompts)
-        params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words)
+        grammar = await self._grammars.check(answer.language.text(), answer.param) if answer is not None else ""
+        params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar)
         self._check_params(wire, params)
         _check_volume(params, prompts, wire.n or 1)
+        if answer is not None:
+            _check_grammar_volume(grammar, answer.param, len(prompts) * (wire.n or 1))
         skip_special = wire.skip_special_tokens is not False
         if echo or logprobs.prompt is not None:
             prompts = await self._prompts.read_back(prompts, skip_special)
@@ -116,6 +143,8 @@ class Intake:
             priority=wire.priority or 0,
             cache_salt=f"{caller.tenant}/{wire.cache_salt}" if wire.cache_salt else caller.tenant,
             arrival_s=caller.arrival_s,
+            deadline_s=caller.deadline_s,
+            repetition=wire.repetition_detection,
         )
 
     def _max_tokens(self, wire: GenerationFields) -> int | None:
@@ -144,6 +173,17 @@ class Intake:
 _MAX_VOLUME = 2**20
 """Ids that the choices of one request may carry to the engine in lists, and log probabilities of prompts that may come
 back: each choice has its own copy."""
+
+_MAX_GRAMMAR_VOLUME = 2**25
+"""Characters of grammars that the choices of one request may carry."""
+
+
+def _check_grammar_volume(grammar: str, param: str, num_choices: int) -> None:
+    """Raises `RequestError` where a small body would become gigabytes."""
+    volume = len(grammar) * num_choices
+    if volume > _MAX_GRAMMAR_VOLUME:
+        rule = f"Over {num_choices} choices that is {volume} characters, and at most {_MAX_GRAMMAR_VOLUME} are taken."
+        raise errors.invalid_value(param, f"a grammar of {len(grammar)} characters", rule)
 
 
 def _check_volume(params: SamplingParams, prompts: tuple[Prompt, ...], n: int) -> None:

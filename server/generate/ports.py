@@ -10,6 +10,22 @@ from inferd.engine.api.messages import Delta, EngineStats, FinishReason, Ready, 
 class TokenStream(Protocol):
     """One choice's tokens. Deltas that pile up arrive merged; the last one has a finish reason."""
 
+    @property
+    def scheduled_s(self) -> float | None:
+        """When its first step began (`time.monotonic`, as all here); None before."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None: ...
+
+    @property
+    def last_token_s(self) -> float | None: ...
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that came so far, taken or not."""
+        ...
+
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Delta:
@@ -18,6 +34,14 @@ class TokenStream(Protocol):
 
     def abort(self, reason: FinishReason = "abort") -> None:
         """Stop generating. Idempotent; `reason` is what the metrics count it as."""
+        ...
+
+
+class Grammars(Protocol):
+    """Tries a grammar out before a choice carries it."""
+
+    async def check(self, text: str, param: str) -> str:
+        """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`."""
         ...
 
 
@@ -39,4 +63,8 @@ class Router(Protocol):
 
     def submit(self, submit: Submit) -> TokenStream:
         """Raises `RequestError` where the choice cannot be taken now."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix that no running request holds."""
         ...

@@ -10,6 +10,8 @@ import msgspec
 from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.server.generate.seeds import choice_seed
+from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.tools.reader import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class GenerateRequest:
     priority: int
     cache_salt: str
     arrival_s: float
+    deadline_s: float | None = None
+    """When the answer must be complete (`time.monotonic`); None: whenever it is."""
+    repetition: RepetitionRule | None = None
+    reading: Reading | None = None
+    """How reasoning and calls are told from the answer; None: all of it is the answer."""
 
     @property
     def num_choices(self) -> int:

@@ -7,6 +7,7 @@ from inferd.server import errors
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import MAX_CHOICES_IN_ALL, GenerationFields, is_sane_id
+from inferd.server.tools.asked import check_tools
 
 
 def check_chat(wire: ChatRequest) -> None:
@@ -14,8 +15,7 @@ def check_chat(wire: ChatRequest) -> None:
     _check_generation(wire)
     if wire.top_logprobs is not None and not wire.logprobs:
         raise _needs("top_logprobs", "'logprobs' is enabled")
-    if wire.tool_choice == "auto" and not wire.tools:
-        raise _needs("tool_choice", "'tools' are specified")
+    check_tools(wire)
     if wire.continue_final_message and wire.add_generation_prompt:
         raise _needs("continue_final_message", "'add_generation_prompt' is false")
 
@@ -33,6 +33,8 @@ def _check_generation(wire: GenerationFields) -> None:
         raise _needs("stream_options", "'stream' is enabled")
     if wire.prompt_logprobs is not None and wire.stream:
         raise _needs("prompt_logprobs", "'stream' is disabled")
+    if wire.include_metrics and wire.stream and not (wire.stream_options and wire.stream_options.include_usage):
+        raise _needs("include_metrics", "'stream_options.include_usage' or no 'stream' is asked for")
     if wire.truncate_prompt_tokens == 0:
         raise errors.below_min("truncate_prompt_tokens", 1, 0)
     if wire.request_id is not None and not is_sane_id(wire.request_id):

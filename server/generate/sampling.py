@@ -19,6 +19,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...],
+    grammar: str,
 ) -> SamplingParams:
     """The parameters of choice 0, not yet checked against the model's bounds."""
     defaults = model.defaults
@@ -41,6 +42,7 @@ def sampling_params(
         stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

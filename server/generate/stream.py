@@ -14,6 +14,7 @@ from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
 from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.timing import Metrics, metrics_of
 from inferd.server.text.token_bytes import TokenBytes
 
 _SLICE = 512
@@ -34,6 +35,12 @@ class Generation:
         except BaseException:
             self.abort()
             raise
+
+    def metrics(self) -> Metrics | None:
+        """How long it took; None for several choices, of which no one number is true."""
+        if len(self._streams) > 1:
+            return None
+        return metrics_of(self._streams[0], self.request.arrival_s)
 
     def abort(self) -> None:
         for stream in self._streams:

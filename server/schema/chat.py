@@ -10,7 +10,7 @@ from typing import ClassVar
 from inferd.engine.api.params import MAX_LOGPROBS
 from inferd.server import errors
 from inferd.server.schema.fields import wire
-from inferd.server.schema.generation import GenerationFields
+from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
 from inferd.server.schema.kinds import (
     Array,
     Boolean,
@@ -18,11 +18,19 @@ from inferd.server.schema.kinds import (
     Integer,
     Json,
     Only,
+    Schema,
     Text,
     check_properties,
+    object_schema,
 )
 from inferd.server.schema.messages import Message, Messages
+from inferd.server.schema.tool_choice import ToolChoice, ToolChoiceKind
 
+MAX_TOOLS = 128
+MAX_THINKING_TOKENS = 2**20
+MAX_DOCUMENTS = 1_024
+
+_MAX_TOKENS = "what the checkpoint recommends, else what the context holds"
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -38,58 +46,118 @@ class Tool:
     def read(self, value: object, where: str) -> Mapping[str, object]:
         tool = check_properties(value, where, ("type", "function"), ())
         Choice(("function",)).read(tool["type"], f"{where}.type")
-        function = check_properties(
-            tool["function"], f"{where}.function", ("name",), ("description", "parameters", "strict")
+        check_function(
+            check_properties(tool["function"], f"{where}.function", ("name",), FUNCTION), f"{where}.function"
         )
-        name = Text().read(function["name"], f"{where}.function.name")
-        if not _FUNCTION_NAME.fullmatch(name):
-            rule = "Expected 1 to 128 letters, digits, '_', '-' or '.'."
-            raise errors.invalid_value(f"{where}.function.name", name, rule)
-        for key, kind in (("description", Text()), ("parameters", Json()), ("strict", Boolean())):
-            if function.get(key) is not None:
-                kind.read(function[key], f"{where}.function.{key}")
         return tool
 
-
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    name: str = "an object"
-
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: object, where: str) -> None:
-        given = Json().read(value, where)
-        if given.get("type") is None:
-            raise errors.missing(f"{where}.type")
-        Only(("text",), "Only 'text' is served.").read(given["type"], f"{where}.type")
+    def schema(self) -> Schema:
+        function = object_schema(function_schema(), ("name",))
+        return object_schema({"type": Choice(("function",)).schema(), "function": function}, ("type", "function"))
 
 
-_NO_CALL_PARSING = "Only 'auto' and 'none' are served: a call cannot be enforced yet."
+FUNCTION = ("description", "parameters", "strict")
+"""What a function may say besides its name."""
+
+
+def check_function(function: Mapping[str, object], where: str) -> None:
+    """Raises `RequestError` for a name, or for one of `FUNCTION`, that cannot be."""
+    name = Text().read(function["name"], f"{where}.name")
+    if not _FUNCTION_NAME.fullmatch(name):
+        raise errors.invalid_value(f"{where}.name", name, "Expected 1 to 128 letters, digits, '_', '-' or '.'.")
+    for key, kind in (("description", Text()), ("parameters", Json()), ("strict", Boolean())):
+        if function.get(key) is not None:
+            kind.read(function[key], f"{where}.{key}")
+
+
+def function_schema() -> dict[str, Schema]:
+    return {
+        "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
+        "description": Text().schema(),
+        "parameters": Json().schema(),
+        "strict": Boolean().schema(),
+    }
+
+
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(GenerationFields):
     """A conversation to be continued."""
 
-    messages: tuple[Message, ...] = wire(Messages(), required=True)
-    max_tokens: int | None = wire(Integer(1))
-    max_completion_tokens: int | None = wire(Integer(1))
-    logprobs: bool | None = wire(Boolean())
-    top_logprobs: int | None = wire(Integer(0, MAX_LOGPROBS))
-    tools: tuple[Mapping[str, object], ...] | None = wire(Array(Tool(), max_length=128))
-    tool_choice: str | None = wire(Only(("auto", "none"), _NO_CALL_PARSING))
-    parallel_tool_calls: bool | None = wire(Boolean(), has_effect=False)
-    response_format: None = wire(ResponseFormat())
-    modalities: object = wire(Only((["text"],), 'Only ["text"] is served.'), has_effect=False)
-    prompt_cache_key: str | None = wire(Text(), has_effect=False)
-    add_generation_prompt: bool | None = wire(Boolean())
-    continue_final_message: bool | None = wire(Boolean())
-    chat_template_kwargs: Mapping[str, object] | None = wire(Json())
+    messages: tuple[Message, ...] = wire(Messages(), "The conversation to be continued.", required=True, area=PROMPT)
+    max_tokens: int | None = wire(
+        Integer(1),
+        "Most tokens to generate. More than the context holds beside the prompt is refused.",
+        unset=_MAX_TOKENS,
+        area=STOPPING,
+    )
+    max_completion_tokens: int | None = wire(
+        Integer(1), "The newer name of `max_tokens`; of the two it wins.", unset="`max_tokens`", area=STOPPING
+    )
+    logprobs: bool | None = wire(Boolean(), "Log probabilities of the generated tokens.", unset="false", area=OUTPUT)
+    top_logprobs: int | None = wire(
+        Integer(0, MAX_LOGPROBS), "With so many alternatives to each; only with `logprobs`.", unset="0", area=OUTPUT
+    )
+    tools: tuple[Mapping[str, object], ...] | None = wire(
+        Array(Tool(), max_length=MAX_TOOLS),
+        "Functions that the model may call. How it writes calls is read off the checkpoint. `strict` has the arguments "
+        "of a function follow its schema token by token, and refuses a schema with a keyword that cannot be enforced.",
+        unset="none",
+        area=TOOLS,
+    )
+    tool_choice: ToolChoice | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        ToolChoiceKind(),
+        "`none` hides the tools from the model, `auto` leaves it to decide, `required` has it call at least one, a "
+        "function is called once; `allowed_tools` names those that may be called. What is required is enforced token "
+        "by token, after reasoning where the model reasons.",
+        unset="`auto`",
+        area=TOOLS,
+    )
+    parallel_tool_calls: bool | None = wire(
+        Boolean(), "false: the answer ends with its first call.", unset="true", area=TOOLS
+    )
+    reasoning_effort: str | None = wire(
+        Choice(REASONING_EFFORTS),
+        "Given to the chat template under its own name: as `reasoning_effort`, or as `enable_thinking`, which is off "
+        "for `none` alone. Refused where the template has no such switch.",
+        unset="the template's own default",
+        area=TOOLS,
+    )
+    thinking_token_budget: int | None = wire(
+        Integer(0, MAX_THINKING_TOKENS),
+        "Most tokens of reasoning: its end is forced then. Refused where no token of its own ends it.",
+        unset="no bound",
+        area=TOOLS,
+    )
+    include_reasoning: bool | None = wire(
+        Boolean(), "false: what the model reasons is counted and not shown.", unset="true", area=TOOLS
+    )
+    modalities: object = wire(
+        Only((["text"],), 'Only ["text"] is served.'), "Nothing but text is generated.", has_effect=False
+    )
+    prompt_cache_key: str | None = wire(
+        Text(), "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
+    )
+    add_generation_prompt: bool | None = wire(
+        Boolean(), "End the prompt where the assistant begins to speak.", unset="true", area=PROMPT
+    )
+    continue_final_message: bool | None = wire(
+        Boolean(), "Continue the last message instead of answering it.", unset="false", area=PROMPT
+    )
+    documents: tuple[Mapping[str, object], ...] | None = wire(
+        Array(Json(), max_length=MAX_DOCUMENTS),
+        "Given to the chat template; refused where the template reads no documents.",
+        unset="none",
+        area=PROMPT,
+    )
+    chat_template_kwargs: Mapping[str, object] | None = wire(
+        Json(), "Switches of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+    )
 
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationFields.refused,
-        "reasoning_effort": "Switches of the model's own template can be given in 'chat_template_kwargs'.",
         "verbosity": "Ask for the length in the prompt.",
         "functions": "Use 'tools' instead.",
         "function_call": "Use 'tool_choice' instead.",

@@ -2,46 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from inferd.engine.api.params import MAX_LOGPROBS
 from inferd.server import errors
 from inferd.server.schema.fields import wire
-from inferd.server.schema.generation import MAX_PROMPTS, GenerationFields
-from inferd.server.schema.kinds import AnyOf, Array, Boolean, Integer, Only, Text, TokenIds
+from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, REQUEST, GenerationFields
+from inferd.server.schema.kinds import AnyOf, Array, Boolean, Integer, Only, Schema, Text, TokenIds
 
 Prompt = str | tuple[int, ...]
-
-_PROMPTS = AnyOf((Text(), TokenIds(1), Array(Text(), 1, MAX_PROMPTS), Array(TokenIds(1), 1, MAX_PROMPTS)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """A prompt or several, each as text or as token ids; read as a tuple of prompts."""
 
+    min_chars: int = 0
+    """Of a text: an empty one is a prompt where the tokenizer begins every text with a token; the intake counts."""
     name: str = "one of a string, an array of strings, an array of integers or an array of arrays of integers"
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, (str, list))
 
     def read(self, value: object, where: str) -> tuple[Prompt, ...]:
-        if not _PROMPTS.accepts(value):
+        if not self._forms.accepts(value):
             raise errors.invalid_type(where, self.name, value)
-        read = _PROMPTS.read(value, where)
-        # An empty text is a prompt where the tokenizer begins every text with a token; the intake counts.
+        read = self._forms.read(value, where)
         if isinstance(read, str):
             return (read,)
         assert isinstance(read, tuple)
         return (read,) if isinstance(read[0], int) else read
+
+    def schema(self) -> Schema:
+        return self._forms.schema()
+
+    @property
+    def _forms(self) -> AnyOf:
+        text, ids = Text(self.min_chars), TokenIds(1)
+        return AnyOf((text, ids, Array(text, 1, MAX_PROMPTS), Array(ids, 1, MAX_PROMPTS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(GenerationFields):
     """A text to be continued."""
 
-    prompt: tuple[Prompt, ...] = wire(Prompts(), required=True)
-    echo: bool | None = wire(Boolean())
-    logprobs: int | None = wire(Integer(0, MAX_LOGPROBS))
-    suffix: object = wire(Only(("",), "Text cannot be inserted before a suffix."), has_effect=False)
-    best_of: object = wire(Only((1,), "Use 'n' to get several completions."), has_effect=False)
-    response_format: None = wire(Only(({"type": "text"},), 'Only {"type": "text"} is served.'))
+    prompt: tuple[Prompt, ...] = wire(
+        Prompts(), "A text, a list of texts, a list of token ids, or a list of such lists.", required=True, area=PROMPT
+    )
+    echo: bool | None = wire(
+        Boolean(), "Begin the text with the prompt, scored where `logprobs` are asked for.", unset="false", area=OUTPUT
+    )
+    logprobs: int | None = wire(
+        Integer(0, MAX_LOGPROBS),
+        "Log probabilities of the generated tokens, with so many alternatives.",
+        unset="none",
+        area=OUTPUT,
+    )
+    suffix: object = wire(
+        Only(("",), "Text cannot be inserted before a suffix."), "Nothing but an empty suffix.", has_effect=False
+    )
+    best_of: object = wire(
+        Only((1,), "Use 'n' to get several completions."), "Nothing but 1.", area=REQUEST, has_effect=False
+    )
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **GenerationFields.refused,
+        **dict.fromkeys(
+            ("tools", "tool_choice", "reasoning_effort", "include_reasoning", "thinking_token_budget"),
+            "Completions are one text; use /v1/chat/completions.",
+        ),
+    }

@@ -17,10 +17,15 @@ from inferd.server.schema.kinds import (
     Integer,
     Json,
     OneOrMany,
+    Schema,
     Text,
     TokenIds,
     check_properties,
+    object_schema,
 )
+from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
+from inferd.server.schema.structured import AnswerFormat, Expression, ResponseFormat, StructuredOutputs
+from inferd.server.schema.timeouts import TIMEOUT
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -29,11 +34,23 @@ MAX_LISTED_IDS = 65_536
 MAX_PROMPTS = 2_048
 MAX_CHOICES_IN_ALL = 2_048
 """Prompts times n of one HTTP request."""
+MAX_PRIORITY = 1_000
+"""Of either sign; a level is worth 10 s of waiting, so that the most urgent is three hours ahead of any other."""
+
+REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT = "Request", "Prompt", "Sampling", "Stopping", "Output"
+TOOLS = "Tools and reasoning"
+"""Parts of the documentation, in its order."""
+
+_RECOMMENDED = "the checkpoint's, else "
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
-_STRUCTURED = "Constrained output is not served yet; ask for the format in the prompt."
-_REMOVED_GUIDED = "The field's successor is 'structured_outputs', which is not served yet."
+_REMOVED_GUIDED = {
+    f"guided_{way}": f"Use 'structured_outputs' with '{way}' instead." for way in ("json", "regex", "choice", "grammar")
+} | {
+    "guided_decoding_backend": "Constrained output has one backend.",
+    "guided_whitespace_pattern": "JSON is written with at most one space or line break between its parts.",
+}
 
 
 def is_sane_id(text: str) -> bool:
@@ -62,6 +79,10 @@ class StreamOptionsObject:
         flags = {key: Boolean().read(given[key], f"{where}.{key}") for key in known if given.get(key) is not None}
         return StreamOptions(**flags)
 
+    def schema(self) -> Schema:
+        names = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+        return object_schema({name: Boolean().schema() for name in names})
+
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
@@ -84,64 +105,228 @@ class LogitBias:
             pairs[int(key)] = Decimal(-100, 100).read(bias, f"{where}.{key}")
         return tuple(sorted(pairs.items()))
 
+    def schema(self) -> Schema:
+        keys = {"type": "string", "pattern": "^[0-9]{1,10}$"}
+        values = Decimal(-100, 100).schema()
+        return {
+            "type": "object",
+            "propertyNames": keys,
+            "additionalProperties": values,
+            "maxProperties": MAX_LISTED_IDS,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationFields(RequestFields):
-    """Everything that does not say what the prompt is. None means "not given": the intake knows the default."""
+class SharedFields(RequestFields):
+    """What a request of any family of generating routes may say. None is "not given": the intake knows the default."""
 
-    model: str | None = wire(Text())
-    n: int | None = wire(Integer(1, MAX_CHOICES))
-    stream: bool | None = wire(Boolean())
-    stream_options: StreamOptions | None = wire(StreamOptionsObject())  # noqa: RUF009  # it makes a dataclass field
-    max_tokens: int | None = wire(Integer(0))
-    max_completion_tokens: int | None = wire(Integer(0))
-    min_tokens: int | None = wire(Integer(0))
-    temperature: float | None = wire(Decimal(0, 2))
-    top_p: float | None = wire(Decimal(0, 1))
-    top_k: int | None = wire(Integer(-1, 2**31 - 1))
-    min_p: float | None = wire(Decimal(0, 1))
-    presence_penalty: float | None = wire(Decimal(-2, 2))
-    frequency_penalty: float | None = wire(Decimal(-2, 2))
-    repetition_penalty: float | None = wire(Decimal(0.01, 100))
-    seed: int | None = wire(Integer(0, MAX_SEED))
-    logit_bias: tuple[tuple[int, float], ...] | None = wire(LogitBias())
-    allowed_token_ids: tuple[int, ...] | None = wire(TokenIds(1, MAX_LISTED_IDS))
-    bad_words: tuple[str, ...] | None = wire(Array(Text(1, MAX_STOP_LENGTH), max_length=1_024))
-    stop: tuple[str, ...] | None = wire(OneOrMany(Text(1, MAX_STOP_LENGTH), max_length=MAX_STOP_STRINGS))
-    stop_token_ids: tuple[int, ...] | None = wire(TokenIds(0, 1_024))
-    include_stop_str_in_output: bool | None = wire(Boolean())
-    ignore_eos: bool | None = wire(Boolean())
-    skip_special_tokens: bool | None = wire(Boolean())
-    spaces_between_special_tokens: bool | None = wire(Boolean(), has_effect=False)
-    prompt_logprobs: int | None = wire(Integer(0, MAX_LOGPROBS))
-    add_special_tokens: bool | None = wire(Boolean())
-    truncate_prompt_tokens: int | None = wire(Integer(-1))
-    priority: int | None = wire(Integer(-(2**31), 2**31 - 1))
-    cache_salt: str | None = wire(Text(1, 1_024))
-    request_id: str | None = wire(Text(1, 128))
-    return_token_ids: bool | None = wire(Boolean())
-    user: str | None = wire(Text(), has_effect=False)
-    metadata: Mapping[str, object] | None = wire(Json(), has_effect=False)
-    store: bool | None = wire(Boolean(), has_effect=False)
-    service_tier: str | None = wire(Text(), has_effect=False)
-    safety_identifier: str | None = wire(Text(), has_effect=False)
+    model: str | None = wire(
+        Text(), "The name of the served model; any other is a 404.", unset="the served model", area=REQUEST
+    )
+    stream: bool | None = wire(
+        Boolean(), "Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT
+    )
+    min_tokens: int | None = wire(Integer(0), "No end and no stop before so many tokens.", unset="0", area=STOPPING)
+    temperature: float | None = wire(
+        Decimal(0, 2), "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING
+    )
+    top_p: float | None = wire(
+        Decimal(0, 1),
+        "Only the likeliest tokens that together have this probability; 0 is the likeliest alone.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+    )
+    top_k: int | None = wire(
+        Integer(-1, 2**31 - 1),
+        "Only the so many likeliest tokens; 0 and -1 are all of them.",
+        unset=_RECOMMENDED + "0",
+        area=SAMPLING,
+    )
+    min_p: float | None = wire(
+        Decimal(0, 1),
+        "Only tokens at least this likely, relative to the likeliest.",
+        unset=_RECOMMENDED + "0",
+        area=SAMPLING,
+    )
+    presence_penalty: float | None = wire(
+        Decimal(-2, 2), "Taken from the logit of every token that was generated.", unset="0", area=SAMPLING
+    )
+    frequency_penalty: float | None = wire(
+        Decimal(-2, 2), "Taken from a token's logit once for each time it was generated.", unset="0", area=SAMPLING
+    )
+    repetition_penalty: float | None = wire(
+        Decimal(0.01, 100),
+        "Divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+    )
+    seed: int | None = wire(
+        Integer(0, MAX_SEED),
+        "The same request with the same seed gives the same answer. Every answer carries the seed it was made with.",
+        unset="chosen at random",
+        area=SAMPLING,
+    )
+    logit_bias: tuple[tuple[int, float], ...] | None = wire(
+        LogitBias(), "Token id, as a string, to what is added to its logit.", unset="none", area=SAMPLING
+    )
+    allowed_token_ids: tuple[int, ...] | None = wire(
+        TokenIds(1, MAX_LISTED_IDS), "Only these tokens are generated.", unset="all", area=SAMPLING
+    )
+    bad_words: tuple[str, ...] | None = wire(
+        Array(Text(1, MAX_STOP_LENGTH), max_length=1_024),
+        "Words that are never completed, at a text's start or after a space.",
+        unset="none",
+        area=SAMPLING,
+    )
+    stop: tuple[str, ...] | None = wire(
+        OneOrMany(Text(1, MAX_STOP_LENGTH), max_length=MAX_STOP_STRINGS),
+        "Strings that end the answer; none of one's characters is ever streamed. `stop_reason` says which.",
+        unset="none",
+        area=STOPPING,
+    )
+    stop_token_ids: tuple[int, ...] | None = wire(
+        TokenIds(0, 1_024), "Tokens that end the answer. `stop_reason` says which.", unset="none", area=STOPPING
+    )
+    include_stop_str_in_output: bool | None = wire(
+        Boolean(), "Show the stop string or stop token that ended the answer.", unset="false", area=STOPPING
+    )
+    ignore_eos: bool | None = wire(Boolean(), "Go on after the model's own end.", unset="false", area=STOPPING)
+    repetition_detection: RepetitionRule | None = wire(  # noqa: RUF009
+        RepetitionDetection(),
+        "Ends an answer whose last tokens are one pattern of `min_pattern_size` to `max_pattern_size` tokens, "
+        "`min_count` times in a row: `finish_reason` is `repetition`. Costs `max_pattern_size` comparisons a token.",
+        unset="off",
+        area=STOPPING,
+    )
+    timeout: float | None = wire(
+        TIMEOUT,
+        "Seconds from the request's arrival to the end of its answer. Then it is aborted: 408 `deadline_exceeded`, or "
+        "an error event in a stream. The header `X-Request-Timeout` says the same; of the two the shorter holds.",
+        unset="no limit",
+        area=STOPPING,
+    )
+    skip_special_tokens: bool | None = wire(
+        Boolean(), "Leave special tokens out of the text.", unset="true", area=OUTPUT
+    )
+    add_special_tokens: bool | None = wire(
+        Boolean(),
+        "Begin the text as the tokenizer begins every text. A chat template writes such tokens itself.",
+        unset="false for chat, true for completions",
+        area=PROMPT,
+    )
+    truncate_prompt_tokens: int | None = wire(
+        Integer(-1),
+        "Keep the last so many tokens of the prompt; -1 keeps what leaves room for the answer. Without it nothing is "
+        "ever cut: a prompt that is too long is refused.",
+        unset="never cut",
+        area=PROMPT,
+    )
+    structured_outputs: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        StructuredOutputs(),
+        "The same by exactly one of `json` (a schema, as under `strict`), `json_object`, `regex` (Rust's syntax), "
+        "`choice` (one of a few texts), `grammar` (Lark or GBNF) and `structural_tag`.",
+        unset="none",
+        area=OUTPUT,
+    )
+    regex: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        Expression("regex"), "SGLang's name of `structured_outputs.regex`.", unset="none", area=OUTPUT
+    )
+    ebnf: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        Expression("grammar"), "SGLang's name of `structured_outputs.grammar`.", unset="none", area=OUTPUT
+    )
+    priority: int | None = wire(
+        Integer(-MAX_PRIORITY, MAX_PRIORITY),
+        "Lower goes first. One level is worth 10 s of waiting.",
+        unset="0",
+        area=REQUEST,
+    )
+    cache_salt: str | None = wire(
+        Text(1, 1_024),
+        "Cached prefixes are shared only among requests with the same salt, and always only within one key.",
+        unset="the key's own",
+        area=REQUEST,
+    )
+    user: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
+    service_tier: str | None = wire(Text(), "There is one tier; `priority` orders requests.", has_effect=False)
+    safety_identifier: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
+
+    aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
 
     refused: ClassVar[Mapping[str, str]] = {
-        "structured_outputs": _STRUCTURED,
-        "regex": _STRUCTURED,
-        "ebnf": _STRUCTURED,
-        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _REMOVED_GUIDED),
-        "guided_decoding_backend": _REMOVED_GUIDED,
-        "thinking_token_budget": "Bound the whole answer with 'max_tokens' instead.",
-        "include_reasoning": "Answers are returned as one text.",
-        "repetition_detection": "Use 'repetition_penalty' instead.",
-        "timeout": "Close the connection instead: the request is then aborted.",
-        "rid": "Use 'request_id' instead.",
-        "no_stop_trim": "Use 'include_stop_str_in_output' instead.",
+        **_REMOVED_GUIDED,
         "lora_path": "No adapters are served.",
-        "documents": "Put the documents into the messages.",
         "chat_template": "Only the model's own chat template is rendered; 'chat_template_kwargs' reach it.",
-        "use_beam_search": "Use 'n' with a temperature instead.",
         "length_penalty": "It belongs to beam search, which is not served.",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationFields(SharedFields):
+    """What chat and completions say besides, but for the prompt."""
+
+    n: int | None = wire(
+        Integer(1, MAX_CHOICES),
+        "Answers to each prompt. Each has a seed of its own, derived from `seed`; the first has `seed` itself.",
+        unset="1",
+        area=REQUEST,
+    )
+    stream_options: StreamOptions | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        StreamOptionsObject(),
+        "`include_usage`: a last chunk with usage and empty `choices`. `continuous_usage_stats`: usage in every chunk. "
+        "Only with `stream`. `include_obfuscation` is accepted: no chunk is ever padded.",
+        unset="no usage",
+        area=OUTPUT,
+    )
+    max_tokens: int | None = wire(
+        Integer(0),
+        "Most tokens to generate; 0 scores the prompt alone. More than the context holds beside the prompt is refused.",
+        unset="16",
+        area=STOPPING,
+    )
+    max_completion_tokens: int | None = wire(
+        Integer(0), "The newer name of `max_tokens`; of the two it wins.", unset="`max_tokens`", area=STOPPING
+    )
+    spaces_between_special_tokens: bool | None = wire(
+        Boolean(),
+        "The text is what the tokens are, byte for byte; no tokenizer served here puts spaces between special tokens.",
+        area=OUTPUT,
+        has_effect=False,
+    )
+    prompt_logprobs: int | None = wire(
+        Integer(0, MAX_LOGPROBS),
+        "Log probabilities of every prompt token, with so many alternatives. Takes no prefix hit, and is not streamed.",
+        unset="none",
+        area=OUTPUT,
+    )
+    return_token_ids: bool | None = wire(
+        Boolean(), "Add `prompt_token_ids`, and `token_ids` to each choice.", unset="false", area=OUTPUT
+    )
+    include_metrics: bool | None = wire(
+        Boolean(),
+        "Add `metrics`: `queue_time_ms`, `time_to_first_token_ms` (from the first step), `generation_time_ms` (first "
+        "to last token), `mean_itl_ms`, `tokens_per_second` (first step to last token). Null for several prompts or "
+        "choices; a stream has it in its usage chunk.",
+        unset="false",
+        area=OUTPUT,
+    )
+    response_format: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        ResponseFormat(),
+        "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. Output is "
+        "constrained token by token; one that ends by itself is valid. `strict` refuses a schema with a keyword that "
+        "cannot be enforced, without it such keywords are left to the model.",
+        unset="`text`",
+        area=OUTPUT,
+    )
+    request_id: str | None = wire(
+        Text(1, 128), "Becomes part of the answer's `id`: letters, digits and `._:-`.", unset="random", area=REQUEST
+    )
+    metadata: Mapping[str, object] | None = wire(Json(), "Only /v1/responses stores answers.", has_effect=False)
+    store: bool | None = wire(Boolean(), "Only /v1/responses stores answers.", has_effect=False)
+
+    aliases: ClassVar[Mapping[str, str]] = {**SharedFields.aliases, "rid": "request_id"}
+
+    refused: ClassVar[Mapping[str, str]] = {
+        **SharedFields.refused,
+        "use_beam_search": "Use 'n' with a temperature instead.",
         "return_tokens_as_token_ids": "Use 'return_token_ids' instead.",
     }

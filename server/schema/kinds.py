@@ -1,7 +1,8 @@
 """What one JSON value may be: small validators that read a parsed value or refuse it in OpenAI's words.
 
-Each kind has a `name`, as error messages and generated documentation spell it, and `read(value, where)`, which returns
-the value in the product's own types or raises `RequestError`. Knows no field names, no limits of a model, no HTTP.
+Each kind has a `name`, as error messages spell it, `read(value, where)`, which returns the value in the product's own
+types or raises `RequestError`, and a `schema`, from which the documentation, /openapi.json and the boundary tests are
+made. Knows no field names, no limits of a model, no HTTP.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from inferd.server import errors
+
+Schema = dict[str, Any]
+"""JSON Schema (draft 2020-12) of a value."""
 
 
 class Kind(Protocol):
@@ -28,6 +32,10 @@ class Kind(Protocol):
 
     def read(self, value: object, where: str) -> object:
         """The value in our types. Raises `RequestError`; `where` is its path, such as "messages[0].role"."""
+        ...
+
+    def schema(self) -> Schema:
+        """What `read` takes, with its bounds; null, which stands for "not given", is left out."""
         ...
 
 
@@ -50,6 +58,9 @@ class Integer:
         if self.high is not None and value > self.high:
             raise errors.above_max(where, self.high, value)
         return value
+
+    def schema(self) -> Schema:
+        return _schema("integer", minimum=self.low, maximum=self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,9 @@ class Decimal:
             raise errors.above_max(where, float(self.high), value)
         return float(value)
 
+    def schema(self) -> Schema:
+        return _schema("number", minimum=self.low, maximum=self.high)
+
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
@@ -87,6 +101,9 @@ class Boolean:
         if not isinstance(value, bool):
             raise errors.invalid_type(where, self.name, value)
         return value
+
+    def schema(self) -> Schema:
+        return _schema("boolean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,9 @@ class Text:
             raise errors.string_too_long(where, self.max_length, len(value))
         return value
 
+    def schema(self) -> Schema:
+        return _schema("string", minLength=self.min_length or None, maxLength=self.max_length)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -126,6 +146,9 @@ class Choice:
         if value not in self.values:
             raise errors.not_among(where, value, self.values)
         return value
+
+    def schema(self) -> Schema:
+        return _schema("string", enum=list(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +172,10 @@ class Array:
         assert isinstance(value, list)
         return tuple(self.item.read(item, f"{where}[{i}]") for i, item in enumerate(value))
 
+    def schema(self) -> Schema:
+        bounds = {"minItems": self.min_length or None, "maxItems": self.max_length}
+        return _schema("array", items=self.item.schema(), **bounds)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
@@ -168,6 +195,10 @@ class TokenIds:
             i, wrong = next((i, item) for i, item in enumerate(value) if type(item) is not int)
             raise errors.invalid_type(f"{where}[{i}]", "an integer", wrong)
         return tuple(value)
+
+    def schema(self) -> Schema:
+        bounds = {"minItems": self.min_length or None, "maxItems": self.max_length}
+        return _schema("array", items=_schema("integer", minimum=0), **bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +220,9 @@ class AnyOf:
             if kind.accepts(value):
                 return kind.read(value, where)
         raise errors.invalid_type(where, self.name, value)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +246,9 @@ class OneOrMany:
             raise errors.invalid_type(where, self.name, value)
         return (self.item.read(value, where),)
 
+    def schema(self) -> Schema:
+        return {"anyOf": [self.item.schema(), Array(self.item, max_length=self.max_length).schema()]}
+
 
 @dataclass(frozen=True, slots=True)
 class Json:
@@ -230,6 +267,9 @@ class Json:
             raise errors.too_many_properties(where, self.max_properties, len(value))
         return value
 
+    def schema(self) -> Schema:
+        return _schema("object", maxProperties=self.max_properties)
+
 
 @dataclass(frozen=True, slots=True)
 class Only:
@@ -246,6 +286,9 @@ class Only:
         if not any(type(value) is type(known) and value == known for known in self.values):
             raise errors.unsupported_value(where, value, self.rule)
         return value
+
+    def schema(self) -> Schema:
+        return {"enum": list(self.values)}
 
 
 def check_array(value: object, where: str, name: str, min_length: int, max_length: int | None) -> None:
@@ -270,3 +313,13 @@ def check_properties(
         if value.get(key) is None:
             raise errors.missing(f"{where}.{key}")
     return value
+
+
+def object_schema(properties: Mapping[str, Schema], required: Collection[str] = ()) -> Schema:
+    """An object with these keys and no others, as `check_properties` takes it."""
+    named: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    return {**named, "required": list(required)} if required else named
+
+
+def _schema(json_type: str, **rules: object) -> Schema:
+    return {"type": json_type, **{name: rule for name, rule in rules.items() if rule is not None}}

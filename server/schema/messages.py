@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
-from inferd.server.schema.kinds import Choice, Json, Text, check_array, check_properties
+from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""
@@ -23,7 +23,9 @@ MAX_MESSAGES = 65_536
 
 # What SDKs send back of an answer they were given, and what no template reads.
 _WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call")
-_OPTIONAL = ("content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", *_WITHOUT_EFFECT)
+_REASONING = ("reasoning", "reasoning_content")
+_TEXTS = ("name", "tool_call_id", *_REASONING)
+_OPTIONAL = ("content", "tool_calls", *_TEXTS, *_WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class Messages:
         assert isinstance(value, list)
         return tuple(_message(item, f"{where}[{i}]") for i, item in enumerate(value))
 
+    def schema(self) -> Schema:
+        text_part = {"type": "object", "properties": {"type": {"enum": ["text", "refusal"]}}, "required": ["type"]}
+        content = {"anyOf": [Text().schema(), {"type": "array", "items": text_part}, {"type": "null"}]}
+        others = {name: {"type": ["string", "null"]} for name in _TEXTS}
+        call = object_schema({"name": Text().schema(), "arguments": {"type": ["string", "null"]}}, ("name",))
+        calls = {"type": ["array", "null"], "items": {"type": "object", "properties": {"function": call}}}
+        properties = {"role": Choice(ROLES).schema(), "content": content, "tool_calls": calls, **others}
+        message = {"type": "object", "properties": properties, "required": ["role"]}
+        return {"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES}
+
 
 def _message(value: object, where: str) -> Message:
     given = check_properties(value, where, ("role",), _OPTIONAL)
@@ -51,9 +63,13 @@ def _message(value: object, where: str) -> Message:
         message["content"] = _content(given["content"], f"{where}.content")
     elif role != "assistant" or not given.get("tool_calls"):
         raise errors.missing(f"{where}.content")
-    for key in ("name", "tool_call_id", "reasoning", "reasoning_content"):
+    for key in _TEXTS:
         if given.get(key) is not None:
             message[key] = Text().read(given[key], f"{where}.{key}")
+    # An answer has both; templates read the one or the other.
+    for key, other in (_REASONING, _REASONING[::-1]):
+        if other in message:
+            message.setdefault(key, message[other])
     if given.get("tool_calls") is not None:
         message["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls", role)
     return message
@@ -96,7 +112,7 @@ def _tool_call(value: object, where: str) -> Mapping[str, object]:
         "type": "function",
         "function": {
             "name": Text().read(function["name"], f"{where}.function.name"),
-            "arguments": _arguments(function.get("arguments"), f"{where}.function.arguments"),
+            "arguments": read_arguments(function.get("arguments"), f"{where}.function.arguments"),
         },
     }
     if call.get("id") is not None:
@@ -104,8 +120,8 @@ def _tool_call(value: object, where: str) -> Mapping[str, object]:
     return read
 
 
-def _arguments(value: object, where: str) -> Mapping[str, object]:
-    """Templates print the arguments themselves, so they get the object that the caller's string holds."""
+def read_arguments(value: object, where: str) -> Mapping[str, object]:
+    """Of a call. Templates print them themselves, so they get the object that the caller's string holds."""
     if value is None or value == "":
         return {}
     text = Text().read(value, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server.schema.chat import Tool
+from inferd.server.schema.chat import MAX_DOCUMENTS, Tool
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.kinds import Array, Boolean, Json, Text, TokenIds
 from inferd.server.schema.messages import Message, Messages
@@ -15,20 +15,29 @@ from inferd.server.schema.messages import Message, Messages
 class TokenizeRequest(RequestFields):
     """Either `prompt` or `messages`."""
 
-    model: str | None = wire(Text())
-    prompt: str | None = wire(Text())
-    messages: tuple[Message, ...] | None = wire(Messages())
-    tools: tuple[Mapping[str, object], ...] | None = wire(Array(Tool(), max_length=128))
-    add_special_tokens: bool | None = wire(Boolean())
-    add_generation_prompt: bool | None = wire(Boolean())
-    continue_final_message: bool | None = wire(Boolean())
-    chat_template_kwargs: Mapping[str, object] | None = wire(Json())
-    return_token_strs: bool | None = wire(Boolean())
+    model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
+    prompt: str | None = wire(Text(), "A text to be tokenized; either this or `messages`.")
+    messages: tuple[Message, ...] | None = wire(Messages(), "A conversation to be rendered and tokenized.")
+    tools: tuple[Mapping[str, object], ...] | None = wire(Array(Tool(), max_length=128), "As in chat.", unset="none")
+    documents: tuple[Mapping[str, object], ...] | None = wire(
+        Array(Json(), max_length=MAX_DOCUMENTS), "As in chat.", unset="none"
+    )
+    add_special_tokens: bool | None = wire(
+        Boolean(),
+        "Begin the text as the tokenizer begins every text.",
+        unset="true for a prompt, false for messages",
+    )
+    add_generation_prompt: bool | None = wire(Boolean(), "As in chat.", unset="true")
+    continue_final_message: bool | None = wire(Boolean(), "As in chat.", unset="false")
+    chat_template_kwargs: Mapping[str, object] | None = wire(Json(), "As in chat.", unset="none")
+    return_token_strs: bool | None = wire(
+        Boolean(), "Add `token_strs`: each token as the vocabulary writes it.", unset="false"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetokenizeRequest(RequestFields):
     """Token ids to be read as one text."""
 
-    model: str | None = wire(Text())
-    tokens: tuple[int, ...] = wire(TokenIds(), required=True)
+    model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
+    tokens: tuple[int, ...] = wire(TokenIds(), "Token ids to be read as one text.", required=True)

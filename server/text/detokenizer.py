@@ -19,11 +19,20 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one choice's output."""
 
-    __slots__ = ("_decoder", "_is_start", "_is_text_start", "_skip_special", "_table")
+    __slots__ = ("_decoder", "_is_start", "_is_text_start", "_kept_ids", "_skip_special", "_table")
 
-    def __init__(self, table: TokenBytes, prompt_ids: Sequence[int], skip_special: bool) -> None:
-        """Where the prompt ends inside a character, the output that completes it begins with that whole character."""
-        self._table, self._skip_special = table, skip_special
+    def __init__(
+        self,
+        table: TokenBytes,
+        prompt_ids: Sequence[int],
+        skip_special: bool,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """Where the prompt ends inside a character, the output that completes it begins with that whole character.
+
+        `kept_ids`: special tokens that are text all the same, because what reads the text must see them.
+        """
+        self._table, self._skip_special, self._kept_ids = table, skip_special, kept_ids
         self._decoder = _new_decoder("replace")
         self._is_start = True
         tail = self._tail(prompt_ids)
@@ -32,7 +41,7 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> str:
         """The characters that this id completes; often one or more, sometimes none."""
-        if self._skip_special and self._table.is_special(token_id):
+        if self._skip_special and self._table.is_special(token_id) and token_id not in self._kept_ids:
             return ""
         piece = self._table.of(token_id)
         if self._is_start and piece:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,8 @@ from inferd.engine.api.errors import ModelError
 from inferd.server import errors
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
+from inferd.server.tools.format import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class ServedModel:
     """One model under its names; the first is the one that answers carry where a caller names none."""
 
     names: tuple[str, ...]
+    path: Path
+    """The checkpoint's folder."""
     root: str
     created: int
     """Unix seconds."""
@@ -43,16 +48,36 @@ class ServedModel:
     template: ChatTemplate | None
     defaults: GenerationDefaults
     eos_token_ids: tuple[int, ...]
+    format: Format = NO_FORMAT
+    """How it writes reasoning and tool calls."""
+    tokenizer_config: Mapping[str, object] = field(default_factory=dict)
+    """tokenizer_config.json, for whoever asks what this model's tokenizer is."""
 
     @classmethod
-    def load(cls, path: Path, names: tuple[str, ...], *, max_model_len: int, vocab_size: int) -> Self:
+    def load(
+        cls,
+        path: Path,
+        names: tuple[str, ...],
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> Self:
         """Read the tokenizer and generation_config.json of a checkpoint folder. Raises `ModelError`."""
         pretrained = load_pretrained(path)
         tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
         templates = pretrained.chat_template
-        generation = _generation_of(path)
+        generation, config = _generation_of(path), read_json(path / "config.json")
+        clues = Clues(
+            chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
+            tokens=tokenizer.added_tokens,
+            model_type=str(config.get("model_type", "")),
+            response_template=pretrained.response_template,
+        )
         return cls(
             names=names,
+            path=path,
             root=names[0],
             created=int(time.time()),
             max_model_len=max_model_len,
@@ -60,29 +85,35 @@ class ServedModel:
             tokenizer=tokenizer,
             template=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
             defaults=_defaults_of(generation),
-            eos_token_ids=_eos_of(generation, read_json(path / "config.json"), tokenizer, vocab_size),
+            eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size),
+            format=detect(clues, tool_format, reasoning_format),
+            tokenizer_config={"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")},
         )
 
 
 def _generation_of(path: Path) -> dict[str, object]:
-    """What generation_config.json says; a checkpoint need not have one. Raises `ModelError` for one of no use."""
-    file = path / "generation_config.json"
+    """What generation_config.json says. Raises `ModelError` for one of no use."""
+    return _json_of(path / "generation_config.json")
+
+
+def _json_of(file: Path) -> dict[str, object]:
+    """A file that a checkpoint need not have. Raises `ModelError` for one that is no JSON object."""
     return read_json(file) if file.exists() else {}
 
 
 def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
     """Raises `ModelError` for a recommendation that no request could make."""
     found: dict[str, Any] = {}
-    for field in fields(GenerationDefaults):
-        value = generation.get(field.name)
+    for default in fields(GenerationDefaults):
+        value = generation.get(default.name)
         if value is None:
             continue
-        kinds, low, high = _BOUNDS[field.name]
+        kinds, low, high = _BOUNDS[default.name]
         if type(value) not in kinds or not low <= value <= high:  # type: ignore[operator]
             kind = " and whole" if kinds == _WHOLE else ""
-            rule = f"{field.name} must be from {low} to {high}{kind}"
+            rule = f"{default.name} must be from {low} to {high}{kind}"
             raise ModelError(f"generation_config.json: {rule}, but is {errors.shown(value)}")
-        found[field.name] = value
+        found[default.name] = value
     return GenerationDefaults(**found)
 
 

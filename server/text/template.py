@@ -6,8 +6,9 @@ alternate) becomes a 400 with its own words.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jinja2
@@ -38,6 +39,7 @@ class Conversation:
     continue_final_message: bool = False
     kwargs: Mapping[str, object] | None = None
     """Switches of the template, such as `enable_thinking`."""
+    documents: Sequence[Mapping[str, object]] | None = None
 
 
 def conversation_of(
@@ -46,11 +48,12 @@ def conversation_of(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     kwargs: Mapping[str, object] | None,
+    documents: Sequence[Mapping[str, object]] | None = None,
 ) -> Conversation:
     """None stands for the default: an answer is asked for, unless the last message is to be continued."""
     continues = bool(continue_final_message)
     asks = not continues if add_generation_prompt is None else add_generation_prompt
-    return Conversation(messages, tools, asks, continues, kwargs)
+    return Conversation(messages, tools, asks, continues, kwargs, documents)
 
 
 class ChatTemplate:
@@ -68,6 +71,11 @@ class ChatTemplate:
         for text in (self._default, self._with_tools):
             _check_syntax(text)
 
+    @property
+    def source(self) -> str:
+        """The template as the checkpoint has it; where it has several, the one without tools."""
+        return self._default
+
     def render(self, conversation: Conversation) -> str:
         """The prompt's text. Raises `RequestError` for messages that the template refuses."""
         kwargs = conversation.kwargs or {}
@@ -75,10 +83,39 @@ class ChatTemplate:
             if name in _RESERVED:
                 where = f"chat_template_kwargs.{name}"
                 raise errors.unsupported_parameter(where, "The request has a field of its own for it, or none.")
+        if conversation.documents and "documents" not in self._of(conversation):
+            way_out = "This model's chat template reads no documents; put them into the messages."
+            raise errors.unsupported_parameter("documents", way_out)
         try:
-            return self._render(conversation, kwargs)
+            return self._render_calls(conversation, kwargs)
         except _TEMPLATE_ERRORS as error:
             raise _refused(error) from error
+
+    def reads_late_system(self) -> bool:
+        """Whether a system message may stand behind others: some templates refuse one, or leave it out.
+
+        Renders, and must not be called on the event loop.
+        """
+        mark = "a-late-system-message"
+        said = (("user", "a"), ("system", mark), ("assistant", "b"), ("user", "c"))
+        messages = [{"role": role, "content": content} for role, content in said]
+        try:
+            return mark in self._render(Conversation(messages), {})
+        except _TEMPLATE_ERRORS:
+            return False
+
+    def _render_calls(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
+        """Most templates print the arguments of calls themselves; some join them to other text, and need a text."""
+        try:
+            return self._render(conversation, kwargs)
+        except TypeError:
+            if not any(message.get("tool_calls") for message in conversation.messages):
+                raise
+            messages = [_with_text_arguments(message) for message in conversation.messages]
+            return self._render(replace(conversation, messages=messages), kwargs)
+
+    def _of(self, conversation: Conversation) -> str:
+        return self._with_tools if conversation.tools else self._default
 
     def _render(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
         variables: dict[str, Any] = {**self._special_tokens, **kwargs}
@@ -88,7 +125,8 @@ class ChatTemplate:
             render_jinja_template(
                 conversations=[[self._for_template(message) for message in conversation.messages]],
                 tools=[dict(tool) for tool in conversation.tools] if conversation.tools else None,
-                chat_template=self._with_tools if conversation.tools else self._default,
+                documents=[dict(document) for document in conversation.documents] if conversation.documents else None,
+                chat_template=self._of(conversation),
                 continue_final_message=conversation.continue_final_message,
                 add_generation_prompt=conversation.add_generation_prompt,
                 **variables,
@@ -102,6 +140,21 @@ class ChatTemplate:
         if copy["role"] == "developer" and not self._knows_developer:
             copy["role"] = "system"
         return copy
+
+
+def _with_text_arguments(message: Mapping[str, object]) -> Mapping[str, object]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    functions = [call["function"] for call in calls]
+    texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
+    return {
+        **message,
+        "tool_calls": [
+            {**call, "function": {**function, "arguments": text}}
+            for call, function, text in zip(calls, functions, texts, strict=True)
+        ],
+    }
 
 
 def _check_syntax(text: str) -> None:

@@ -19,7 +19,7 @@ from inferd.server.text.token_bytes import TokenBytes
 class Tokenizer:
     """Text -> ids, and the table back."""
 
-    __slots__ = ("_backend", "bytes", "eos_token_id", "special_tokens")
+    __slots__ = ("_backend", "added_tokens", "bytes", "eos_token_id", "special_ids", "special_tokens")
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
         """`special_tokens`: what chat templates may name, such as "bos_token". Raises `ModelError`."""
@@ -27,6 +27,11 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.bytes = TokenBytes(backend)
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
+        """Those that are found in a text before it is split: text -> id."""
+        self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
+        """Of these, those that a text does not show."""
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
 

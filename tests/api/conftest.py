@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from inferd.server.text.model import ServedModel
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 MAX_MODEL_LEN = 256
 VOCAB_SIZE = 3_072
+HIDDEN_SIZE = 6
 NAME = "tiny"
 WAIT_S = 20.0
 """How long a test waits for what must happen before it fails."""
@@ -55,6 +57,12 @@ class Script:
     num_cached: int = 0
 
 
+def vector_of(token_ids: tuple[int, ...], num_components: int) -> bytes:
+    """What an input of these ids is embedded as: numbers that no decimal of 9 digits is."""
+    values = ((token_ids[i % len(token_ids)] + i + 1) / 3 for i in range(num_components))
+    return struct.pack(f"<{num_components}f", *values)
+
+
 class ScriptedStream:
     """One choice's tokens, as the router gives them."""
 
@@ -64,7 +72,14 @@ class ScriptedStream:
         self._submit, self._script, self._ids, self._aborted = submit, script, token_ids, aborted
         self._at = self._num_deltas = 0
         self._is_done = False
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
         self._abort = asyncio.Event()
+
+    @property
+    def num_generated(self) -> int:
+        return self._at
 
     def __aiter__(self) -> Self:
         return self
@@ -90,6 +105,10 @@ class ScriptedStream:
         size = cuts[min(self._num_deltas, len(cuts) - 1)]
         start, self._at = self._at, min(limit, self._at + size)
         self._num_deltas += 1
+        # Times that a test can work out: the first step 1 s after arrival, a token every 10 ms from 0.25 s later on.
+        self.scheduled_s = self._submit.arrival_s + 1.0
+        self.first_token_s = self.scheduled_s + 0.25
+        self.last_token_s = self.first_token_s + 0.01 * (self._at - 1)
         ends_here = self._at == limit and self._script.ends and not (self._script.failure or self._script.dies)
         ids = self._ids[start : self._at]
         is_stop = ids[-1] in (*self._submit.params.eos_token_ids, *self._submit.params.stop_token_ids)
@@ -111,7 +130,9 @@ class ScriptedStream:
             raise ZeroDivisionError("a bug at /secret/path")
         self._is_done = True
         reason: FinishReason = "abort" if self._abort.is_set() else "error" if self._script.failure else "length"
+        pooling = self._submit.params.pooling
         return Delta(
+            embedding=vector_of(self._submit.prompt_ids, pooling.num_components) if pooling is not None else b"",
             request_id=self._submit.request_id,
             prompt_logprobs=self._prompt_logprobs() if self._num_deltas == 0 else (),
             finish_reason=reason,
@@ -144,6 +165,8 @@ class ScriptedRouter:
     aborted: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     stats: EngineStats = field(default_factory=EngineStats)
+    num_resets: int = 0
+    hidden_size: int = HIDDEN_SIZE
 
     @property
     def ready(self) -> Ready:
@@ -154,6 +177,7 @@ class ScriptedRouter:
             block_size=16,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
+            hidden_size=self.hidden_size,
             weights_bytes=1,
             kv_bytes=1,
             planned_weights_bytes=1,
@@ -180,6 +204,9 @@ class ScriptedRouter:
             self.changed.notify_all()
         return ScriptedStream(submit, script, ids, self._on_abort)
 
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
     def _on_abort(self, request_id: str, reason: str) -> None:
         with self.changed:
             self.aborted[request_id] = reason
@@ -192,7 +219,7 @@ class ScriptedRouter:
 
     def reset(self) -> None:
         self.is_ready, self.has_engine, self.refusal = True, True, None
-        self.stats = EngineStats()
+        self.stats, self.num_resets, self.hidden_size = EngineStats(), 0, HIDDEN_SIZE
         self.scripts, self.submits, self.aborted = [], [], {}
 
 

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from inferd.server.api.service import Service
-from inferd.server.app import Access, AppOptions, create_app, routes_of
+from inferd.server.api.routes import CHAT, ROUTES, Access
+from inferd.server.app import AppOptions, add_routes, check_labels, create_app
 from inferd.server.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state"}
+PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state", "/openapi.json"}
 
 
 @pytest.fixture
@@ -29,26 +29,28 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_every_route_is_labelled_and_the_label_holds(locked: str, model: Any, router: Any) -> None:
-    table = routes_of(_service(model, router))
-    app = create_app(model, router, _service(model, router).metrics, AppOptions())
+def test_every_route_is_labelled_and_the_label_holds(locked: str) -> None:
+    assert {route.path for route in ROUTES if route.access is Access.PUBLIC} == PUBLIC
+    expected = {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401}}
+    for route in ROUTES:
+        path = route.path.replace("{model_id:path}", "tiny")
+        status = httpx.request(route.method, locked + path).status_code
+        assert ({status} & {401, 403}) == expected[route.access], path
+
+
+def test_a_route_without_a_label_is_not_built(model: Any, router: Any) -> None:
+    app = create_app(model, router, Metrics("tiny"), AppOptions())
     served = {
         (method, route.path) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
     }
-    assert served - {("HEAD", route.path) for route in table} == {(route.method, route.path) for route in table}
-    assert {route.path for route in table if route.access is Access.PUBLIC} == PUBLIC
-    for route in table:
-        path = route.path.replace("{model_id:path}", "tiny")
-        status = httpx.request(route.method, locked + path).status_code
-        assert (status == 401) == (route.access is Access.KEY), path
-
-
-def _service(model: Any, router: Any) -> Service:
-    nothing: Any = None
-    return Service(
-        model=model, router=router, metrics=Metrics("tiny"), intake=nothing, prompts=nothing, lanes=nothing,
-        version="0", unknown_fields="refuse", body_timeout_s=1, keep_alive_s=1,
-    )  # fmt: skip
+    assert served - {("HEAD", route.path) for route in ROUTES} == {(route.method, route.path) for route in ROUTES}
+    app.router.add_route("/forgotten", app.routes[0].endpoint)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match=r"without a label that says to whom: .*/forgotten"):
+        check_labels(app)
+    handlers = dict.fromkeys((route for route in ROUTES if not route.missing), app.routes[0])
+    handlers.pop(CHAT)
+    with pytest.raises(RuntimeError, match="POST /v1/chat/completions"):
+        add_routes(app, handlers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

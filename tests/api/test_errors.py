@@ -60,10 +60,10 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("renamed", chat(guided_json={}), 400, "unsupported_parameter", "guided_json", "'structured_outputs'"),
     ("suffix", {**TEXT, "suffix": "x"}, 400, "unsupported_value", "suffix", "suffix"),
     ("best_of", {**TEXT, "best_of": 2}, 400, "unsupported_value", "best_of", "'n'"),
-    ("json mode", chat(response_format={"type": "json_object"}), 400, "unsupported_value",
-     "response_format.type", "Only 'text' is served."),
-    ("forced tool", chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"), 400,
-     "unsupported_value", "tool_choice", "'auto'"),
+    ("a format nobody has", chat(response_format={"type": "xml"}), 400, "invalid_value",
+     "response_format.type", "'json_schema'"),
+    ("tool choice", chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="always"), 400,
+     "invalid_value", "tool_choice", "'auto'"),
     ("image", chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
      "unsupported_value", "messages[0].content[0].type", "image_url"),
     ("role", chat(messages=[{"role": "bot", "content": "x"}]), 400, "invalid_value", "messages[0].role", "'bot'"),
@@ -144,7 +144,7 @@ def test_routes_methods_and_content_types(http: httpx.Client) -> None:
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_supported")
     assert response.headers["allow"] == "POST"
     assert http.post("/v1/models").status_code == 405
-    assert http.get("/docs").status_code == http.get("/openapi.json").status_code == 404
+    assert http.get("/docs").status_code == http.get("/redoc").status_code == 404
     response = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
     assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_content_type")
     for media_type in ("application/json; charset=utf-8", "application/vnd.api+json"):
@@ -252,4 +252,5 @@ def test_every_row_that_a_request_can_reach_is_tested() -> None:
     here |= {"unsupported_content_type", "request_too_large", "server_is_overloaded", "rate_limit_exceeded"}
     here |= {"internal_error", "deadline_exceeded"}
     elsewhere = {"invalid_api_key", "engine_error", "numerical_error", "slow_down", "object_above_max_properties"}
+    elsewhere |= {"insufficient_permissions", "not_implemented", "response_not_found", "previous_response_not_found"}
     assert here | elsewhere == set(errors.ROWS)

@@ -6,18 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
+from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.fields import RequestFields, read, wire_fields
-from inferd.server.schema.kinds import Array, Boolean, Decimal, Integer, Json, Kind, OneOrMany, Text, TokenIds
+from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
+from inferd.server.schema.kinds import Array, Decimal, Integer, Kind, OneOrMany, Text, TokenIds
+from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 BASES: dict[type[RequestFields], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
     CompletionRequest: {"prompt": "x"},
+    EmbeddingRequest: {"input": "x"},
+    MessagesRequest: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
+    CountTokensRequest: {"messages": [{"role": "user", "content": "x"}]},
+    ResponsesRequest: {"input": "x"},
+    RetrieveQuery: {},
+    InputItemsQuery: {},
     TokenizeRequest: {},
     DetokenizeRequest: {"tokens": [1]},
 }
@@ -129,15 +140,16 @@ def test_null_is_not_given(base: type[RequestFields]) -> None:
 def test_a_required_field_is_missed(base: type[RequestFields]) -> None:
     for name, declared in wire_fields(base).items():
         if declared.required:
-            for body in ({}, {name: None}):
+            others = {key: value for key, value in BASES[base].items() if key != name}
+            for body in (others, {**others, name: None}):
                 with pytest.raises(RequestError) as caught:
                     read(base, body)
                 assert (caught.value.code, caught.value.param) == ("missing_required_parameter", name)
 
 
-@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
 def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestFields]) -> None:
-    assert not set(base.refused) & set(wire_fields(base))
+    assert not set(base.refused) & {*wire_fields(base), *base.aliases}
     for name, way_out in base.refused.items():
         error = refusal(base, name, "x")
         assert (error.code, error.param) == ("unsupported_parameter", name)
@@ -146,20 +158,55 @@ def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestFields])
         read(base, {**BASES[base], name: None})
 
 
+@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest])
+def test_an_alias_is_read_as_its_field_and_refused_under_its_own_name(base: type[RequestFields]) -> None:
+    assert base.aliases
+    for alias, name in base.aliases.items():
+        assert name in wire_fields(base)
+        value = "x" if alias == "rid" else True
+        assert read(base, {**BASES[base], alias: value}) == read(base, {**BASES[base], name: value})
+        assert read(base, {**BASES[base], alias: None, name: value}) == read(base, {**BASES[base], name: value})
+        assert refusal(base, alias, {}).param == alias
+        with pytest.raises(RequestError, match=f"Only one of '{name}' and '{alias}'"):
+            read(base, {**BASES[base], alias: value, name: value})
+
+
+@pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
+def test_every_field_says_what_it_does_and_what_holds_without_it(base: type[RequestFields]) -> None:
+    for name, declared in wire_fields(base).items():
+        assert declared.about, name
+        if declared.has_effect:
+            assert declared.required or declared.unset, name
+            assert declared.area in {REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT, TOOLS}, name
+
+
 def test_documented_names_are_known() -> None:
     """Every field that clients of other servers send is served or refused by name, never "unknown"."""
     documented = DOCUMENTED.split()
-    assert set(documented) <= set(wire_fields(ChatRequest)) | set(ChatRequest.refused)
+    assert set(documented) <= {*wire_fields(ChatRequest), *ChatRequest.refused, *ChatRequest.aliases}
     text_only = {"prompt", "echo", "suffix", "best_of"}
     assert text_only <= set(wire_fields(CompletionRequest))
 
 
-def test_kinds_that_bound_nothing_are_few() -> None:
-    """A new kind must say its bounds here, or be one that has none."""
-    unbounded = (Boolean, Json)
+@pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
+def test_what_is_read_is_what_the_schema_says(base: type[RequestFields], name: str) -> None:
+    """The other way round need not hold: token ids and schemas have rules that a JSON schema does not tell."""
+    kind = wire_fields(base)[name].kind
+    schema = kind.schema()
+    Draft202012Validator.check_schema(schema)
+    describes = Draft202012Validator(schema)
+    within = [value for bound in bounds(kind) for value in bound[:2]]
+    for value in (*HOSTILE, *within):
+        if value is not None and refused_or_none(base, name, value) is None:
+            assert describes.is_valid(value), value
+    for _, beyond, _ in bounds(kind):
+        assert not describes.is_valid(beyond), beyond
+
+
+def test_a_kind_that_bounds_nothing_says_so() -> None:
+    """A field without any bound is one of these, whose values cost nothing but bytes."""
+    unbounded = {"integer", "string", "object", "boolean"}
     for base, name in FIELDS:
-        kind = wire_fields(base)[name].kind
-        known = isinstance(kind, (Integer, Decimal, Text, TokenIds, Array, OneOrMany, *unbounded))
-        assert known or type(kind).__name__ in {
-            "Messages", "Prompts", "LogitBias", "StreamOptionsObject", "ResponseFormat", "Only",
-        }, f"{base.__name__}.{name}"  # fmt: skip
+        schema = wire_fields(base)[name].kind.schema()
+        if set(schema) == {"type"}:
+            assert schema["type"] in unbounded, f"{base.__name__}.{name}"

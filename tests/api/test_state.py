@@ -17,11 +17,13 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
     assert state.pop("version")
     assert state == {
         "status": "ready",
-        "model": {"id": "tiny", "max_model_len": 256},
+        "model": {"id": "tiny", "max_model_len": 256, "tool_format": "own", "reasoning_format": "none"},
         "engine": {
             "device": "cpu",
             "dtype": "float32",
             "quantization": "none",
+            "kv_cache_dtype": "auto",
+            "deterministic": True,
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },
         "requests": {"running": 0, "waiting": 0},

@@ -20,7 +20,8 @@ SERVER_LIBRARIES = (
     "fastapi", "httptools", "httpx", "msgspec", "orjson", "packaging", "prometheus_client", "pydantic", "pydantic_core",
     "pydantic_settings",
     "rich", "starlette", "tokenizers", "typer", "click", "uvicorn", "uvloop", "yaml", "huggingface_hub",
-    "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils", "jinja2", "anyio",
+    "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils",
+    "transformers.utils.chat_parsing", "jinja2", "anyio",
 )  # fmt: skip
 
 RULES: dict[str, tuple[str, ...]] = {
@@ -30,13 +31,18 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.request": ("inferd.engine.api.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
     "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.params"),
+    "engine.grammar.ports": (),
+    "engine.grammar": ("inferd.engine.api", "llguidance"),
+    "engine.generation": (
+        "inferd.engine.api", "inferd.engine.grammar.ports", "inferd.engine.request", "inferd.engine.sched",
+    ),
     "engine.core": (
-        "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.api",
-        "inferd.engine.worker.executor",
+        "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.generation",
+        "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
     ),
     "engine.process": (
-        "inferd.engine.core", "inferd.engine.api", "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.worker",
-        "msgspec", "zmq",
+        "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
+        "inferd.engine.cache", "inferd.engine.worker", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker": (

@@ -61,6 +61,49 @@ def test_a_tied_head_is_not_quantized() -> None:
     assert stored is not None and not stored.has_head
 
 
+LAYERS = [f"model.layers.{layer}" for layer in range(2)]
+ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
+MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(
+    ("quantization", "plain"),
+    [
+        (AUTO | {"ignored_layers": ["lm_head"], "modules_to_not_convert": ["model.layers.0"]},
+         [f"{LAYERS[0]}.{name}" for name in ATTENTION + MLP]),
+        (AUTO | {"ignored_layers": ["o_proj"], "modules_to_not_convert": ["model.layers.1.mlp.down_proj"]},
+         [*(f"{layer}.self_attn.o_proj" for layer in LAYERS), f"{LAYERS[1]}.mlp.down_proj"]),
+        (DEEPSEEK | {"modules_to_not_convert": ["model.layers.1.mlp", "lm_head", "model.layers.1.mlp.gate"]},
+         [f"{LAYERS[1]}.{name}" for name in MLP]),
+        (compressed(ignore=["lm_head", "re:.*self_attn.*"]),
+         [f"{layer}.{name}" for layer in LAYERS for name in ATTENTION]),
+        (compressed(ignore=["lm_head", *(f"{LAYERS[1]}.self_attn.{name}_proj" for name in "qkv")]),
+         [f"{LAYERS[1]}.self_attn.{name}_proj" for name in "qkv"]),
+    ],
+)  # fmt: skip
+def test_some_layers_may_be_left_out(quantization: object, plain: list[str]) -> None:
+    """Their tensors are expected as they are, and all others with scales."""
+    arch = arch_of(quantization)
+    assert arch.stored is not None and arch.stored.plain == set(plain)
+    forms = {source.tensor: source.form for source in weights(arch).sources}
+    for layer in LAYERS:
+        for module in (f"{layer}.{name}" for name in ATTENTION + MLP):
+            assert forms[f"{module}.weight"] is (Form.FLOAT if module in plain else Form.FP8)
+            assert (f"{module}.{arch.stored.weight_scale}" in forms) == (module not in plain)
+
+
+def test_a_checkpoint_that_leaves_out_everything_is_not_quantized() -> None:
+    assert arch_of(compressed(ignore=["lm_head", "model"])).stored is None
+    assert arch_of(AUTO | {"ignored_layers": ["re:model.*"]}).stored is None
+    only_head = arch_of(compressed(ignore=["model.layers"])).stored
+    assert only_head is not None and only_head.has_head and len(only_head.plain) == 14
+
+
+def test_what_is_said_of_a_kv_cache_changes_nothing() -> None:
+    assert arch_of(compressed(kv_cache_scheme=PART)) == arch_of(compressed())
+    assert arch_of(AUTO | {"kv_cache_quant_method": "fp8"}) == arch_of(AUTO)
+
+
 def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
     left_out = ["lm_head", "model.layers.0.input_layernorm", "model.norm", "re:model.layers.*.mlp.gate$"]
     assert arch_of(compressed(ignore=left_out)).stored == arch_of(compressed()).stored
@@ -75,18 +118,16 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (AUTO | {"activation_scheme": None}, "lacks activation_scheme"),
         (AUTO | {"activation_scheme": "none"}, "activation_scheme must be one of dynamic, static, but it is 'none'"),
         (AUTO | {"fmt": "e5m2"}, "fmt must be one of e4m3, but it is 'e5m2'"),
-        (AUTO | {"kv_cache_quant_method": "fp8"}, "kv_cache_quant_method must be null"),
         (DEEPSEEK | {"scale_fmt": "ue8m0"}, "scale_fmt must be one of float, but it is 'ue8m0'"),
         (DEEPSEEK | {"weight_block_size": [64, 128]}, r"weight_block_size must be \[128, 128\], but it is \[64, 128\]"),
         (DEEPSEEK | {"activation_scheme": "static"}, "activation_scheme must be dynamic beside a weight_block_size"),
         (
-            DEEPSEEK | {"modules_to_not_convert": ["model.layers.1.mlp", "lm_head"]},
-            "modules_to_not_convert leaves out model.layers.1.mlp.gate_proj and 2 others of 14 linear layers",
+            AUTO | {"ignored_layers": ["model.layers.1.self_attn.k_proj", "up_proj"]},
+            r"leaves out model.layers.0.mlp.up_proj and not model.layers.0.mlp.gate_proj: they are multiplied as one "
+            "matrix, so leave out all of them or none",
         ),
-        (AUTO | {"ignored_layers": ["o_proj"]}, "leaves out model.layers.0.self_attn.o_proj and 1 others of 14"),
         (AUTO | {"ignored_layers": "lm_head"}, "ignored_layers must be a list of texts, but it is 'lm_head'"),
         (compressed(format="pack-quantized"), "format must be one of float-quantized, naive-quantized"),
-        (compressed(kv_cache_scheme=PART), "kv_cache_scheme must be null"),
         (compressed(sparsity_config={"format": "sparse-24"}), "format must be one of dense, but it is 'sparse-24'"),
         (compressed(config_groups={}), "config_groups must hold one group"),
         (compressed(ROWS | {"type": "int"}), "weights: type must be one of float, but it is 'int'"),
@@ -99,8 +140,8 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (compressed(ROWS, PER_TENSOR | {"dynamic": True}), "dynamic must be false: one scale is for all tokens"),
         (compressed(BLOCKS, TOKENS), "input_activations: strategy must be one of group, but it is 'token'"),
         (compressed(BLOCKS, GROUPS | {"group_size": 64}), "group_size must be 128"),
-        (compressed(ignore=["re:.*mlp.*"]), "ignore leaves out model.layers.0.mlp.gate_proj and 5 others of 14"),
-        (compressed(ignore=["re:(a+)+$"]), r"expressions of names with at most 3 wildcards \(\.\*\), but it holds"),
+        (compressed(ignore=["re:.*1.*k_proj"]), "out model.layers.1.self_attn.k_proj and not .*q_proj, .*v_proj"),
+        (compressed(ignore=["re:(a+)+$"]), r"expressions of names with at most 3 wildcards \(\.\*\), but it is"),
         (compressed(ignore=["re:" + ".*" * 4]), r"at most 3 wildcards"),
         (compressed(ignore=[f"re:{'a' * 300}"]), r"at most 3 wildcards"),
         (compressed(ignore=["a"] * 10_001), "must hold at most 10000 names, but holds 10001"),

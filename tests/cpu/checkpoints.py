@@ -65,7 +65,8 @@ class Case:
     def config_json(self) -> dict[str, Any]:
         """As `save` writes it."""
         config = self._transformers_config()
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
+        classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+        architecture = classes[type(config)].__name__
         return {**config.to_dict(), "architectures": [architecture]}
 
     def _transformers_config(self) -> Any:

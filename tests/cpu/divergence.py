@@ -60,10 +60,10 @@ def embedded_decoder(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Deco
     return decoder
 
 
-def log_probs(decoder: Decoder, texts: list[Text]) -> Tensor:
-    """[tokens of all texts, vocab] fp64."""
-    logits = [prompt_logits(decoder, text.token_ids, [len(text.token_ids)])[text.positions] for text in texts]
-    return torch.cat(logits).double().log_softmax(1)
+def log_probs(decoder: Decoder, texts: list[Text], kv_dtype: torch.dtype | None = None) -> Tensor:
+    """[tokens of all texts, vocab] fp64, with K and V in `kv_dtype` where it is given."""
+    parts = [prompt_logits(decoder, text.token_ids, [len(text.token_ids)], kv_dtype)[text.positions] for text in texts]
+    return torch.cat(parts).double().log_softmax(1)
 
 
 def divergence(exact: Tensor, other: Tensor) -> Divergence:
@@ -82,8 +82,12 @@ def main() -> None:
            for name in ("fp8", "int8", "int4") for dtype in (torch.float32, torch.bfloat16)},
     }  # fmt: skip
     for name, model in models.items():
-        found = divergence(exact, log_probs(model, texts))
-        print(f"{name:24} KL {found.mean_kl:.6f}  top 1 {found.top_1:.4f}  of {found.num_tokens} tokens")
+        for kv_dtype in (None, torch.float8_e4m3fn):
+            if kv_dtype is not None and name != "bfloat16":
+                continue
+            found = divergence(exact, log_probs(model, texts, kv_dtype))
+            shown = name if kv_dtype is None else f"{name}, fp8 KV"
+            print(f"{shown:24} KL {found.mean_kl:.6f}  top 1 {found.top_1:.4f}  of {found.num_tokens} tokens")
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def compressed(weights: dict[str, Any], inputs: dict[str, Any], **changes: Any) 
 
 
 TOKEN = {"strategy": "token", "dynamic": True}
+MODULES = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Format:
     has_head: bool = False
     scale_dtype: torch.dtype = torch.float32
     config: dict[str, Any] = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
+    """Modules of the layers that are left out."""
 
     def config_json(self) -> dict[str, Any]:
         return CONFIG | self.config | {"quantization_config": self.quantization}
@@ -110,6 +113,21 @@ FORMATS = (
                    {"strategy": "group", "group_size": 128, "dynamic": True}),
         of_blocks,
     ),
+    Format("compressed rows but the first layer",
+           compressed({"strategy": "channel"}, TOKEN, ignore=["lm_head", "re:.*layers\\.0\\..*"]), of_rows,
+           plain=tuple(f"model.layers.0.{name}" for name in MODULES)),
+    Format(
+        "some blocks",
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+         "modules_to_not_convert": ["lm_head", "model.layers.1.mlp.down_proj", "model.layers.0.mlp.gate", "o_proj"]},
+        of_blocks,
+        "weight_scale_inv",
+        plain=("model.layers.1.mlp.down_proj", "model.layers.0.self_attn.o_proj", "model.layers.1.self_attn.o_proj"),
+    ),
+    Format("static but the last MLP",
+           {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "model.layers.1.mlp"]},
+           of_tensor, input_scale="input_scale",
+           plain=tuple(f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up", "down"))),
 )  # fmt: skip
 
 
@@ -134,7 +152,8 @@ def save(form: Format, directory: Path) -> Saved:
         weight = torch.randn(source.shape, generator=generator) * (0.2 if is_norm else source.shape[-1] ** -0.5)
         weight = weight + 1 if is_norm else weight
         name = source.tensor
-        if is_norm or "embed" in name or (name == "lm_head.weight" and not form.has_head):
+        module = name.removesuffix(".weight")
+        if module in form.plain or is_norm or "embed" in name or (name == "lm_head.weight" and not form.has_head):
             plain[name] = stored[name] = weight.to(torch.bfloat16)
             continue
         # Rows and blocks of unlike size, so that a scale in the wrong place is seen.
@@ -142,7 +161,6 @@ def save(form: Format, directory: Path) -> Saved:
         scales = form.scale(weight).to(form.scale_dtype)
         wide = widened(scales, weight.shape).float()
         q = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
-        module = name.removesuffix(".weight")
         plain[name] = q.float() * wide
         stored[name], stored[f"{module}.{form.weight_scale}"] = q, scales
         if form.input_scale is not None:

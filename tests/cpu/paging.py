@@ -29,11 +29,18 @@ class Request:
 class Pool:
     """Runs steps of a decoder over requests of its own. `num_blocks` are those of one cache group.
 
-    `table_width` is that of the block tables, as an engine's are; None: as wide as the longest request's.
+    `table_width` is that of the block tables, as an engine's are; None: as wide as the longest request's. `kv_dtype` is
+    that of K and V; None: the decoder's.
     """
 
     def __init__(
-        self, decoder: Decoder, num_blocks: int, block_size: int = 16, seed: int = 0, table_width: int | None = None
+        self,
+        decoder: Decoder,
+        num_blocks: int,
+        block_size: int = 16,
+        seed: int = 0,
+        table_width: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         arch = decoder.arch
         self.groups = arch.cache_groups
@@ -41,18 +48,17 @@ class Pool:
         num_blocks = num_blocks * len(self.groups) + 1
         shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
         self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
-        self.kv = torch.full(shape, float("nan"), dtype=decoder.dtype)
+        self.kv = torch.full(shape, float("nan")).to(kv_dtype or decoder.dtype)
+        self.kv_scales = torch.full(shape[:-1], float("nan")) if kv_dtype == torch.float8_e4m3fn else None
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.never_written = self.free.pop()
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
         """Compute the next `count` tokens of each (sequence, count); returns each row's hidden states."""
-        for sequence, count in rows:
-            while len(sequence.blocks) * self.block_size < sequence.computed + count:
-                sequence.blocks.append(tuple(self.free.pop() for _ in self.groups))
+        self.extend(rows)
         spans = [(sequence.computed, count) for sequence, count in rows]
         batches = [
-            AttentionBatch.build(spans, self._tables(rows, group), self.block_size, "cpu")
+            AttentionBatch.build(spans, self.tables(rows, group), self.block_size, "cpu")
             for group in range(len(self.groups))
         ]
         ids = [sequence.token_ids[sequence.computed : sequence.computed + count] for sequence, count in rows]
@@ -62,11 +68,18 @@ class Pool:
             sequence.computed += count
         return list(torch.split(hidden, [count for _, count in rows]))
 
+    def extend(self, rows: Sequence[tuple[Request, int]]) -> None:
+        """Give each the blocks that it lacks for its next tokens."""
+        for sequence, count in rows:
+            while len(sequence.blocks) * self.block_size < sequence.computed + count:
+                sequence.blocks.append(tuple(self.free.pop() for _ in self.groups))
+
     def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
         """[T, hidden]; for subclasses that compute it otherwise."""
-        return self.decoder.forward(token_ids, batches, self.kv)
+        return self.decoder.forward(token_ids, batches, self.kv, self.kv_scales)
 
-    def _tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
+    def tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
+        """[R, blocks] int32, of one cache group."""
         width = self.table_width or max(len(sequence.blocks) for sequence, _ in rows)
         tables = torch.full((len(rows), width), -1, dtype=torch.int32)
         for row, (sequence, _) in enumerate(rows):
@@ -77,8 +90,10 @@ class Pool:
         return tables
 
 
-def prompt_logits(decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int]) -> Tensor:
+def prompt_logits(
+    decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int], kv_dtype: torch.dtype | None = None
+) -> Tensor:
     """[len(token_ids), vocab] of one sequence, computed in `chunks`, which add up to its length."""
     sequence = Request(list(token_ids))
-    pool = Pool(decoder, num_blocks=-(-len(token_ids) // 16) + 3)
+    pool = Pool(decoder, num_blocks=-(-len(token_ids) // 16) + 3, kv_dtype=kv_dtype)
     return torch.cat([decoder.logits(pool.step([(sequence, count)])[0]) for count in chunks])

@@ -71,10 +71,11 @@ class Engine:
     config: EngineConfig
 
     @classmethod
-    def load(cls, path: Path, dtype: str) -> Engine:
+    def load(cls, path: Path, dtype: str, kv_cache_dtype: str = "auto") -> Engine:
         asked = EngineConfig(
-            model_path=str(path), dtype=dtype, kv_memory_bytes=16 * 2**20, max_num_seqs=40, block_size=16
-        )  # type: ignore[arg-type]
+            model_path=str(path), dtype=dtype, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=16 * 2**20,
+            max_num_seqs=40, block_size=16,
+        )  # type: ignore[arg-type]  # fmt: skip
         config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(path)), Machine.detect())
         runner, _ = load_worker(config, time.monotonic(), lambda phase: None)
         return cls(runner, config)
@@ -161,9 +162,9 @@ def test_ids_are_those_of_generate_alone_and_32_at_once(checkpoints: dict[str, P
         assert run(engine.core(), request(name, prompts[name]))[name].token_ids == expected[name]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8")])
 def engine(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Engine:
-    return Engine.load(checkpoints["qwen3"], request.param)
+    return Engine.load(checkpoints["qwen3"], *request.param)
 
 
 @pytest.mark.parametrize(

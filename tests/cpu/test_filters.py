@@ -19,6 +19,10 @@ def params(**options: Any) -> SamplingParams:
     return SamplingParams(max_tokens=1, seed=0, **options)
 
 
+def tempered(scores: Tensor) -> Tensor:
+    return temper(scores, torch.ones(len(scores)))
+
+
 def cut_of(scores: Tensor, *rows: SamplingParams) -> Tensor:
     result = scores.clone()
     cut(result, rows)
@@ -50,21 +54,21 @@ def warped(scores: Tensor, options: SamplingParams) -> Tensor:
     ids=lambda options: f"{options.top_k} {options.top_p} {options.min_p}",
 )  # fmt: skip
 def test_equals_transformers(options: SamplingParams, spread: float) -> None:
-    scores = torch.randn(8, 3001) * spread
+    scores = tempered(torch.randn(8, 3001) * spread)
     assert torch.equal(cut_of(scores, *[options] * 8), warped(scores, options))
 
 
 def test_the_comparison_sees_one_token_more() -> None:
-    scores = torch.randn(8, 3001)
+    scores = tempered(torch.randn(8, 3001))
     assert not torch.equal(cut_of(scores, *[params(top_k=37)] * 8), warped(scores, params(top_k=38)))
     assert not torch.equal(cut_of(scores, *[params(top_p=0.5)] * 8), warped(scores, params(top_p=0.501)))
 
 
 def test_tokens_that_tie_at_the_border_stay_together() -> None:
-    scores = torch.tensor([[2.0, 1.0, 1.0, 0.0]])
-    assert cut_of(scores, params(top_k=2)).tolist() == [[2.0, 1.0, 1.0, NEVER]]
-    assert cut_of(scores, params(top_p=0.65)).tolist() == [[2.0, 1.0, 1.0, NEVER]]
-    assert cut_of(scores, params(top_p=0.0)).tolist() == [[2.0, NEVER, NEVER, NEVER]]
+    scores = torch.tensor([[0.0, -1.0, -1.0, -2.0]])
+    assert cut_of(scores, params(top_k=2)).tolist() == [[0.0, -1.0, -1.0, NEVER]]
+    assert cut_of(scores, params(top_p=0.65)).tolist() == [[0.0, -1.0, -1.0, NEVER]]
+    assert cut_of(scores, params(top_p=0.0)).tolist() == [[0.0, NEVER, NEVER, NEVER]]
 
 
 def test_a_row_is_its_own() -> None:
@@ -73,7 +77,7 @@ def test_a_row_is_its_own() -> None:
         params(), params(top_k=3), params(top_p=0.3), params(top_p=0.99999), params(min_p=0.2),
         params(top_k=900, top_p=0.7),
     ] * 3  # fmt: skip
-    scores = torch.randn(len(rows), 2000) * 3
+    scores = tempered(torch.randn(len(rows), 2000) * 3)
     whole = cut_of(scores, *rows)
     for row, options in enumerate(rows):
         assert torch.equal(whole[row : row + 1], cut_of(scores[row : row + 1], options))

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.description import Activation
-from inferd.engine.layers import mlp
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
+from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.device import CpuDevice, Recording
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
-from inferd.kernels.gated_mul import silu_mul
-from inferd.kernels.paged_attention import AttentionBatch
+from inferd.engine.worker.slots import Slots
 from inferd.kernels.tape import NotRecordableError
+from tests.cpu.capturing import CapturingDevice
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 
@@ -33,18 +32,45 @@ RECORDED = (
     (Case("granite", "granite", WIDE | {"residual_multiplier": 0.5}), torch.bfloat16, "none"),
     (Case("gemma2", "gemma2", WIDE | {"head_dim": 32, "sliding_window": 20}), torch.bfloat16, "int4"),
 )
-BLOCK, TABLE_WIDTH = 16, 8
+BLOCK, TABLE_WIDTH, MAX_REQUESTS = 16, 8, 5
 
 
-class GraphedPool(Pool):
-    """Computes through `StepGraphs`."""
+class LogitsPool(Pool):
+    """Gives logits, [count, V] of each row, where `Pool` gives hidden states."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder, 60, BLOCK, table_width=TABLE_WIDTH)
-        self.graphs = StepGraphs(decoder, KVPool(self.kv, padding_block=self.free.pop(0)), CpuDevice(1))
 
-    def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
-        return self.graphs.forward(token_ids, batches).clone()
+    def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
+        return [self.decoder.logits(hidden) for hidden in super().step(rows)]
+
+
+class GraphedPool(LogitsPool):
+    """Computes steps of one token a row through `StepGraphs`, where it records them."""
+
+    def __init__(self, decoder: Decoder, device: CpuDevice) -> None:
+        super().__init__(decoder)
+        self.random = Random(0)
+        pool = KVPool(self.kv, padding_block=self.free.pop(0))
+        self.slots = Slots(MAX_REQUESTS, TABLE_WIDTH * BLOCK, BLOCK, device, len(self.groups))
+        sampler = Sampler(MAX_REQUESTS, VOCAB, device.torch_device)
+        self.graphs = StepGraphs(decoder, pool, self.slots, sampler, device)
+
+    def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
+        if any(count > 1 for _, count in rows):
+            return super().step(rows)
+        self.extend(rows)
+        places = self.random.sample(range(MAX_REQUESTS), len(rows))
+        for group in range(len(self.groups)):
+            self.slots.block_tables[group, places] = self.tables(rows, group)
+        for slot, (request, _) in zip(places, rows, strict=True):
+            self.slots.token_ids[slot, request.computed] = request.token_ids[request.computed]
+        decoded = self.graphs.decode([(slot, row[0].computed) for slot, row in zip(places, rows, strict=True)])
+        if decoded is None:
+            return super().step(rows)
+        for request, _ in rows:
+            request.computed += 1
+        return list(decoded.logits.clone().split(1))
 
 
 def name_of(value: object) -> str:
@@ -52,29 +78,31 @@ def name_of(value: object) -> str:
 
 
 def run(pool: Pool, seed: int) -> list[Tensor]:
-    """Requests come, decode in changing company, and go: the hidden states of every step."""
-    random, states, running = Random(seed), [], list[Request]()
+    """Requests come, decode in changing company, and go: the logits of every step."""
+    draw, states, running = Random(seed), [], list[Request]()
     for _ in range(40):
-        if len(running) < 5 and random.random() < 0.4:
-            request = Request([random.randrange(VOCAB) for _ in range(random.randrange(1, 40))])
+        if len(running) < MAX_REQUESTS and draw.random() < 0.4:
+            request = Request([draw.randrange(VOCAB) for _ in range(draw.randrange(1, 40))])
             states += pool.step([(request, len(request.token_ids))])
             running.append(request)
-        if running and random.random() < 0.2:
-            for blocks in running.pop(random.randrange(len(running))).blocks:
+        if running and draw.random() < 0.2:
+            for blocks in running.pop(draw.randrange(len(running))).blocks:
                 pool.free.extend(blocks)
-        rows = random.sample(running, random.randrange(len(running) + 1))
+        rows = draw.sample(running, draw.randrange(len(running) + 1))
         for request in rows:
-            request.token_ids.append(random.randrange(VOCAB))
+            request.token_ids.append(draw.randrange(VOCAB))
         states += pool.step([(request, 1) for request in rows]) if rows else []
     return states
 
 
-def assert_equal_steps(case: Case, dtype: torch.dtype, quantization: str) -> StepGraphs:
+def assert_equal_steps(
+    case: Case, dtype: torch.dtype, quantization: str, device: CpuDevice | None = None
+) -> StepGraphs:
     decoder = random_decoder(case, dtype, RECIPES[quantization])
-    pool = GraphedPool(decoder)
+    pool = GraphedPool(decoder, device or CpuDevice(1))
     for seed in range(3):
-        expected = run(Pool(decoder, 60, BLOCK, table_width=TABLE_WIDTH), seed)
-        pool.free = Pool(decoder, 60, BLOCK, table_width=TABLE_WIDTH).free[1:]
+        expected = run(LogitsPool(decoder), seed)
+        pool.free = LogitsPool(decoder).free[1:]
         states = run(pool, seed)
         assert len(states) == len(expected) > 40
         assert all(torch.equal(state, other) for state, other in zip(states, expected, strict=True))
@@ -91,8 +119,16 @@ def test_a_replay_gives_the_same_bits(case: Case, dtype: torch.dtype, quantizati
         assert step_graphs.refusal is not None
 
 
+@pytest.mark.parametrize(("case", "dtype", "quantization"), RECORDED, ids=name_of)
+def test_whole_steps(case: Case, dtype: torch.dtype, quantization: str, kernels: str) -> None:
+    """Where the device records anything: the logits are as many steps' as there are, in the memory of all."""
+    step_graphs = assert_equal_steps(case, dtype, quantization, CapturingDevice())
+    assert step_graphs.recorded_rows == ((1, 2, 4, 7) if kernels == "cpp" else ())
+
+
 def test_what_cannot_be_recorded_is_called(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    monkeypatch.setattr(mlp, "_GATES", {Activation.SILU: lambda x: silu_mul(x) * 1.0})
+    run_layers = Decoder.run_layers
+    monkeypatch.setattr(Decoder, "run_layers", lambda *given: run_layers(*given) * 1.0)
     step_graphs = assert_equal_steps(*RECORDED[0])
     assert step_graphs.refusal is not None
     assert kernels != "cpp" or "aten.mul" in step_graphs.refusal
@@ -121,6 +157,40 @@ def test_a_recording_that_fails_takes_nothing_from_the_others(monkeypatch: pytes
     step_graphs = assert_equal_steps(*RECORDED[0])
     assert step_graphs.refusal is None
     assert step_graphs.recorded_rows == (1, 2, 4, 5)
+
+
+class NarrowDevice(CapturingDevice):
+    """Without memory for recordings of some numbers of rows."""
+
+    def __init__(self, *refused: int) -> None:
+        super().__init__()
+        self.tried: list[int] = []
+        self._refused = refused
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        recording = super().record(run)
+        self.tried.append(recording.output.shape[0])
+        if self.tried[-1] in self._refused:
+            raise NotRecordableError("out of memory")
+        return recording
+
+
+def test_the_most_rows_are_recorded_first_for_others_to_share_their_memory(kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+    device = NarrowDevice()
+    assert assert_equal_steps(*RECORDED[0], device).recorded_rows == (1, 2, 4, 7)
+    assert device.tried == [7, 1, 2, 4]
+
+
+def test_too_little_memory_for_the_most_rows_leaves_fewer(kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+    device = NarrowDevice(7)
+    step_graphs = assert_equal_steps(*RECORDED[0], device)
+    assert step_graphs.refusal is None
+    assert step_graphs.recorded_rows == (1, 2, 4)
+    assert device.tried.count(7) == 1
 
 
 def test_more_rows_than_are_recorded(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:

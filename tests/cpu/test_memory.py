@@ -20,8 +20,9 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of, resolve
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import MemoryPlan, refusal
-from inferd.engine.api.precision import FP8, INT4, INT8, StoredAs
+from inferd.engine.api.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_parts
+from inferd.engine.api.precision import FP8, INT4, INT8, Precision, StoredAs
+from inferd.engine.api.working import ATTENTION_TILE, GPU_ROW_BUCKETS, PARTIALS_BYTES, Workload, working_parts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table
@@ -30,6 +31,7 @@ from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
 
 TOLERANCE = 0.05
 
@@ -58,10 +60,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
-def test_weights_take_what_was_planned(checkpoint: Path, quantization: str) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype"), [("none", "auto"), ("fp8", "auto"), ("int8", "fp8"), ("int4", "auto")]
+)
+def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_cache_dtype: str) -> None:
     facts = ModelFacts.of(Checkpoint.read(checkpoint))
-    asked = EngineConfig(model_path=str(checkpoint), quantization=quantization, kv_memory_bytes=2**24, num_threads=2)  # type: ignore[arg-type]
+    asked = EngineConfig(
+        model_path=str(checkpoint), quantization=quantization, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=2**24,
+        num_threads=2,
+    )  # type: ignore[arg-type]  # fmt: skip
     config, plan, _ = resolve(asked, facts, Machine.detect())
     line = [sys.executable, "-P", "-c", LOAD]
     text = json.dumps({name: getattr(config, name) for name in config.__struct_fields__})
@@ -88,16 +95,28 @@ WINDOWED = {
 }  # fmt: skip
 
 
+class PaddingDevice(CpuDevice):
+    """Pads steps, as a GPU does."""
+
+    row_buckets = GPU_ROW_BUCKETS
+
+
 @pytest.mark.parametrize("changes", [{}, {"use_sliding_window": False}, {"max_window_layers": 5}])
-def test_tables_slots_and_cache_are_exactly_as_planned(changes: dict[str, object]) -> None:
-    arch, device = describe(WINDOWED | changes), CpuDevice(1)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.float8_e4m3fn])
+def test_tables_slots_and_cache_are_exactly_as_planned(
+    changes: dict[str, object], kind: str, kv_dtype: torch.dtype
+) -> None:
+    arch, device = describe(WINDOWED | changes), (CpuDevice if kind == "cpu" else PaddingDevice)(1)
     config = EngineConfig(
-        model_path="-", dtype="float32", device="cpu", max_model_len=700, block_size=16, num_blocks=99, max_num_seqs=7,
-        max_num_batched_tokens=64,
-    )  # fmt: skip
+        model_path="-", dtype="float32", device=kind, max_model_len=700, block_size=16, num_blocks=99, max_num_seqs=7,
+        max_num_batched_tokens=64, kv_cache_dtype="float32" if kv_dtype == torch.float32 else "fp8",
+    )  # type: ignore[arg-type]  # fmt: skip
     plan = plan_of(config, arch)
     planned = {part.name: part.num_bytes for part in plan.working}
-    assert KVPool.allocate(arch, 99, 16, torch.float32, device).num_bytes == plan.kv_bytes
+    pool = KVPool.allocate(arch, 99, 16, kv_dtype, device)
+    assert pool.num_bytes == plan.kv_bytes
+    assert (pool.padding_block is None) == (kind == "cpu")
     slots = Slots(7, 700, 16, device, len(arch.cache_groups))
     assert slots.token_ids.nbytes + slots.block_tables.nbytes == planned["slots"]
     tables = {rope: cos_sin_table(rope, 700, device.torch_device) for rope in arch.ropes if rope is not None}
@@ -120,3 +139,72 @@ def test_a_head_is_refused_by_its_own_rule() -> None:
     arch: Arch = describe(WINDOWED | {"hidden_size": 72, "intermediate_size": 96})
     assert refusal(arch, "int4") == "layers.0.attention.qkv has 72 inputs, which is no multiple of its group of 32"
     RECIPES["int4"].head.check(50, 72)
+
+
+def work_on(device: str, max_model_len: int = 4096, **changes: int) -> Workload:
+    """Of up to 300 rows and 4,096 tokens a step."""
+    settings = {"num_seqs": 300, "step_tokens": 4096, "block_size": 16, "num_threads": 2} | changes
+    return Workload(max_model_len=max_model_len, device=device, **settings)  # type: ignore[arg-type]
+
+
+def working(work: Workload) -> dict[str, int]:
+    arch = describe(WINDOWED | {"max_position_embeddings": 1 << 20})
+    return {part.name: part.num_bytes for part in working_parts(arch, Precision("bfloat16"), work)}
+
+
+@pytest.mark.parametrize("group", [1, 4, 7, 32])
+@pytest.mark.parametrize("num_kv_heads", [1, 8])
+def test_attention_keeps_no_more_sums_on_a_gpu_than_are_planned(group: int, num_kv_heads: int) -> None:
+    """Of whatever is in a step, on any GPU; where sequences are long as much as that."""
+    most = 0
+    for head_dim, num_sms, sm, kv_bytes in ((64, 58, 89, 1), (128, 132, 90, 2), (256, 148, 100, 1)):
+        shape = passes.Shape(num_kv_heads, group, head_dim, kv_bytes, None, num_sms, sm)
+        for lens in ([1] * 256, [1] * 7 + [2048], [4096], [64] * 64):
+            for is_deterministic in (True, False):
+                for tokens in (ATTENTION_TILE, 4096, 1 << 20):
+                    parts = passes.passes(shape, lens, tokens, is_deterministic=is_deterministic)
+                    rows = max(part.num_slots * part.slot_rows for part in parts) * num_kv_heads
+                    assert rows == 0 or tokens > ATTENTION_TILE
+                    most = max(most, rows * (head_dim + 2) * 4)
+    assert 0.99 * PARTIALS_BYTES < most <= PARTIALS_BYTES
+    assert working(work_on("cuda"))["partial sums"] == 2 * PARTIALS_BYTES
+    assert "partial sums" not in working(work_on("cuda", max_model_len=ATTENTION_TILE))
+
+
+def test_the_plan_and_the_kernels_cut_keys_alike() -> None:
+    assert (ATTENTION_TILE, PARTIALS_BYTES) == (ATTENTION_SPLIT, passes.SLOT_BYTES)
+
+
+def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
+    """Of 4 heads of 16, at 4,096 keys: 16 tiles."""
+    assert working(work_on("cpu"))["partial sums"] == 2 * 171 * 16 * (16 + 2) * 4
+    assert working(work_on("cpu", num_threads=500))["partial sums"] == 4 * 4096 * 16 * (16 + 2) * 4
+    assert "partial sums" not in working(work_on("cpu", num_threads=1))
+
+
+def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
+    """320 rows of logits in fp32 and in bfloat16, of hidden states, projections and what an MLP makes of them."""
+    width = 3 * 64 + (4 + 2 + 2) * 16 + 3 * 96 + 50
+    assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4)
+    assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * (width * 2 + 50 * 4)
+    assert "recorded steps" not in working(work_on("cpu"))
+
+
+def test_a_tied_head_is_the_embedding_itself_on_a_gpu_unless_it_is_quantized() -> None:
+    arch = describe(WINDOWED | {"tie_word_embeddings": True, "hidden_size": 64})
+    sized: dict[tuple[str, str], int] = {}
+    for device in ("cpu", "cuda"):
+        for quantization in ("none", "fp8"):
+            parts = weight_parts(arch, Precision("bfloat16", quantization), device)  # type: ignore[arg-type]
+            sized[device, quantization] = sum(part.num_bytes for part in parts)
+    assert sized["cpu", "none"] - sized["cuda", "none"] == 50 * 64 * 2
+    assert sized["cpu", "fp8"] == sized["cuda", "fp8"]
+
+
+def test_a_pool_of_8_bits_takes_a_byte_a_number_and_four_a_head() -> None:
+    arch, work = describe(WINDOWED), work_on("cpu")
+    plain, short = (
+        plan_memory(arch, Precision("bfloat16", kv_cache=kind), work, pool_of(10, work)).kv_bytes  # type: ignore[arg-type]
+        for kind in ("auto", "fp8")
+    )
+    assert short * 2 * 16 == plain * (16 + 4)

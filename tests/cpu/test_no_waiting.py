@@ -5,7 +5,7 @@ The device is the processor here, so what is caught is what would have to wait o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,12 +20,12 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from tests.cpu.capturing import CapturingDevice, waits
 from tests.cpu.checkpoints import Case, random_decoder
 
 VOCAB, BLOCK, MAX_LEN = 97, 16, 64
 CASE = Case("llama", "llama", {"vocab_size": VOCAB, "num_hidden_layers": 2})
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
-OPS_THAT_WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
 ASKED = {
     "greedy": SamplingParams(max_tokens=9, seed=1, temperature=0.0),
     "sampled": SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, min_p=0.01),
@@ -53,7 +53,7 @@ class _NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func.name().startswith(OPS_THAT_WAIT):
+        if waits(func, args, kwargs or {}):
             raise Waited(func.name())
         return func(*args, **(kwargs or {}))
 
@@ -72,44 +72,69 @@ def nothing_is_read() -> Iterator[None]:
         yield
 
 
-def runner() -> Runner:
-    device, decoder = CpuDevice(1), random_decoder(CASE, torch.float32)
+def runner(device: CpuDevice) -> Runner:
+    decoder = random_decoder(CASE, torch.float32)
     kv = KVPool.allocate(decoder.arch, 16, BLOCK, torch.float32, device)
     return Runner(decoder, kv, Slots(4, MAX_LEN, BLOCK, device), Sampler(4, VOCAB, "cpu"), device)
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:
-    """Two prompts, one of them in chunks, then decodes of both."""
+    """Two prompts, one of them in chunks, then decodes of both, the last two by one recording."""
     admissions = tuple(Admission(slot, f"r{slot}", tuple(range(1, 21)), 20, params) for slot in range(2))
     tables = tuple(TableUpdate(slot, 0, 0, (2 * slot, 2 * slot + 1)) for slot in range(2))
     return [
         StepPlan(0, admissions, tables, (Row(0, 0, 20, True), Row(1, 0, 8, False))),
         StepPlan(1, (), (), (Row(0, 20, 1, True), Row(1, 8, 12, True))),
         StepPlan(2, (), (), (Row(0, 21, 1, True), Row(1, 20, 1, True))),
+        StepPlan(3, (), (), (Row(1, 21, 1, True), Row(0, 22, 1, True))),
     ]
 
 
+def check(watched: Runner, params: SamplingParams) -> None:
+    plain = runner(CpuDevice(1))
+    for plan in plans(params):
+        with nothing_is_read():
+            launched = watched.launch(plan)
+        expected = plain.execute(plan)
+        assert launched.wait().rows == expected.rows
+        assert any(row.token_ids for row in expected.rows)
+
+
 @pytest.mark.parametrize("name", ASKED)
-def test_launching_waits_for_nothing(name: str) -> None:
-    # Recording, which happens once for each number of rows, has a dispatch mode of its own.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CpuDevice, "row_buckets", (0,))
-        watched, plain = runner(), runner()
-        for plan in plans(ASKED[name]):
-            with nothing_is_read():
-                launched = watched.launch(plan)
-            expected = plain.execute(plan)
-            assert launched.wait().rows == expected.rows
-            assert any(row.token_ids for row in expected.rows)
+def test_launching_waits_for_nothing(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels != "cpp" and name != "greedy":
+        pytest.skip("plain PyTorch looks for the tokens that may win")
+    # Recordings of C++ kernels, made once for each number of rows, have a dispatch mode of their own.
+    monkeypatch.setattr(CpuDevice, "row_buckets", (0,))
+    check(runner(CpuDevice(1)), ASKED[name])
 
 
-def test_waiting_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ASKED)
+def test_recording_and_replaying_wait_for_nothing(name: str, kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+    device = CapturingDevice()
+    check(runner(device), ASKED[name])
+    assert (device.events.count("record"), device.events.count("replay")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda logits: logits.max().item(),
+        lambda logits: logits[logits > 0.0],
+        lambda logits: logits.nonzero(),
+        lambda logits: logits[0].repeat_interleave(torch.ones(VOCAB, dtype=torch.int64)),
+    ],
+    ids=["item", "mask", "nonzero", "repeat"],
+)
+def test_waiting_is_seen(way: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample
 
     def waiting(self: Sampler, logits: torch.Tensor, *rest: Any) -> Any:
-        logits.max().item()
+        way(logits)
         return sample(self, logits, *rest)
 
     monkeypatch.setattr(Sampler, "sample", waiting)
     with pytest.raises(Waited), nothing_is_read():
-        runner().launch(plans(ASKED["greedy"])[0])
+        runner(CpuDevice(1)).launch(plans(ASKED["greedy"])[0])

@@ -1,5 +1,6 @@
 """A request's hidden states, ids and logprobs are the same bits alone and in company, whole and in chunks, on a cached
-prefix, and after it lost its KV halfway. In fp32, bf16, int8, int4 and fp8, greedy and sampled with every option.
+prefix, and after it lost its KV halfway. In fp32, bf16, int8, int4 and fp8, with K and V in these or in 8 bits, greedy
+and sampled with every option.
 """
 
 from __future__ import annotations
@@ -105,10 +106,12 @@ class Company:
 class Run:
     """The target in slot 0, through steps of its own choice of chunks, among `num_neighbours`."""
 
-    def __init__(self, decoder: Decoder, params: SamplingParams, num_neighbours: int, seed: int) -> None:
+    def __init__(
+        self, decoder: Decoder, params: SamplingParams, num_neighbours: int, seed: int, kv_dtype: torch.dtype | None
+    ) -> None:
         self.decoder, self.params, self.random = decoder, params, Random(seed)
         self.sampler = Sampler(NUM_NEIGHBOURS + 1, VOCAB, "cpu")
-        self.pool = Pool(decoder, num_blocks=1200, block_size=BLOCK, seed=seed)
+        self.pool = Pool(decoder, num_blocks=1200, block_size=BLOCK, seed=seed, kv_dtype=kv_dtype)
         self.company = Company(num_neighbours, self.sampler, self.random)
         self.target = Request([])
         self.trace = Trace()
@@ -162,35 +165,42 @@ class Setup:
     params: SamplingParams
     prompt: list[int]
     alone: Trace
+    kv_dtype: torch.dtype | None
 
     def run(self, num_neighbours: int, seed: int) -> Run:
-        return Run(self.decoder, self.params, num_neighbours, seed)
+        return Run(self.decoder, self.params, num_neighbours, seed, self.kv_dtype)
 
 
+FP8 = torch.float8_e4m3fn
 SETUPS = [
-    *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED), ("none",)),
-    *((case, torch.bfloat16, SAMPLED, "none") for case in CASES[1:]),
-    (CASES[0], torch.bfloat16, SAMPLED, "int8"),
-    (CASES[0], torch.bfloat16, SAMPLED, "int4"),
-    (CASES[0], torch.bfloat16, SAMPLED, "fp8"),
-    pytest.param((CASES[1], torch.float32, GREEDY, "int4"), marks=pytest.mark.long),
+    *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED), ("none",), (None,)),
+    *((case, torch.bfloat16, SAMPLED, "none", None) for case in CASES[1:]),
+    (CASES[0], torch.bfloat16, SAMPLED, "int8", None),
+    (CASES[0], torch.bfloat16, SAMPLED, "int4", None),
+    (CASES[0], torch.bfloat16, SAMPLED, "fp8", None),
+    (CASES[2], torch.bfloat16, SAMPLED, "none", FP8),
+    (CASES[1], torch.float32, GREEDY, "none", FP8),
+    pytest.param((CASES[1], torch.float32, GREEDY, "int4", None), marks=pytest.mark.long),
+    pytest.param((CASES[0], torch.bfloat16, SAMPLED, "int4", FP8), marks=pytest.mark.long),
 ]
 
 
-def setup_id(setup: tuple[Case, torch.dtype, SamplingParams, str]) -> str:
-    case, dtype, params, quantization = setup
-    return f"{case.name} {dtype} {'greedy' if params is GREEDY else 'sampled'} {quantization}"
+def setup_id(setup: tuple[Case, torch.dtype, SamplingParams, str, torch.dtype | None]) -> str:
+    case, dtype, params, quantization, kv_dtype = setup
+    kind = "greedy" if params is GREEDY else "sampled"
+    return f"{case.name} {dtype} {kind} {quantization}{' fp8 KV' if kv_dtype else ''}"
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=setup_id)
 def setup(request: pytest.FixtureRequest) -> Setup:
-    case, dtype, params, quantization = request.param
+    case, dtype, params, quantization, kv_dtype = request.param
     torch.set_num_threads(1)
     prompt = [Random(9).randrange(VOCAB) for _ in range(PROMPT_LEN)]
     with torch.inference_mode():
-        run = Run(random_decoder(case, dtype, RECIPES[quantization]), params, num_neighbours=0, seed=1)
+        decoder = random_decoder(case, dtype, RECIPES[quantization])
+        run = Run(decoder, params, num_neighbours=0, seed=1, kv_dtype=kv_dtype)
         run.start(prompt, PROMPT_LEN)
-        return Setup(run.decoder, params, prompt, run.finish([PROMPT_LEN]))
+        return Setup(decoder, params, prompt, run.finish([PROMPT_LEN]), kv_dtype)
 
 
 def test_in_a_batch_of_32(setup: Setup) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.params import SamplingParams
-from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sample.sampler import FAILED, Sampler
 from inferd.kernels.sample.philox import gumbel_noise
 
 VOCAB = 100
@@ -121,6 +121,38 @@ def test_logprobs_are_of_the_rows_that_asked_and_of_the_raw_logits() -> None:
     assert [token_id for token_id, _ in biased[3]] == logits[0].topk(2).indices.tolist()
     assert plain == (int(logits[2].argmax()), float(exact[2].max()), 1, ())
     assert sampler_of(params()).sample(logits[:1], [0], [2]).logprobs is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-40, 0.7, 2.0])
+def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature: float) -> None:
+    """With ties, and a row that fails; slots in another order than rows."""
+    rows = [params(temperature=temperature, seed=seed) for seed in range(6)]
+    logits, slots = torch.randn(6, VOCAB).mul(2).round(), [3, 0, 5, 1, 4, 2]
+    logits[4, 9] = float("nan")
+    sampler = sampler_of(*rows)
+    assert all(sampler.is_plain(slot) for slot in slots)
+    for position in (2, 70):
+        expected = sampler.sample(logits, slots, [position] * 6)
+        token_ids, outcomes = sampler.draw(logits, torch.tensor(slots), torch.full((6,), position))
+        assert outcomes.tolist() == expected.outcomes.tolist()
+        assert outcomes[4] == FAILED and torch.equal(token_ids, expected.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [
+        ({"top_k": 5, "top_p": 0.5, "min_p": 0.1}, True),
+        ({"temperature": 1.0}, True),
+        ({"temperature": 1.0, "top_k": 5}, False),
+        ({"temperature": 1.0, "top_p": 0.99}, False),
+        ({"temperature": 1.0, "min_p": 0.01}, False),
+        ({"logprobs": 0}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"bad_words": ((3,),)}, False),
+    ],
+)
+def test_what_is_more_than_a_draw_is_not_plain(options: dict[str, Any], is_plain: bool) -> None:
+    assert sampler_of(params(**options)).is_plain(0) == is_plain
 
 
 def test_a_row_is_its_own() -> None:

@@ -49,3 +49,13 @@ def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
     (case,) = json.loads((tmp_path / "found.json").read_text())
     assert (case["num_failed"], case["num_clients"]) == (0, 4)
     assert case["server_us"] > 0 and case["output_tokens_per_s"] >= case["events_per_s"] > 0
+
+
+def test_grammars_are_measured_beside_free_text(tmp_path: Path) -> None:
+    asked = ["--shape", "smoke", "--streams", "4", "--tokens", "12", "--rounds", "1"]
+    printed = run("structured.py", "--dir", tmp_path, *asked)
+    assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]] == [
+        "smoke, free",
+        "smoke, drawn alike",
+        "smoke, schema",
+    ]

@@ -84,10 +84,13 @@ def normed(x: Tensor, factor: Tensor, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_rows", "in_size"), [(1, 40), (3, 300), (16, 256)])
-def test_a_norm_before(num_rows: int, in_size: int, has_bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_rows", "in_size", "norm_dtype"),
+    [(1, 40, torch.bfloat16), (3, 300, torch.bfloat16), (16, 256, torch.bfloat16), (3, 300, torch.float32)],
+)
+def test_a_norm_before(num_rows: int, in_size: int, norm_dtype: torch.dtype, has_bias: bool) -> None:
     x, factor, weight = torch.randn(num_rows, in_size), torch.randn(in_size), torch.randn(35, in_size)
-    x, factor, weight = x.bfloat16() * 3, factor.bfloat16(), weight.bfloat16()
+    x, factor, weight = x.bfloat16() * 3, factor.to(norm_dtype), weight.bfloat16()
     bias = torch.randn(35).bfloat16() if has_bias else None
     result = norm_linear(x, factor, 1e-3, weight, bias)
     added = 0 if bias is None else bias.double()

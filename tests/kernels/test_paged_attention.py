@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
+from inferd.kernels.quantize_fp8.reference import quantize_fp8
 
 TRITON = "triton"
 
@@ -20,6 +21,13 @@ SPLIT = ATTENTION_SPLIT
 SPARE_BLOCKS = 20
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7}
 """Absolute, for values below four: one rounding of the result to the dtype, and what rounded weights add to it."""
+TOLERANCE_FP8 = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-6}
+"""With K and V in 8 bits: a weight is rounded a second time, when it has its value's scale."""
+FP8 = torch.float8_e4m3fn
+KINDS = (
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, FP8), (torch.bfloat16, FP8),
+)  # fmt: skip
+"""(queries, K and V)."""
 
 ROWS: tuple[tuple[int, int], ...] = (
     (0, 1), (5, 1), (SPLIT - 1, 1), (SPLIT, 1), (700, 1), (0, 300), (513, 77), (SPLIT - 1, 2), (2, 3), (0, 129),
@@ -36,18 +44,20 @@ FEW = ((0, 1), (1, 1), (40, 1), (150, 1), (SPLIT - 1, 1), (SPLIT, 1), (SPLIT + 4
 
 @dataclass
 class Sequences:
-    """Random K and V of whole sequences, also laid out in pages at random places."""
+    """Random K and V of whole sequences, also laid out in pages at random places. In 8 bits heads are of all sizes."""
 
     rows: Sequence[tuple[int, int]]
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    """Of K and V."""
 
     def __post_init__(self) -> None:
         num_blocks = sum(-(-(start + count) // self.block_size) for start, count in self.rows) + SPARE_BLOCKS
         shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
-        self.kv = torch.full(shape, float("nan"), dtype=self.dtype)
+        self.kv = torch.full(shape, float("nan")).to(self.dtype)
+        self.kv_scales = torch.full(shape[:4], float("nan")) if self.dtype == FP8 else None
         free = [
             block for block in torch.randperm(shape[0]).tolist() if block
         ]  # 0 is what a hidden table entry may become
@@ -56,22 +66,40 @@ class Sequences:
         self.contents: list[Tensor] = []
         for row, (start, count) in enumerate(self.rows):
             length = start + count
-            content = torch.randn(2, self.num_kv_heads, length, self.head_dim).to(self.dtype)
+            content, scales = self._content(length)
             for entry in range(-(-length // self.block_size)):
                 block = free.pop()
                 self.tables[row, entry] = block
                 page = content[:, :, entry * self.block_size : (entry + 1) * self.block_size]
                 self.kv[block, :, :, : page.shape[2]] = page
-            self.contents.append(content)
+                if self.kv_scales is not None:
+                    self.kv_scales[block, :, :, : page.shape[2]] = scales[:, :, entry * self.block_size :][
+                        :, :, : page.shape[2]
+                    ]
+            self.contents.append(content.double() * scales[..., None])
+
+    def _content(self, length: int) -> tuple[Tensor, Tensor]:
+        """K and V as they are stored, and their scales."""
+        content = torch.randn(2, self.num_kv_heads, length, self.head_dim)
+        if self.dtype != FP8:
+            return content.to(self.dtype), torch.ones(content.shape[:3])
+        sizes = 2.0 ** torch.randint(-12, 1, content.shape[:3])
+        return quantize_fp8(content * sizes[..., None])
 
     def batch(self, rows: Sequence[int]) -> AttentionBatch:
         return AttentionBatch.build([self.rows[row] for row in rows], self.tables[list(rows)], self.block_size, "cpu")
 
 
+def attend(
+    sequences: Sequences, q: Tensor, batch: AttentionBatch, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    return paged_attention(q, sequences.kv, batch, scale, window, softcap, sequences.kv_scales)
+
+
 def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | None, softcap: float | None) -> Tensor:
     """[n, Hq, D] fp64: the whole score matrix at once, heads repeated."""
     repeat = q.shape[1] // content.shape[1]
-    k, v = content.double().repeat_interleave(repeat, dim=1)
+    k, v = content.repeat_interleave(repeat, dim=1)
     scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -83,7 +111,7 @@ def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | No
     return torch.einsum("hqk,hkd->qhd", scores.masked_fill(is_hidden, float("-inf")).softmax(-1), v)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window", "softcap"),
     [
@@ -99,6 +127,7 @@ def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | No
 def test_equals_dense_attention(
     implementation: str,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -107,16 +136,17 @@ def test_equals_dense_attention(
     softcap: float | None,
 ) -> None:
     rows = SHORT_ROWS if implementation == TRITON else ROWS
-    sequences = Sequences(rows, kv_heads, head_dim, block_size, dtype)
+    sequences = Sequences(rows, kv_heads, head_dim, block_size, kv_dtype)
     batch = sequences.batch(range(len(rows)))
     q = torch.randn(batch.num_tokens, heads, head_dim).to(dtype)
     scale = head_dim**-0.5
-    result = paged_attention(q, sequences.kv, batch, scale, window, softcap)
+    result = attend(sequences, q, batch, scale, window, softcap)
     starts = batch.query_start.tolist()
     for row, (start, _) in enumerate(rows):
         tokens = slice(starts[row], starts[row + 1])
         expected = dense(q[tokens], sequences.contents[row], start, scale, window, softcap)
-        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+        tolerance = (TOLERANCE_FP8 if kv_dtype == FP8 else TOLERANCE)[dtype]
+        assert (result[tokens].double() - expected).abs().max() < tolerance, f"row {row}"
 
 
 @pytest.mark.parametrize(("window", "softcap", "scale"), [(101, 4.0, 0.25), (100, None, 0.25), (100, 4.0, 0.3)])
@@ -128,24 +158,24 @@ def test_the_tolerance_sees_a_wrong_window_cap_or_scale(window: int, softcap: fl
     assert (result.double() - wrong).abs().max() > 100 * TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), [(8, 2, None), (3, 3, None), (5, 1, 90)])
 def test_a_row_is_its_own(
-    implementation: str, dtype: torch.dtype, heads: int, kv_heads: int, window: int | None
+    implementation: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads: int, kv_heads: int, window: int | None
 ) -> None:
     """Bitwise the same alone, in any order of rows, and however its tokens are split over calls."""
     if implementation == TRITON:
         pytest.skip("test_paged_attention_triton.py: by shapes that an interpreter gets through")
-    sequences = Sequences(ROWS, kv_heads, 32, 16, dtype)
+    sequences = Sequences(ROWS, kv_heads, 32, 16, kv_dtype)
     batch = sequences.batch(range(len(ROWS)))
     q = torch.randn(batch.num_tokens, heads, 32).to(dtype)
-    whole = paged_attention(q, sequences.kv, batch, 0.2, window)
+    whole = attend(sequences, q, batch, 0.2, window, None)
     starts = batch.query_start.tolist()
     parts = [(q[first:last], whole[first:last]) for first, last in itertools.pairwise(starts)]
 
     order = torch.randperm(len(ROWS)).tolist()
     shuffled = torch.cat([parts[row][0] for row in order])
-    result = paged_attention(shuffled, sequences.kv, sequences.batch(order), 0.2, window)
+    result = attend(sequences, shuffled, sequences.batch(order), 0.2, window, None)
     assert torch.equal(result, torch.cat([parts[row][1] for row in order]))
 
     for row, (start, count) in enumerate(ROWS):
@@ -153,19 +183,20 @@ def test_a_row_is_its_own(
             for first in range(0, count, chunk):
                 last = min(first + chunk, count)
                 split = AttentionBatch.build([(start + first, last - first)], sequences.tables[[row]], 16, "cpu")
-                result = paged_attention(parts[row][0][first:last].clone(), sequences.kv, split, 0.2, window)
+                result = attend(sequences, parts[row][0][first:last].clone(), split, 0.2, window, None)
                 assert torch.equal(result, parts[row][1][first:last]), f"row {row}, tokens {first}..{last}"
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (90, None), (5, 5.0)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
-    [(4, 2, 128), (3, 1, 96), (8, 1, 64), (4, 4, 80), (4, 2, 72), (2, 1, 17), (2, 1, 256)],
+    [(4, 2, 128), (3, 1, 96), (8, 1, 64), (4, 2, 48), (4, 4, 80), (4, 2, 72), (2, 1, 17), (2, 1, 256)],
 )
 def test_few_queries_have_the_bits_of_a_prompt(
     implementation: str,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -176,22 +207,28 @@ def test_few_queries_have_the_bits_of_a_prompt(
     if implementation == TRITON:
         pytest.skip("test_paged_attention_triton.py: by shapes that an interpreter gets through")
     length = SPLIT + 44
-    sequences = Sequences([(0, length)], kv_heads, head_dim, 32, dtype)
+    sequences = Sequences([(0, length)], kv_heads, head_dim, 32, kv_dtype)
     q = torch.randn(length, heads, head_dim).to(dtype)
-    whole = paged_attention(q, sequences.kv, sequences.batch([0]), 0.2, window, softcap)
+    whole = attend(sequences, q, sequences.batch([0]), 0.2, window, softcap)
     for first, count in FEW:
         few = AttentionBatch.build([(first, count)], sequences.tables, 32, "cpu")
-        result = paged_attention(q[first : first + count].clone(), sequences.kv, few, 0.2, window, softcap)
+        result = attend(sequences, q[first : first + count].clone(), few, 0.2, window, softcap)
         assert torch.equal(result, whole[first : first + count]), f"tokens {first}..{first + count}"
 
 
+EVEN_ROWS = ((3 * SPLIT - 1, 1),) * 5
+"""For two threads each is cut, and they are as many as can be: of 15 tiles a piece of work has one."""
+
+
+@pytest.mark.parametrize("rows", [ROWS, EVEN_ROWS], ids=["of all lengths", "as many cut as can be"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
-def test_threads_do_not_change_a_bit(implementation: str, num_threads: int) -> None:
+def test_threads_do_not_change_a_bit(implementation: str, num_threads: int, rows: Sequence[tuple[int, int]]) -> None:
     if implementation == TRITON:
         pytest.skip("Triton's interpreter has one thread")
-    sequences = Sequences(ROWS, 2, 64, 16, torch.float32)
-    batch = sequences.batch(range(len(ROWS)))
-    q = torch.randn(batch.num_tokens, 8, 64)
+    num_kv_heads = 1 if rows is EVEN_ROWS else 2
+    sequences = Sequences(rows, num_kv_heads, 64, 16, torch.float32)
+    batch = sequences.batch(range(len(rows)))
+    q = torch.randn(batch.num_tokens, 4 * num_kv_heads, 64)
     expected = paged_attention(q, sequences.kv, batch, 0.125)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -16,7 +16,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
 from tests.kernels import interpreter
-from tests.kernels.test_paged_attention import Sequences, dense
+from tests.kernels.test_paged_attention import FP8, Sequences, dense
 
 pytest.importorskip("triton")
 
@@ -239,11 +239,14 @@ def test_a_step_makes_a_list_for_each_window_once(monkeypatch: pytest.MonkeyPatc
 # -- results -----------------------------------------------------------------------------------------------------------
 
 SHAPES = [
-    (4, 1, 64, 16, None, None, torch.bfloat16),
-    (4, 2, 80, 32, 50, None, torch.float32),
-    (1, 1, 128, 64, None, 5.0, torch.float16),
-    (8, 1, 256, 16, TILE + 3, 3.0, torch.float32),
-    (7, 1, 96, 32, None, None, torch.float32),
+    (4, 1, 64, 16, None, None, torch.bfloat16, None),
+    (4, 2, 80, 32, 50, None, torch.float32, None),
+    (1, 1, 128, 64, None, 5.0, torch.float16, None),
+    (8, 1, 256, 16, TILE + 3, 3.0, torch.float32, None),
+    (7, 1, 96, 32, None, None, torch.float32, None),
+    (4, 1, 64, 16, None, None, torch.bfloat16, FP8),
+    (8, 1, 80, 32, 50, 5.0, torch.float32, FP8),
+    (2, 1, 128, 16, None, None, torch.float16, FP8),
 ]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7, torch.float16: 1.25 * 2**-10}
 """As in `test_paged_attention.py`."""
@@ -253,10 +256,12 @@ def attend(
     sequences: Sequences, q: Tensor, rows: Sequence[int], window: int | None, softcap: float | None, **changed: object
 ) -> Tensor:
     batch = dataclasses.replace(sequences.batch(rows), **changed)  # type: ignore[arg-type]
-    return paged_attention(q, sequences.kv, batch, SCALE, window, softcap)
+    return paged_attention(q, sequences.kv, batch, SCALE, window, softcap, sequences.kv_scales)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "window", "softcap", "dtype"), SHAPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "window", "softcap", "dtype", "kv_dtype"), SHAPES
+)
 def test_bits_depend_on_nothing_but_the_sequence(
     monkeypatch: pytest.MonkeyPatch,
     heads: int,
@@ -266,9 +271,10 @@ def test_bits_depend_on_nothing_but_the_sequence(
     window: int | None,
     softcap: float | None,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype | None,
 ) -> None:
     """Right, and the same for any number of programs, by either way of chunks, alone and in pieces."""
-    sequences = Sequences(ROWS, kv_heads, head_dim, block_size, dtype)
+    sequences = Sequences(ROWS, kv_heads, head_dim, block_size, kv_dtype or dtype)
     every = range(len(ROWS))
     starts = sequences.batch(every).query_start.tolist()
     q = torch.randn(starts[-1], heads, head_dim).to(dtype)
@@ -291,7 +297,7 @@ def test_bits_depend_on_nothing_but_the_sequence(
                 [(start + first, last - first)], sequences.tables[[row]], block_size, "cpu", is_deterministic=False
             )
             tokens = slice(starts[row] + first, starts[row] + last)
-            result = paged_attention(q[tokens].clone(), sequences.kv, part, SCALE, window, softcap)
+            result = paged_attention(q[tokens].clone(), sequences.kv, part, SCALE, window, softcap, sequences.kv_scales)
             assert torch.equal(result, whole[tokens]), f"row {row}, tokens {first}..{last}"
 
 
@@ -332,16 +338,16 @@ def test_tiles_of_the_length_that_is_shipped(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(attend(sequences, q, [0, 1], None, None), result)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kv_in_8_bits(dtype: torch.dtype) -> None:
-    """As stored: the same bits as from a pool of the numbers that they stand for."""
-    sequences = Sequences(((200, 1), (0, 20)), 2, 64, 16, torch.float32)
-    short = sequences.kv.to(torch.float8_e4m3fn)
-    q = torch.randn(21, 4, 64).to(dtype)
-    batch = sequences.batch([0, 1])
-    result = paged_attention(q, short, batch, SCALE)
-    assert torch.equal(result, paged_attention(q, short.to(dtype), batch, SCALE))
-    assert result.isfinite().all()
+def test_float16_weighs_values_of_8_bits_whose_scales_it_could_not_hold() -> None:
+    """Values of 2^-12: their scales, of 2^-20, times weights of 2^-8 lie below what float16 has."""
+    sequences = Sequences(((255, 1),), 1, 64, 16, FP8)
+    q = torch.zeros(1, 4, 64, dtype=torch.float16)
+    assert sequences.kv_scales is not None
+    sequences.kv_scales *= 2.0**-12 / sequences.kv_scales / 448
+    values = sequences.kv.float()[sequences.tables[0, :16].long(), 1, 0] * 2.0**-12 / 448
+    expected = values.flatten(0, 1).double().mean(0)
+    result = attend(sequences, q, [0], None, None)[0]
+    assert ((result.double() - expected).norm(dim=1) / expected.norm()).max() < 2**-8
 
 
 def test_rows_without_queries_and_lengths_that_the_host_does_not_know() -> None:

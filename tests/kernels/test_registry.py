@@ -34,6 +34,11 @@ def test_the_first_that_can_run_is_chosen_and_the_refusals_are_kept(op: TestOp) 
     assert registry.explain()[-2:] == op.choices()
 
 
+def test_a_choice_can_be_looked_at_without_running_it(op: TestOp) -> None:
+    assert op.choice(3) == Choice("test_op", 3, "small", (("even", "3 is odd"),))
+    assert op.choice(3) is op.choices()[0]
+
+
 def test_nothing_can_run(op: TestOp) -> None:
     with pytest.raises(
         KernelError, match=r"test_op: nothing can run for 11 \(even: 11 is odd; small: 11 is not small\)"

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 EPS = 1e-6
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Relative to values of at least 1: one rounding to the dtype."""
+FP8 = torch.float8_e4m3fn
 
 
 def error(result: Tensor, expected: Tensor) -> float:
@@ -50,11 +51,20 @@ class Case:
         self.angles = torch.arange(500)[:, None].double() * 10000.0 ** -(torch.arange(half) / half).double()
         self.cos_sin = torch.cat([self.angles.cos(), self.angles.sin()], dim=1).float()
         shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
-        self.kv = torch.full(shape, float("nan"), dtype=self.kv_dtype or self.dtype)
+        self.kv = torch.full(shape, float("nan")).to(self.kv_dtype or self.dtype)
+        self.kv_scales = torch.full(shape[:4], float("nan")) if self.kv_dtype == FP8 else None
 
     def run(self) -> Tensor:
         q, k, v = self.q.clone(), self.k.clone(), self.v.clone()
-        return rope_and_cache(q, k, v, self.cos_sin, self.positions, self.slots, self.kv, *self.norms, EPS)
+        return rope_and_cache(
+            q, k, v, self.cos_sin, self.positions, self.slots, self.kv, *self.norms, EPS, self.kv_scales
+        )
+
+    def stored(self, plane: int) -> tuple[Tensor, Tensor]:
+        """K (0) or V (1) of each token as an 8-bit pool holds them, and their scales: [T, G, D] and [T, G]."""
+        assert self.kv_scales is not None
+        blocks, offsets = self.slots // self.block_size, self.slots % self.block_size
+        return self.kv[blocks, plane, :, offsets].float(), self.kv_scales[blocks, plane, :, offsets]
 
     def rotated(self, x: Tensor, norm: Tensor | None) -> Tensor:
         """Pairs (x[i], x[i + r/2]) as complex numbers, turned by position * frequency."""
@@ -120,26 +130,55 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rotary_dim", [24, 16])
-def test_an_8_bit_pool_holds_the_nearest_number_up_to_448(dtype: torch.dtype, rotary_dim: int) -> None:
-    """Of every size: e4m3's numbers lie 2^-9 apart near 0 and 32 apart near 448. NaN stays, infinity does not."""
-    case = Case(9, 3, 24, rotary_dim, dtype, has_norm=False, kv_dtype=torch.float8_e4m3fn)
-    magnitudes = 2.0 ** torch.linspace(-12, 12, case.k.numel()).reshape(case.k.shape)
-    case.k, case.v = (case.k * magnitudes).to(dtype), (case.v * magnitudes).to(dtype)
-    case.v[0, 0, :5] = torch.tensor([float("inf"), float("-inf"), float("nan"), 448.0, -464.0])
-    case.v[1, 0, :4] = torch.tensor([2.0**-10, 3 * 2.0**-10, 1.0625, 1.1875])  # halfway: to the even neighbour
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 24), (24, 16), (64, 64)])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_an_8_bit_pool_holds_the_nearest_numbers_times_a_scale(
+    dtype: torch.dtype, head_dim: int, rotary_dim: int, has_norm: bool
+) -> None:
+    """Heads of every size, up to the largest numbers there are: by a scale of each head's own nothing overflows, and
+    steps are 2^-3 of what they lie at, or 2^-9 of 1/448 of the largest where that is more."""
+    case = Case(9, 3, head_dim, rotary_dim, dtype, has_norm, kv_dtype=FP8)
+    sizes = 2.0 ** torch.linspace(-60, 60, case.v[:, :, 0].numel()).reshape(case.v.shape[:2])[..., None]
+    case.k, case.v = (case.k * sizes).to(dtype), (case.v * sizes).to(dtype)
+    case.v[0, 0] = torch.finfo(dtype).max
+    case.v[0, 1] = 0.0
+    case.v[0, 2] = torch.tensor([448.0, -464.0, 2.0**-9, 3 * 2.0**-10])[torch.arange(head_dim) % 4].to(dtype)
     q = case.run()
-    blocks, offsets = case.slots // case.block_size, case.slots % case.block_size
-    k, v = case.kv[blocks, 0, :, offsets].float(), case.kv[blocks, 1, :, offsets].float()
-    assert v[0, 0, :5].nan_to_num(nan=9.0).tolist() == [448.0, -448.0, 9.0, 448.0, -448.0]
-    assert v[1, 0, :4].tolist() == [0.0, 2.0**-8, 1.0, 1.25]
-    assert torch.equal(v.nan_to_num(), nearest_8_bits(case.v).nan_to_num())
-    expected = case.rotated(case.k, None)
-    spacing = 2.0 ** (expected.abs().clamp(2.0**-6, 448.0).log2().floor() - 3)
-    assert bool(((k - expected.clamp(-448, 448)).abs() <= spacing * 0.5001).all())
-    alike = Case(9, 3, 24, rotary_dim, dtype, has_norm=False)
-    alike.q, alike.k, alike.positions = case.q, case.k, case.positions
+    (k, k_scales), (v, v_scales) = case.stored(0), case.stored(1)
+    wide = case.v.float()
+    expected_scales = (wide.abs().amax(-1) / 448).masked_fill(wide.abs().amax(-1) == 0, 1.0)
+    assert torch.equal(v_scales, expected_scales)
+    assert torch.equal(v, nearest_8_bits(wide / expected_scales[..., None]))
+    expected = case.rotated(case.k, case.norms[1])
+    largest = expected.abs().amax(-1, keepdim=True)
+    assert bool((k_scales[..., None] * 448 / largest - 1).abs().max() < 1e-5)
+    spacing = 2.0 ** ((expected / largest * 448).abs().clamp(min=2.0**-6).log2().floor() - 3) * largest / 448
+    assert bool(((k.double() * k_scales[..., None] - expected).abs() <= spacing * 0.51).all())
+    alike = Case(9, 3, head_dim, rotary_dim, dtype, has_norm)
+    alike.q, alike.k, alike.positions, alike.norms = case.q, case.k, case.positions, case.norms
     assert torch.equal(alike.run(), q)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_what_is_no_number_stays_none_in_its_head_of_an_8_bit_pool() -> None:
+    case = Case(4, 4, 24, 24, torch.float32, has_norm=False, kv_dtype=FP8)
+    case.v[2, 1, 5], case.v[3, 2, 0] = float("nan"), float("inf")
+    case.k[4, 0, 23] = float("nan")
+    case.run()
+    (k, k_scales), (v, v_scales) = case.stored(0), case.stored(1)
+    for numbers, scales, places in ((k, k_scales, [(4, 0)]), (v, v_scales, [(2, 1), (3, 2)])):
+        is_failed = (numbers * scales[..., None]).isnan().any(-1)
+        assert [tuple(place) for place in is_failed.nonzero().tolist()] == places
+        assert not (numbers * scales[..., None]).isinf().any()
+
+
+def test_no_other_scale_is_written() -> None:
+    case = Case(4, 2, 16, 16, torch.bfloat16, has_norm=False, kv_dtype=FP8)
+    case.run()
+    assert case.kv_scales is not None
+    is_written = ~case.kv_scales.isnan().permute(0, 3, 1, 2).reshape(case.num_blocks * case.block_size, -1)
+    assert sorted(is_written.all(1).nonzero()[:, 0].tolist()) == sorted(case.slots.tolist())
+    assert torch.equal(is_written.any(1), is_written.all(1))
 
 
 def nearest_8_bits(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.step_inputs import advance, step_inputs
+from inferd.kernels.step_inputs import step_inputs, write_drawn
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -61,20 +61,23 @@ def test_it_is_what_the_host_would_build() -> None:
 
 @pytest.mark.parametrize("num_rows", [4, 130])
 def test_steps_follow_each_other(num_rows: int) -> None:
-    """What was drawn for a position is what the next step reads; nothing else changes, and padding stays."""
+    """What was drawn for a position is what the next step reads; nothing else changes, twice or once, and padding
+    writes nothing, not even where its clamped slot is a row's."""
     state = State([7, -1, 0, 5], 16)
+    state.positions[2] = 0
     if num_rows > 4:  # more than one program: padding, and a row in the second
         state.slots = torch.cat([state.slots, torch.full((num_rows - 5,), -1), torch.tensor([3])])
         state.positions = torch.cat([state.positions, torch.zeros(num_rows - 4, dtype=torch.int64)])
-    expected_ids, expected_positions = state.token_ids.clone(), state.positions.clone()
+    expected_ids = state.token_ids.clone()
     for _ in range(3):
-        drawn = torch.randint(0, 2**40, (num_rows,))
-        advance(drawn, state.slots, state.positions, state.token_ids)
+        drawn, before = torch.randint(0, 2**40, (num_rows,)), state.positions.clone()
+        for _ in range(2):
+            write_drawn(drawn, state.slots, state.positions, state.token_ids)
+        assert torch.equal(state.positions, before)
         for row, slot in enumerate(state.slots.tolist()):
             if slot >= 0:
-                expected_positions[row] += 1
-                expected_ids[slot, expected_positions[row]] = drawn[row]
+                expected_ids[slot, state.positions[row] + 1] = drawn[row]
         assert torch.equal(state.token_ids, expected_ids)
-        assert torch.equal(state.positions, expected_positions)
+        state.positions += state.slots >= 0
         if num_rows == 4:
             state.check()

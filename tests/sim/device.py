@@ -8,10 +8,11 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inferd.engine.sched.plan import (
+    NO_MASKS,
     Admission,
     Row,
     RowResult,
@@ -20,8 +21,10 @@ from inferd.engine.sched.plan import (
     StepResult,
     TableUpdate,
     TokenLogprobs,
+    TokenMasks,
 )
-from tests.sim.oracle import Views, Windows, logprob_of, next_token
+from tests.sim.grammar import NUM_WORDS, allowed_by
+from tests.sim.oracle import VOCAB_SIZE, Views, Windows, logprob_of, next_token, vector_of
 
 Cell = tuple[int, int, int]
 """(token id, position, cache group)."""
@@ -45,6 +48,8 @@ class _Slot:
     """By group: where the entries that this admission was sent end."""
     num_written: int | None = None
     """Positions whose KV is there; None until the first row says where it starts."""
+    states: list[Views] = field(default_factory=list)
+    """What the rows of this admission computed, where a mean of it is asked for."""
     is_broken: bool = False
     """A row of this admission gave NaN: what it computes from then on means nothing."""
 
@@ -52,6 +57,9 @@ class _Slot:
 class _Handle:
     def __init__(self, device: SimulatedDevice, step_id: int) -> None:
         self._device, self._step_id = device, step_id
+
+    def sample(self, masks: TokenMasks) -> None:
+        self._device.sample(self._step_id, masks)
 
     def wait(self) -> StepResult:
         return self._device.result_of(self._step_id)
@@ -85,10 +93,16 @@ class SimulatedDevice:
         self._in_use: dict[int, set[int]] = {}
         """Launched steps whose results nobody has yet -> blocks that their rows read or write."""
         self._num_launched = 0
+        self._awaiting: StepPlan | None = None
+        """The last step launched, where it has not drawn yet."""
+        self._masks: dict[int, TokenMasks] = {}
+        """Of launched steps that have drawn, or will when they run."""
 
     # -- the executor's side -----------------------------------------------------------------------------------------
 
-    def launch(self, plan: StepPlan) -> _Handle:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _Handle:
+        if self._awaiting is not None:
+            raise SimulationError(f"step {plan.step_id} launched before step {self._awaiting.step_id} has drawn")
         if plan.step_id != self._num_launched:
             raise SimulationError(f"step {plan.step_id} launched as number {self._num_launched}")
         if not 1 <= plan.num_tokens <= self._max_step_tokens:
@@ -98,11 +112,31 @@ class SimulatedDevice:
         self._num_launched += 1
         self._queue.append(plan)
         self._in_use[plan.step_id] = self._blocks_of(plan)
-        if not self._is_lazy:
-            self._run_next()
+        if awaits_masks:
+            self._awaiting = plan
+        else:
+            self._masks[plan.step_id] = NO_MASKS
+            self._run_eagerly()
         return _Handle(self, plan.step_id)
 
+    def sample(self, step_id: int, masks: TokenMasks) -> None:
+        plan, self._awaiting = self._awaiting, None
+        if plan is None or plan.step_id != step_id:
+            raise SimulationError(f"step {step_id} draws, and does not await masks")
+        if len(masks.words) != NUM_WORDS * len(masks.rows) or list(masks.rows) != sorted(set(masks.rows)):
+            raise SimulationError(f"{len(masks.words)} words for the rows {masks.rows}")
+        if not all(plan.rows[row].samples for row in masks.rows):
+            raise SimulationError("a mask for a row that draws nothing")
+        self._masks[step_id] = masks
+        self._run_eagerly()
+
+    def _run_eagerly(self) -> None:
+        if not self._is_lazy:
+            self._run_next()
+
     def result_of(self, step_id: int) -> StepResult:
+        if self._awaiting is not None and self._awaiting.step_id <= step_id:
+            raise SimulationError(f"step {step_id} is waited for, and has drawn nothing")
         while step_id not in self._results:
             self._run_next()
         del self._in_use[step_id]
@@ -148,12 +182,17 @@ class SimulatedDevice:
             self._admit(admission)
         for update in plan.table_updates:
             self._update_table(update)
-        rows = tuple(self._run_row(row) for row in plan.rows)
+        masks = self._masks.pop(plan.step_id)
+        allowed = {
+            row: allowed_by(masks.words[NUM_WORDS * place : NUM_WORDS * (place + 1)])
+            for place, row in enumerate(masks.rows)
+        }
+        rows = tuple(self._run_row(row, allowed.get(index)) for index, row in enumerate(plan.rows))
         self._results[plan.step_id] = StepResult(plan.step_id, rows, 0.001)
 
     def _admit(self, admission: Admission) -> None:
         slot = self._slots[admission.slot]
-        slot.admission, slot.ids = admission, list(admission.token_ids)
+        slot.admission, slot.ids, slot.states = admission, list(admission.token_ids), []
         slot.num_entries, slot.num_written, slot.is_broken = [0] * len(self._windows), None, False
 
     def _update_table(self, update: TableUpdate) -> None:
@@ -166,7 +205,7 @@ class SimulatedDevice:
             for block_id in update.block_ids:
                 self._cells[block_id] = [_POISON] * self._block_size
 
-    def _run_row(self, row: Row) -> RowResult:
+    def _run_row(self, row: Row, allowed: Sequence[int] | None) -> RowResult:
         slot = self._slots[row.slot]
         admission = slot.admission
         if admission is None:
@@ -185,23 +224,38 @@ class SimulatedDevice:
             slot.is_broken = True
             slot.ids += [0] * row.samples
             return RowResult(status=RowStatus.NUMERICAL_ERROR)
-        return self._sample(slot, admission, row, self._read(slot, admission, row.start, end))
+        return self._sample(slot, admission, row, self._read(slot, admission, row.start, end), allowed)
 
-    def _sample(self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]]) -> RowResult:
+    def _sample(
+        self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]], allowed: Sequence[int] | None
+    ) -> RowResult:
         params, end = admission.params, row.start + row.num_tokens
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if params.prompt_logprobs is not None:
             positions = range(row.start + 1, min(end + 1, admission.num_prompt))
             prompt_logprobs = tuple(_logprob(self._views(read, p), slot.ids[p]) for p in positions)
         if not row.samples:
-            return RowResult(prompt_logprobs=prompt_logprobs)
+            return RowResult(prompt_logprobs=prompt_logprobs, embedding=self._pool(slot, admission, row, read))
         if end != len(slot.ids):
             raise SimulationError(f"{admission.request_id}: sampled behind {end} of {len(slot.ids)} tokens")
         views = self._views(read, end)
-        token_id = next_token(views, params.seed)
+        if allowed is not None and not allowed:
+            slot.ids.append(0)
+            return RowResult(status=RowStatus.NOTHING_TO_DRAW, prompt_logprobs=prompt_logprobs)
+        token_id = next_token(views, params.seed, range(VOCAB_SIZE) if allowed is None else allowed)
         slot.ids.append(token_id)
         logprobs = (_logprob(views, token_id),) if params.logprobs is not None else ()
         return RowResult((token_id,), RowStatus.OK, logprobs, prompt_logprobs)
+
+    def _pool(self, slot: _Slot, admission: Admission, row: Row, read: list[dict[int, int]]) -> bytes:
+        pooling, end = admission.params.pooling, row.start + row.num_tokens
+        if pooling is None:
+            return b""
+        if pooling.how == "mean":
+            slot.states += [self._views(read, position) for position in range(row.start + 1, end + 1)]
+        else:
+            slot.states = [self._views(read, end)]
+        return vector_of(slot.states) if end == admission.num_prompt else b""
 
     # -- block slots -------------------------------------------------------------------------------------------------
 

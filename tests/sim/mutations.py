@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from inferd.engine import core as core_module
 from inferd.engine.api.messages import Delta, WireLogprobs
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.core import EngineCore
+from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.request import Request
 from inferd.engine.sched import scheduler as scheduler_module
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
-from inferd.engine.sched.plan import StepResult
+from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.sched.sharing import PrefixSharing
+from tests.sim.grammar import SimulatedGrammars
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -391,10 +392,10 @@ def row_behind_the_end_is_delivered(patch: Patch) -> None:
 def prompt_logprobs_sent_again_after_preemption(patch: Patch) -> None:
     """A resumed request computes its prompt again and reports it again."""
 
-    def untrimmed(generation: object, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
-        return core_module._wire(applied.result.prompt_logprobs)
+    def untrimmed(self: Generation, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
+        return wire_logprobs(applied.result.prompt_logprobs)
 
-    patch.setattr(core_module, "_new_prompt_logprobs", untrimmed)
+    patch.setattr(Generation, "new_prompt_logprobs", untrimmed)
 
 
 @mutation
@@ -415,4 +416,92 @@ def replayed_tokens_are_taken_for_prompt(patch: Patch) -> None:
 @mutation
 def minimum_length_is_ignored(patch: Patch) -> None:
     """An end-of-sequence token ends a generation before its minimum."""
-    patch.setattr(core_module._Generation, "ends_with", lambda self, token_id, num_output: token_id in self.ending_ids)
+    patch.setattr(Generation, "ends_with", lambda self, token_id, num_output: token_id in self._ending_ids)
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------------
+
+
+@mutation
+def masks_are_made_a_step_early(patch: Patch) -> None:
+    """Overlap: what may come next is worked out before the tokens of the step before are known."""
+    launch = EngineCore._launch
+
+    def hasty(self: EngineCore, plan: StepPlan) -> None:
+        launch(self, plan)
+        launched = self._launched[-1]
+        if launched.awaits_masks:
+            launched.handle.sample(self._masks_of(plan))
+            launched.awaits_masks = False
+
+    patch.setattr(EngineCore, "_launch", hasty)
+
+
+@mutation
+def mask_goes_to_the_next_row(patch: Patch) -> None:
+    """Off by one: a mask is counted among the rows that have one, and applied among all."""
+    masks_of = EngineCore._masks_of
+
+    def shifted(self: EngineCore, plan: StepPlan) -> TokenMasks:
+        masks = masks_of(self, plan)
+        drawing = [index for index, row in enumerate(plan.rows) if row.samples]
+        return TokenMasks(tuple(drawing[: len(masks.rows)]), masks.words)
+
+    patch.setattr(EngineCore, "_masks_of", shifted)
+
+
+@mutation
+def mean_takes_prefix_hits(patch: Patch) -> None:
+    """A mean of hidden states leaves out those that others computed."""
+    patch.setattr(Request, "takes_prefix_hits", property(lambda self: self.params.prompt_logprobs is None))
+
+
+@mutation
+def slot_remembers_its_last_grammar(patch: Patch) -> None:
+    """A slot's new request is bound by the grammar of the one before."""
+    launch = EngineCore._launch
+
+    def stale(self: EngineCore, plan: StepPlan) -> None:
+        known = dict(self._by_slot)
+        launch(self, plan)
+        self._by_slot = {**self._by_slot, **known}
+
+    patch.setattr(EngineCore, "_launch", stale)
+
+
+@mutation
+def replay_begins_its_grammar_again(patch: Patch) -> None:
+    """After a crash the grammar starts at its beginning, in the middle of a text."""
+    opened = SimulatedGrammars.open
+
+    def afresh(self: SimulatedGrammars, text: str, token_ids: object, ending_ids: tuple[int, ...]) -> object:
+        return opened(self, text, (), ending_ids)
+
+    patch.setattr(SimulatedGrammars, "open", afresh)
+
+
+@mutation
+def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
+    """Lost abort: a request that ended while its grammar was compiled comes back when that is done."""
+
+    def forgetful(self: EngineCore, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            generation = self._live.pop(request_id, None)
+            if generation is not None:
+                if request_id not in self._compiling:
+                    self._scheduler.finish(generation.request)
+                self._outbox.append(generation.delta(finish_reason="abort"))
+
+    patch.setattr(EngineCore, "abort", forgetful)
+
+
+@mutation
+def complete_grammar_goes_on(patch: Patch) -> None:
+    """Nothing may follow, and the next step is asked for more."""
+    advance = Generation.advance
+
+    def on(self: Generation, token_ids: tuple[int, ...]) -> tuple[str | None, int | None]:
+        reason, stop_token_id = advance(self, token_ids)
+        return (None if reason == "stop" and stop_token_id is None else reason), stop_token_id
+
+    patch.setattr(Generation, "advance", on)

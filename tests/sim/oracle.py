@@ -7,12 +7,14 @@ Where the two differ, the engine mixed something up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from inferd.engine.api.messages import FinishReason, WireLogprobs
 from inferd.engine.api.params import SamplingParams
+from tests.sim.grammar import VOCAB_SIZE, Rule, SimulatedGrammar
 
-VOCAB_SIZE = 64
 _MIX = 0x9E3779B97F4A7C15
 
 Windows = tuple[int | None, ...]
@@ -26,15 +28,23 @@ def views_of(ids: tuple[int, ...], windows: Windows) -> Views:
     return tuple(ids if window is None else ids[-window:] for window in windows)
 
 
-def next_token(views: Views, seed: int) -> int:
-    """The token behind what is seen; any change of any token in any view changes it in 63 of 64 cases."""
+def next_token(views: Views, seed: int, allowed: Sequence[int] = range(VOCAB_SIZE)) -> int:
+    """The token behind what is seen; any change of any token in any view changes it in 63 of 64 cases.
+
+    Of `allowed` tokens alone, where not all are.
+    """
     # A tuple's hash of ints is the same in every process, unlike that of strings.
-    return ((hash((seed, views)) * _MIX) >> 40) % VOCAB_SIZE
+    return allowed[((hash((seed, views)) * _MIX) >> 40) % len(allowed)]
 
 
 def logprob_of(views: Views, token_id: int) -> float:
     """The simulated log-probability of `token_id` behind what is seen: no seed, as in a model."""
     return -float(hash((views, token_id)) % 1_000_003)
+
+
+def vector_of(states: Sequence[Views]) -> bytes:
+    """The simulated vector that these states pool to; another one of them, or one more or less, gives another."""
+    return struct.pack("<q", hash(tuple(states)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Answer:
     finish_reason: FinishReason
     stop_token_id: int | None = None
     failure_code: str | None = None
+    embedding: bytes = b""
 
 
 def answer_of(job: Job, windows: Windows) -> Answer:
@@ -77,14 +88,32 @@ def answer_of(job: Job, windows: Windows) -> Answer:
         token_ids = tuple(ids[len(job.prompt_ids) :])
         return Answer(token_ids, tuple(logprobs), prompt_logprobs, reason, stop_token_id, failure_code)
 
+    if params.pooling is not None:
+        first = 1 if params.pooling.how == "mean" else len(ids)
+        states = [views_of(job.prompt_ids[:end], windows) for end in range(first, len(ids) + 1)]
+        return replace(answer("stop"), embedding=vector_of(states))
+    ending_ids = params.eos_token_ids + params.stop_token_ids
+    grammar = SimulatedGrammar(Rule.read(params.grammar), ending_ids) if params.grammar else None
+    if grammar is not None and grammar.rule.end < 0 and params.max_tokens:
+        return answer("error", failure_code="invalid_value")
     for num_output in range(1, params.max_tokens + 1):
         if len(ids) == job.nan_position:
             return answer("error", failure_code="numerical_error")
-        ids.append(next_token(views_of(tuple(ids), windows), params.seed))
+        allowed = range(VOCAB_SIZE) if grammar is None else sorted(grammar.allowed())
+        if grammar is not None and not allowed:
+            # It may end here, and nobody asked for an end token that says so.
+            return answer("stop") if grammar.is_accepting else answer("error", failure_code="invalid_value")
+        ids.append(next_token(views_of(tuple(ids), windows), params.seed, allowed))
         if params.logprobs is not None:
             logprobs.append(_logprob(tuple(ids), len(ids) - 1, windows))
-        if num_output > params.min_tokens and ids[-1] in params.eos_token_ids + params.stop_token_ids:
+        if num_output > params.min_tokens and ids[-1] in ending_ids:
             return answer("stop", ids[-1])
+        if grammar is not None:
+            grammar.accept(ids[-1:])
+            if grammar.is_finished:
+                return answer("stop")
+            if grammar.failure and num_output < params.max_tokens:
+                return answer("error", failure_code="invalid_value")
     return answer("length")
 
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from inferd.engine.api.params import SamplingParams
+from msgspec import structs
+
+from inferd.engine.api.params import Pooling, SamplingParams
 from inferd.engine.arch.paging import max_tokens
+from tests.sim.grammar import NEVER, Rule
 from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
+
+_POOLINGS = (None, Pooling("last"), Pooling("mean"), Pooling("mean"))
+"""Of requests that generate nothing, by their seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,17 @@ def _prompt(rng: Random, limits: Limits, stems: list[tuple[int, ...]]) -> tuple[
     return prompt or (rng.randrange(VOCAB_SIZE),)
 
 
+def _rule(rng: Random) -> Rule:
+    """A grammar that ends, or leaves nothing, or is found too complex on the way; some are none."""
+    return Rule(
+        seed=rng.randrange(1_000),
+        end=-1 if rng.random() < 0.05 else rng.choice((1, 2, 5, 13, NEVER)),
+        dead=rng.choice((NEVER,) * 9 + (0, 3)),
+        complex=rng.choice((NEVER,) * 9 + (1, 4)),
+        ticks=rng.choice((0, 0, 1, 5)),
+    )
+
+
 def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]) -> Job:
     """Give the job parameters, and perhaps a past or a fault."""
     room = limits.max_tokens - len(job.prompt_ids)
@@ -186,8 +203,11 @@ def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]
         stop_token_ids=ending[1::2],
         logprobs=0 if rng.random() < 0.2 else None,
         prompt_logprobs=0 if rng.random() < 0.1 else None,
+        pooling=None if max_tokens else _POOLINGS[job.params.seed],
     )
     nan_position = len(job.prompt_ids) + rng.choice((0, 0, 0, 1, 4)) if rng.random() < 0.06 else None
+    if rng.random() < 0.25:
+        params = structs.replace(params, grammar=_rule(rng).text)
     job = replace(job, params=params, nan_position=nan_position)
     num_emitted = rng.randint(0, len(answer_of(job, limits.windows).token_ids)) if rng.random() < 0.15 else 0
     return replace(job, num_emitted=num_emitted)

@@ -13,6 +13,7 @@ from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from tests.sim.device import SimulatedDevice, SimulationError
+from tests.sim.grammar import SimulatedGrammars
 from tests.sim.oracle import VOCAB_SIZE, Answer, Job, answer_of
 from tests.sim.scenario import Limits, Scenario, flood_job, make_scenario
 
@@ -66,7 +67,7 @@ class Simulation:
         """Run to the end; returns the tokens of every request that ended by itself."""
         jobs = sorted(self.scenario.jobs, key=lambda job: job.arrival_tick)
         next_job = 0
-        while next_job < len(jobs) or self.core.has_work:
+        while next_job < len(jobs) or self.core.has_work or self.core.is_compiling:
             while next_job < len(jobs) and jobs[next_job].arrival_tick <= self.tick:
                 self._submit(jobs[next_job])
                 next_job += 1
@@ -113,7 +114,12 @@ class Simulation:
             },
         )
         self.core = EngineCore(
-            self.scheduler, self.device, vocab_size=VOCAB_SIZE, depth=self.depth, clock=lambda: self._now
+            self.scheduler,
+            self.device,
+            vocab_size=VOCAB_SIZE,
+            depth=self.depth,
+            clock=lambda: self._now,
+            grammars=SimulatedGrammars(lambda: self.tick),
         )
 
     # -- what is asked, and what goes wrong --------------------------------------------------------------------------
@@ -275,13 +281,14 @@ class Simulation:
         end = (delta.finish_reason, delta.stop_token_id, code)
         assert end == (answer.finish_reason, answer.stop_token_id, answer.failure_code), f"{request_id}: {delta}"
         assert tuple(stream.token_ids) == answer.token_ids, f"{request_id} ended before {answer.token_ids}"
+        assert delta.embedding == answer.embedding, f"{request_id}: another vector"
         if answer.failure_code is None:
             assert tuple(stream.prompt_logprobs) == answer.prompt_logprobs, f"{request_id}: prompt logprobs missing"
 
     def _check_cached(self, stream: _Stream, num_cached: int) -> None:
         """A hit is whole blocks, or all of a replay's prompt, that another request of the same salt has begun with."""
         job, size = stream.job, self.scenario.limits.block_size
-        assert job.params.prompt_logprobs is None, f"{job.request_id}: a prefix hit under prompt logprobs"
+        assert not job.params.needs_every_position, f"{job.request_id}: a prefix hit skips what is asked for"
         whole = num_cached % size == 0 or num_cached == len(job.prompt_ids)
         assert whole, f"{job.request_id}: {num_cached} cached tokens, block size {size}"
         hit = (*job.prompt_ids, *stream.token_ids)[:num_cached]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 
@@ -35,14 +36,37 @@ def test_the_plan_is_said_before_anything_is_loaded(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "words"), [("none", ", bfloat16, context"), ("int4", ", int4 weights, bfloat16,")]
+    ("quantization", "kv_cache_dtype", "words"),
+    [
+        ("none", "bfloat16", ", bfloat16, context"),
+        ("int4", "bfloat16", ", int4 weights, bfloat16, context"),
+        ("int4", "fp8", ", int4 weights, bfloat16, fp8 KV, context"),
+    ],
 )
-def test_the_card_says_what_the_weights_are_stored_in(plan: Plan, quantization: str, words: str) -> None:
+def test_the_card_says_what_weights_and_kv_are_stored_in(
+    plan: Plan, quantization: str, kv_cache_dtype: str, words: str
+) -> None:
+    ready = msgspec.structs.replace(READY, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(plan, msgspec.structs.replace(READY, quantization=quantization), listener, 1.0)
+        card = ready_card(plan, ready, listener, 1.0)
     assert words in card
-    assert "context 64, 128 KV tokens)" in card
+    assert "context 64, 128 KV tokens, deterministic)" in card
+
+
+def test_the_card_says_whether_results_are_deterministic(plan: Plan) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card(plan, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
+    assert "128 KV tokens, not deterministic)" in card
+
+
+def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        settled = make_plan(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
+    assert settled.config.deterministic is True
+    said = [record.getMessage() for record in caplog.records]
+    assert "deterministic: False -> True (on a processor results are always deterministic)" in said
 
 
 @pytest.mark.parametrize(("taken", "is_wrong"), [(1000, False), (1060, False), (1070, True), (940, False), (930, True)])

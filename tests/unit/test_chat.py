@@ -14,6 +14,10 @@ import pytest
 
 from inferd.server.chat import ChatError, ChatOptions, Conversation, run_chat
 
+THOUGHTS: list[dict[str, Any]] = [
+    {"choices": [{"delta": {"reasoning": "Hm", "reasoning_content": "Hm"}}]},
+    {"choices": [{"delta": {"reasoning_content": "m."}}]},
+]
 STREAM: list[dict[str, Any]] = [
     {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
     {"choices": [{"delta": {"content": "Hel"}}]},
@@ -43,6 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         chunks: list[dict[str, Any]] = (
             [*STREAM[:2], {"error": {"message": "engine gone"}}] if said == "break" else STREAM
         )
+        chunks = [*THOUGHTS, *chunks] if said == "think" else chunks
         events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
         return self._answer(200, (": keep-alive\n\n" + "".join(events) + "data: [DONE]\n\n").encode())
 
@@ -110,6 +115,15 @@ def test_an_answer_stopped_half_way_is_kept(url: str) -> None:
         assert [next(answer), next(answer)] == ["", "Hel"]
         answer.close()
         assert conversation.messages[1:] == [{"role": "assistant", "content": "Hel"}]
+
+
+def test_reasoning_is_shown_and_not_sent_back(url: str) -> None:
+    thoughts: list[str] = []
+    with httpx.Client(base_url=url) as client:
+        conversation = Conversation(ChatOptions(base_url=url, model="m"), client, on_reasoning=thoughts.append)
+        assert "".join(conversation.ask("think")) == "Hello"
+    assert thoughts == ["Hm", "m."]
+    assert conversation.messages[1:] == [{"role": "assistant", "content": "Hello"}]
 
 
 def test_refusals_are_one_line(url: str) -> None:

@@ -72,6 +72,13 @@ def test_flags_not_given_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--deterministic", True), ("--no-deterministic", False)])
+def test_a_switch_that_is_decided_at_start_can_be_set_to_both(
+    monkeypatch: pytest.MonkeyPatch, flag: str, value: bool
+) -> None:
+    assert invoke(monkeypatch, flag) == ({"deterministic": value}, None)
+
+
 def test_a_user_error_is_one_line_and_its_exit_code() -> None:
     done = command("serve", "--port", "x")
     assert (done.returncode, done.stdout) == (2, "")

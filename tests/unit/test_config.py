@@ -245,6 +245,62 @@ def test_a_cache_that_holds_no_block_is_told_the_least() -> None:
         resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=2**20), facts(), machine(64))
 
 
+def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens() -> None:
+    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, kv_cache_dtype="fp8")
+    config, plan, decisions = resolve(asked, facts(), machine(64))
+    tokens = GIB // block_bytes(facts().arch, Precision("bfloat16", kv_cache="fp8"), 1)
+    assert config.kv_cache_dtype == "fp8" and "kv_cache_dtype" not in {decision.field for decision in decisions}
+    assert config.max_model_len is not None and tokens - 32 < config.max_model_len <= tokens
+    assert config.max_model_len > 1.9 * 2048
+    assert plan.kv_bytes == config.kv_memory_bytes
+    plain, _, decisions = resolve(ASKED, facts(), machine(64))
+    assert plain.kv_cache_dtype == "bfloat16"
+    assert next(decision.why for decision in decisions if decision.field == "kv_cache_dtype") == "the dtype"
+
+
+def test_kv_is_kept_in_the_dtype_or_in_8_bits() -> None:
+    asked = msgspec.structs.replace(ASKED, kv_cache_dtype="float16")
+    with pytest.raises(ConfigError, match="must be auto, fp8 or the dtype, bfloat16, but got float16"):
+        resolve(asked, facts(), machine(64))
+
+
+def test_a_short_cache_is_told_what_8_bits_would_hold() -> None:
+    small = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, max_model_len=4096)
+    told = r"max_model_len 2048 would fit, and 39\d\d with --kv-cache-dtype fp8$"
+    with pytest.raises(CapacityError, match=told):
+        resolve(small, facts(), machine(64))
+    with pytest.raises(CapacityError, match=r"would fit$"):
+        resolve(msgspec.structs.replace(small, kv_cache_dtype="fp8"), facts(), machine(64))
+
+
+def test_kv_in_8_bits_needs_a_gpu_that_converts_it() -> None:
+    asked = msgspec.structs.replace(ASKED, kv_cache_dtype="fp8")
+    ada = gpu_machine(capability=(8, 9))
+    assert resolve(asked, facts(), ada)[0].device == "cuda"
+    ampere = gpu_machine(capability=(8, 6))
+    with pytest.raises(ConfigError, match=r"fp8 from compute capability 8\.9 on, and H200 has 8\.6; leave --kv-cache"):
+        resolve(asked, facts(), ampere)
+    on_cpu = resolve(msgspec.structs.replace(asked, device="cpu"), facts(), ampere)[0]
+    assert (on_cpu.device, on_cpu.kv_cache_dtype) == ("cpu", "fp8")
+    short = dataclasses.replace(facts(), arch=facts(max_position_embeddings=10**6).arch)
+    tight = msgspec.structs.replace(ASKED, max_model_len=10**5)
+    for machine_of, is_offered in ((ada, True), (ampere, False)):
+        small = dataclasses.replace(
+            machine_of, accelerator=gpu_machine(40, machine_of.accelerator.capability).accelerator
+        )  # type: ignore[union-attr]
+        with pytest.raises(CapacityError) as told:
+            resolve(tight, short, small)
+        assert ("--kv-cache-dtype fp8 with" in str(told.value)) == is_offered
+
+
+def test_a_gpus_plan_holds_a_block_more_than_its_requests_can_have() -> None:
+    config, plan, _ = resolve(ASKED, facts(), gpu_machine())
+    size = block_bytes(facts().arch, Precision("bfloat16"), 32)
+    assert plan.kv_bytes == config.kv_memory_bytes + size  # type: ignore[operator]
+    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=config.kv_memory_bytes)
+    assert resolve(asked, facts(), gpu_machine())[1] == plan
+
+
 def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
     windowed = facts(
         architectures=["Qwen3ForCausalLM"], head_dim=128, use_sliding_window=True, sliding_window=512,
@@ -334,6 +390,37 @@ def test_a_gpu_that_is_not_there() -> None:
     config, _, decisions = resolve(ASKED, facts(), without)
     assert config.device == "cpu"
     assert "no driver" in next(decision.why for decision in decisions if decision.field == "device")
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_on_a_processor_results_are_always_deterministic(asked: bool | None) -> None:
+    settings = msgspec.structs.replace(ASKED, deterministic=asked)
+    config, _, decisions = resolve(settings, facts(), machine(64))
+    assert config.deterministic is True
+    whys = [decision.why for decision in decisions if decision.field == "deterministic"]
+    assert whys == ([] if asked else ["on a processor results are always deterministic"])
+
+
+def test_on_a_gpu_determinism_is_a_wish() -> None:
+    config, _, decisions = resolve(ASKED, facts(), gpu_machine())
+    assert config.deterministic is False
+    assert "has not been measured" in next(why.why for why in decisions if why.field == "deterministic")
+    for asked in (False, True):
+        config, _, decisions = resolve(msgspec.structs.replace(ASKED, deterministic=asked), facts(), gpu_machine())
+        assert config.deterministic is asked
+        assert "deterministic" not in {decision.field for decision in decisions}
+
+
+def test_on_a_gpu_float32_is_not_deterministic_and_says_so_before_anything_is_loaded() -> None:
+    asked = msgspec.structs.replace(ASKED, deterministic=True)
+    words = r"computed in bfloat16 or float16, and the dtype is float32: {}; give --dtype bfloat16, or --no-determ"
+    with pytest.raises(ConfigError, match=words.format("the embedded model .* in float32")):
+        resolve(asked, facts(is_embedded=True), gpu_machine())
+    with pytest.raises(ConfigError, match=words.format("what was asked for")):
+        resolve(msgspec.structs.replace(asked, dtype="float32"), facts(), gpu_machine())
+    wide = msgspec.structs.replace(ASKED, dtype="float32")
+    assert resolve(wide, facts(), gpu_machine())[0].deterministic is False
+    assert resolve(msgspec.structs.replace(wide, device="cpu"), facts(), gpu_machine())[0].deterministic is True
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -37,7 +37,8 @@ class Script:
     names: dict[int, str] = field(default_factory=dict)
     num_launched: int = 0
 
-    def launch(self, plan: StepPlan) -> Ready:
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Ready:
+        assert not awaits_masks
         self.num_launched += 1
         self.names |= {admission.slot: admission.request_id for admission in plan.admissions}
         rows = []
@@ -206,7 +207,7 @@ def test_a_request_that_leaves_itself_nothing_to_draw_is_refused_and_its_prefix_
 
 def test_what_the_worker_raises_is_raised() -> None:
     class Broken(Script):
-        def launch(self, plan: StepPlan) -> Ready:
+        def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Ready:
             raise RuntimeError("out of memory")
 
     core = make(Broken())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import itertools
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from inferd.engine.api.messages import Delta, Failure, FinishReason, WireLogprob
 from inferd.engine.api.params import SamplingParams
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, TextDelta
-from inferd.server.generate.fold import ChoiceResult, fold
+from inferd.server.generate.fold import ChoiceResult, Fold
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
 from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.tools.detect import Clues, detect
+from inferd.server.tools.reader import Reading
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 PROMPT_IDS = (5, 6, 7)
@@ -95,11 +97,10 @@ def events_of(asked: GenerateRequest, given_deltas: list[Delta]) -> list[Event]:
 
 
 def folded(asked: GenerateRequest, events: list[Event]) -> ChoiceResult:
-    async def replay() -> AsyncIterator[Event]:
-        for event in events:
-            yield event
-
-    return asyncio.run(fold(asked, replay()))[0]
+    fold = Fold(asked)
+    for event in events:
+        fold.add(event)
+    return fold.results()[0]
 
 
 @settings(deadline=None)
@@ -154,10 +155,14 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
     """Long deltas are read in slices, so that others get their turn; nobody can see it."""
     ids = [*range(3, 1_500)]
     asked = request(stop, logprobs=0)
+
+    async def events(router: Any) -> list[Event]:
+        return [event async for event in Generation(router, asked, table()).events()]
+
     results = []
     for cuts in ([], list(range(len(ids)))):
-        router: Any = Replay(deltas(ids, cuts, "length", logprobs=True))
-        results.append(asyncio.run(fold(asked, Generation(router, asked, table()).events()))[0])
+        router = Replay(deltas(ids, cuts, "length", logprobs=True))
+        results.append(folded(asked, asyncio.run(events(router))))
     assert results[0] == results[1]
     assert results[0].reason == ("stop" if stop == ("e",) else "length")
 
@@ -203,6 +208,49 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     assert "".join(texts) == "a\ufffd"
     assert isinstance(events[-1], Finished)
     assert texts[-1] == "\ufffd"
+
+
+THOUGHT = "<think>One, two \u20ac.</think>"
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac b"}}</tool_call>'
+
+
+@settings(deadline=None)
+@given(cuts=CUTS, stop=st.sampled_from([(), ("never",), (" b",), ("two",), ("</",)]))
+def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int], stop: tuple[str, ...]) -> None:
+    asked = replace(request(stop, logprobs=0), reading=Reading(detect(Clues(), "hermes", "think"), with_calls=True))
+    ids = tokenizer().encode(f"{THOUGHT} Well. {CALL}").ids
+    whole = folded(asked, events_of(asked, deltas(ids, [], "length", logprobs=True)))
+    result = folded(asked, events_of(asked, deltas(ids, cuts, "length", logprobs=True)))
+    without_ids = [[(call.name, call.arguments) for call in found.calls] for found in (whole, result)]
+    assert without_ids[0] == without_ids[1]
+    assert replace(result, calls=()) == replace(whole, calls=())
+    if stop in ((), ("never",)):
+        assert (result.text, result.reasoning) == ("Well.", "One, two \u20ac.")
+        assert without_ids[1] == [("f", '{"a": "\u20ac b"}')]
+        # Well-formed reasoning ends where a token ends, so that its tokens are those of its text.
+        assert result.num_reasoning_tokens == len(tokenizer().encode(THOUGHT).ids)
+    if stop == ("two",):
+        assert (result.text, result.reasoning, result.calls) == ("", "One, ", ())
+        assert result.num_reasoning_tokens == len(result.token_ids)
+
+
+def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
+    """Markers that are special tokens are followed; other special tokens stay hidden, and all do without a reader."""
+    markers = {"open": "<|im_start|>", "close": "<|endoftext|>"}
+    own = {"start_anchor": "-", "fields": {"thinking": markers, "content": {}}}
+    ids = [1, *tokenizer().encode("Hm.").ids, 0, *tokenizer().encode("Yes").ids, 2, *tokenizer().encode("!").ids]
+    asked = replace(request(), reading=Reading(detect(Clues(response_template=own)), False, kept_ids=frozenset((0, 1))))
+    result = folded(asked, events_of(asked, deltas(ids, [3], "length")))
+    assert (result.reasoning, result.text) == ("Hm.", "Yes!")
+    assert folded(request(), events_of(request(), deltas(ids, [3], "length"))).text == "Hm.Yes!"
+
+
+def test_the_ids_of_calls_fit_the_template_that_reads_them() -> None:
+    ids = tokenizer().encode("[TOOL_CALLS]f[ARGS]{}").ids
+    asked = replace(request(), reading=Reading(detect(Clues(), "mistral_args"), with_calls=True))
+    (call,) = folded(asked, events_of(asked, deltas(ids, [], "length"))).calls
+    assert len(call.id) == 9
+    assert call.id.isalnum()
 
 
 def test_a_failure_of_the_engine_is_raised_with_its_code() -> None:

@@ -258,7 +258,7 @@ def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None
 def compiled(op: str, faults: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "op": op, "config": "bf16", "sm": 90, "registers": 40, "stack_bytes": 0, "spills": 0, "shared_bytes": 1024,
-        "wide_loads": 2, "matrix": "HMMA", "source": "x", "faults": list(faults),
+        "wide_loads": 2, "matrix": {"HMMA.16816.F32": 8}, "source": "x", "faults": list(faults),
     }  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: l
     numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
     first, other = dry.join([compiled("norm", faults), compiled("rope")], numerics)
     assert first.is_wrong == is_wrong and not other.is_wrong
-    assert (first.regs, first.smem, first.tensor_core, first.tol) == (40, 1024, "HMMA", 0.01)
+    assert (first.regs, first.smem, first.tensor_core, first.tol) == (40, 1024, "8 HMMA.16816.F32", 0.01)
     assert (other.max_err, other.reason) == (None, "no numeric check")
 
 

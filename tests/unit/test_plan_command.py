@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from inferd.engine.api.accelerator import Accelerator
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine import Machine
@@ -93,15 +95,50 @@ def test_every_precision_stands_beside_the_others(mistral: str) -> None:
 def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     said = to_json(report(mistral, quantization="int4", batch=3, context=100))
     assert list(said) == [
-        "model", "architecture", "num_params", "dtype", "quantization", "batch", "context", "block_size", "files",
-        "weights", "kv", "working", "loading", "weights_bytes", "kv_bytes", "working_bytes", "total_bytes", "overhead",
-        "precisions", "machine",
+        "model", "architecture", "num_params", "dtype", "quantization", "kv_cache_dtype", "batch", "context",
+        "block_size", "files", "weights", "kv", "working", "loading", "weights_bytes", "kv_bytes", "working_bytes",
+        "total_bytes", "overhead", "precisions", "machine",
     ]  # fmt: skip
     for parts, total in (("weights", "weights_bytes"), ("working", "working_bytes")):
         assert sum(part["bytes"] for part in said[parts]) == said[total]
     serving, loading = said["kv_bytes"] + said["working_bytes"], said["loading"]["bytes"] + said["working"][-1]["bytes"]
     assert said["total_bytes"] == said["weights_bytes"] + max(serving, loading)
     assert (said["batch"], said["context"], said["num_params"]) == (3, 100, 7_241_732_096)
+
+
+def test_kv_in_8_bits(mistral: str) -> None:
+    plain, short = (report(mistral, context=4096, kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    assert short.plan.kv_bytes * 2 * 128 == plain.plan.kv_bytes * (128 + 4)
+    assert [row.plan.kv_bytes for row in short.rows if row.plan] == [short.plan.kv_bytes] * 6
+    assert to_json(short)["kv_cache_dtype"] == "fp8"
+    assert "bfloat16, fp8 KV, 1 sequence of 4,096 tokens" in shown(short)
+    told = report(mistral, gib=16, context=32768)
+    assert "--kv-cache-dtype fp8 with --max-model-len up to" in told.verdict
+    assert "of KV cache in fp8, " in report(mistral, gib=4, context=32768, kv_cache_dtype="fp8").verdict
+
+
+def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
+    ampere = Accelerator("A100", (8, 0), 80 * GIB, 80 * GIB)
+    said = build(PlanOptions(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
+    reason = "K and V are stored in fp8 from compute capability 8.9 on, and A100 has 8.0"
+    assert (said.fits, said.verdict) == (False, f"cannot be: {reason}; leave --kv-cache-dtype at auto")
+    assert {row.refusal for row in said.rows} == {reason}
+
+
+def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
+    gpu = Accelerator("H200", (9, 0), 141 * GIB, 140 * GIB)
+    said = build(PlanOptions(model=mistral, context=4096), replace(machine(), accelerator=gpu))
+    parts = {part.name: part for part in said.plan.working}
+    assert parts["partial sums"].formula.text == "2 kinds of steps x 256 MiB x 1,048,576 B"
+    assert "recorded steps" in parts
+    assert "(4,096 tokens x 1 sequence + 1 padding x 32 tokens)" in said.plan.kv.formula.text
+    assert said.work.step_tokens == 4096
+
+
+def test_it_says_whether_results_are_deterministic_here(mistral: str) -> None:
+    said = report(mistral)
+    assert to_json(said)["machine"]["deterministic"] is True
+    assert shown(said).splitlines()[-1] == "Deterministic: on a processor results are always deterministic."
 
 
 def test_a_machine_that_is_too_small_is_told_what_would_fit(mistral: str) -> None:
@@ -189,6 +226,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
         ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype must be one of auto, fp8, but got 'int8'"),
         ({"quantization": "int2"}, "--quantization must be one of none, fp8, int8, int4, but got 'int2'"),
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (

@@ -16,7 +16,6 @@ from inferd.engine.api.formula import NOTHING, Formula, term
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import (
     MemoryPlan,
-    Workload,
     block_bytes,
     blocks_per_seq,
     plan_memory,
@@ -25,6 +24,7 @@ from inferd.engine.api.planner import (
     weight_parts,
 )
 from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.api.working import Workload
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 
@@ -69,8 +69,13 @@ def arch_of(config: dict[str, Any], **changes: Any) -> Arch:
     return ModelFacts.of_config(Path("config.json"), config | changes).arch
 
 
-def work(num_seqs: int = 1, max_model_len: int = 2048, step_tokens: int = 256, block_size: int = 32) -> Workload:
-    return Workload(num_seqs=num_seqs, max_model_len=max_model_len, step_tokens=step_tokens, block_size=block_size)
+def work(
+    num_seqs: int = 1, max_model_len: int = 2048, step_tokens: int = 256, block_size: int = 32, device: str = "cpu"
+) -> Workload:
+    return Workload(
+        num_seqs=num_seqs, max_model_len=max_model_len, step_tokens=step_tokens, block_size=block_size,
+        device=device, num_threads=2,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def planned(config: dict[str, Any], num_seqs: int, length: int, precision: Precision | None = None) -> MemoryPlan:
@@ -133,19 +138,25 @@ CONFIGS = st.fixed_dictionaries(
         "head_dim": st.sampled_from([32, 64]),
     }
 )
-PRECISIONS = [Precision(dtype, kind) for dtype in DTYPE_BYTES for kind in ("none", "fp8", "int8", "int4")]
+PRECISIONS = [
+    Precision(dtype, kind, kv)
+    for dtype in DTYPE_BYTES
+    for kind in ("none", "fp8", "int8", "int4")
+    for kv in ("auto", "fp8")
+]
 
 
-@given(CONFIGS, st.sampled_from(PRECISIONS), st.integers(1, 9), st.integers(1, 3000))
+@given(CONFIGS, st.sampled_from(PRECISIONS), st.integers(1, 9), st.integers(1, 3000), st.sampled_from(["cpu", "cuda"]))
 def test_every_formula_comes_to_the_bytes_beside_it(
-    changes: dict[str, Any], precision: Precision, num_seqs: int, length: int
+    changes: dict[str, Any], precision: Precision, num_seqs: int, length: int, device: str
 ) -> None:
     arch = arch_of(MISTRAL_7B, **changes)
-    plan = plan_sequences(arch, precision, work(num_seqs, length), num_seqs)
+    plan = plan_sequences(arch, precision, work(num_seqs, length, device=device), num_seqs)
     parts = (*plan.weights, plan.kv, *plan.working, plan.loading)
     assert {part.name: evaluated(part.formula.text) for part in parts} == {part.name: part.num_bytes for part in parts}
     num_kept = min(length, changes["sliding_window"] or length)
-    assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.kv_size * DTYPE_BYTES[precision.dtype]
+    number_bytes = 1 if precision.kv_cache == "fp8" else DTYPE_BYTES[precision.dtype]
+    assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.kv_size * number_bytes
 
 
 def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
@@ -213,10 +224,28 @@ def test_the_pool_holds_the_longest_sequence_and_none_longer(config: dict[str, A
     assert longest == arch.max_positions or blocks_per_seq(arch, longest + 1, sized) > num_blocks
 
 
-def test_the_pool_is_counted_alike_by_blocks_and_by_sequences() -> None:
-    arch, sized, precision = arch_of(GEMMA_LIKE), work(3, 5000), Precision("bfloat16")
-    pool = pool_of(3 * blocks_per_seq(arch, 5000, sized), sized)
-    assert plan_memory(arch, precision, sized, pool).kv_bytes == plan_sequences(arch, precision, sized, 3).kv_bytes
+@pytest.mark.parametrize("precision", [Precision("bfloat16"), Precision("bfloat16", "fp8", "fp8")])
+@pytest.mark.parametrize(("config", "length"), [(GEMMA_LIKE, 5000), (LLAMA_2_7B, 4096), (LLAMA_2_7B, 4095)])
+def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
+    config: dict[str, Any], length: int, precision: Precision
+) -> None:
+    """And on a GPU with one block more, which steps are padded with."""
+    arch, kv_bytes = arch_of(config), {}
+    for device in ("cpu", "cuda"):
+        sized = work(3, length, device=device)
+        pool = pool_of(3 * blocks_per_seq(arch, length, sized), sized)
+        kv_bytes[device] = plan_memory(arch, precision, sized, pool).kv_bytes
+        assert kv_bytes[device] == plan_sequences(arch, precision, sized, 3).kv_bytes
+    assert kv_bytes["cuda"] - kv_bytes["cpu"] == block_bytes(arch, precision, 32)
+
+
+def test_kv_in_8_bits_as_it_is_written() -> None:
+    """A byte for each of 128 numbers and 4 for their scale: 0.52 of what 16 bits take."""
+    plan = planned(MISTRAL_7B | {"sliding_window": None}, 4, 4096, Precision("bfloat16", kv_cache="fp8"))
+    assert plan.kv_bytes == 2 * 32 * 8 * (128 + 4) * 4096 * 4 == 1_107_296_256
+    assert plan.kv.formula.text == (
+        "2 x 32 layers x 8 KV heads x (head 128 x 1 B + scale 4 B) x 4,096 tokens x 4 sequences"
+    )
 
 
 def test_ways_out_are_flags_that_can_be_typed() -> None:
@@ -228,6 +257,13 @@ def test_ways_out_are_flags_that_can_be_typed() -> None:
         "--quantization int8 (6.6 GiB of weights) with --max-model-len up to 4096"
     )
     assert ways_out(asked, options(arch, precisions, work(), 1, 4 * GIB)).endswith("smaller model or a larger machine")
+    short = [Precision("bfloat16"), Precision("bfloat16", kv_cache="fp8")]
+    longer = ways_out(short[0], options(arch, short, work(), 1, 14 * GIB))
+    lengths = re.fullmatch(
+        r"what would fit: --max-model-len up to (\d+); --kv-cache-dtype fp8 with --max-model-len up to (\d+)", longer
+    )
+    assert lengths is not None
+    assert 1.5 * int(lengths[1]) < int(lengths[2]) <= 4096
 
 
 def test_a_plan_is_as_full_as_its_fullest_moment() -> None:

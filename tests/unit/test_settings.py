@@ -171,3 +171,16 @@ def test_sizes(text: str, num_bytes: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="must be a size"):
         parse_bytes(text)
+
+
+def test_a_key_is_a_clients_or_an_admins_and_never_both() -> None:
+    assert Settings.load({"api_key": ("a",), "admin_key": ("b",)}).admin_key[0].get_secret_value() == "b"
+    with pytest.raises(ConfigError, match="both an --api-key and an --admin-key") as caught:
+        Settings.load({"api_key": ("secret-a", "b"), "admin_key": ("secret-a",)})
+    assert "secret-a" not in str(caught.value)
+    with pytest.raises(ConfigError, match="printable ASCII"):
+        Settings.load({"admin_key": ("a b",)})
+    with pytest.raises(ConfigError, match="open to other machines"):
+        Settings.load({"host": "0.0.0.0", "admin_key": ("b",)})
+    shown = {name: value for name, value, _ in Settings.load({"admin_key": ("b", "c")}).explain()}
+    assert shown["admin_key"] == "2 set"

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
+from inferd.server import errors, sse
 
 Sent = list[dict[str, Any]]
 
@@ -49,6 +49,15 @@ class Connection:
         return next((message["status"] for message in self.sent if "status" in message), None)
 
 
+class Words:
+    """A family of routes with a wording of its own."""
+
+    keep_alive = sse.KEEP_ALIVE
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        return sse.event(orjson.dumps(errors.body_of(error)), "error")
+
+
 class Closing:
     """Counts how often a stream was closed, and whether its generator was."""
 
@@ -62,7 +71,7 @@ class Closing:
 
 async def play(events: AsyncGenerator[bytes, None], connection: Connection, keep_alive_s: float = 60.0) -> Closing:
     closing = Closing()
-    response = sse.EventStream(events, closing, {"x-more": "1"}, keep_alive_s)
+    response = sse.EventStream(events, Words(), closing, {"x-more": "1"}, keep_alive_s)
     await asyncio.wait_for(response({"type": "http"}, connection.receive, connection.send), 10)
     closing.is_generator_closed = inspect.isasyncgen(events) and events.ag_frame is None
     return closing
@@ -79,7 +88,7 @@ def test_events_are_exact_bytes() -> None:
     async def run() -> None:
         connection = Connection()
         closing = await play(words(b'{"a":1}', b"{}"), connection)
-        assert connection.body == b'data: {"a":1}\n\ndata: {}\n\ndata: [DONE]\n\n'
+        assert connection.body == b'data: {"a":1}\n\ndata: {}\n\n'
         start = connection.sent[0]
         headers = {name.decode(): value.decode() for name, value in start["headers"]}
         assert start["type"] == "http.response.start"
@@ -96,20 +105,16 @@ def test_events_are_exact_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (RequestError("numerical_error", "NaN"), 500, "numerical_error"),
-        (RequestError("server_is_overloaded", "full"), 503, "server_is_overloaded"),
-        (EngineDeadError("gone"), 500, "engine_error"),
-        (ZeroDivisionError("a bug"), 500, None),
-    ],
+    "error", [RequestError("numerical_error", "NaN"), EngineDeadError("gone"), ZeroDivisionError("a bug")]
 )
-def test_an_error_before_the_first_event_has_its_own_status(error: Exception, status: int, code: str | None) -> None:
+def test_an_error_before_the_first_event_is_raised_to_whoever_answers_errors(error: Exception) -> None:
     async def run() -> None:
-        connection = Connection()
-        await play(words(then=error), connection)
-        assert connection.status == status
-        assert orjson.loads(connection.body)["error"]["code"] == code
+        connection, closing = Connection(), Closing()
+        response = sse.EventStream(words(then=error), Words(), closing)
+        with pytest.raises(type(error)) as caught:
+            await asyncio.wait_for(response({"type": "http"}, connection.receive, connection.send), 10)
+        assert caught.value is error
+        assert (connection.sent, closing.num_closed) == ([], 1)
 
     asyncio.run(run())
 
@@ -117,14 +122,16 @@ def test_an_error_before_the_first_event_has_its_own_status(error: Exception, st
 @pytest.mark.parametrize(
     "error", [RequestError("numerical_error", "NaN"), EngineDeadError("gone"), ZeroDivisionError("a bug")]
 )
-def test_an_error_inside_a_stream_ends_it_without_done(error: Exception) -> None:
+def test_an_error_inside_a_stream_is_its_last_event(error: Exception) -> None:
     async def run() -> None:
         connection = Connection()
         await play(words(b"{}", then=error), connection)
         events = connection.body.decode().removesuffix("\n\n").split("\n\n")
         assert connection.status == 200
         assert events[0] == "data: {}"
-        assert set(orjson.loads(events[1].removeprefix("data: "))) == {"error"}
+        name, data = events[1].split("\n")
+        assert name == "event: error"
+        assert set(orjson.loads(data.removeprefix("data: "))) == {"error"}
         assert len(events) == 2
         assert connection.sent[-1]["more_body"] is False
         assert "bug" not in connection.body.decode()
@@ -145,7 +152,7 @@ def test_silence_is_filled_and_begins_the_response() -> None:
         release.set()
         await playing
         assert connection.status == 200
-        assert connection.body.replace(sse.KEEP_ALIVE, b"") == b"data: {}\n\ndata: [DONE]\n\n"
+        assert connection.body.replace(sse.KEEP_ALIVE, b"") == b"data: {}\n\n"
 
     asyncio.run(run())
 
@@ -159,7 +166,7 @@ def test_no_comment_is_written_into_an_event_that_is_being_sent() -> None:
             await asyncio.sleep(0.001)
         connection.can_send.set()
         await playing
-        assert connection.body == b"data: {}\n\ndata: [DONE]\n\n"
+        assert connection.body == b"data: {}\n\n"
 
     asyncio.run(run())
 
@@ -177,7 +184,7 @@ def test_a_client_that_goes_away_closes_the_stream() -> None:
         connection.gone.set()
         closing = await playing
         assert (closing.num_closed, closing.is_generator_closed) == (1, True)
-        assert b"[DONE]" not in connection.body
+        assert connection.sent[-1]["more_body"] is True
 
     asyncio.run(run())
 

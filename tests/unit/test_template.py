@@ -94,6 +94,18 @@ def test_what_a_template_refuses_is_a_400_in_its_own_words(template: str, words:
     assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
 
 
+def test_arguments_of_calls_are_what_the_template_expects() -> None:
+    """An object to those that print it, a text to those that join it to others."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "\u00e9"}}}
+    talk = [{"role": "assistant", "tool_calls": [call]}]
+    for shown, text in (("arguments | tojson", '{"a": "\u00e9"}'), ("name + arguments", 'f{"a": "\u00e9"}')):
+        shown = shown.replace("name", "call.function.name").replace("arguments", "call.function.arguments")
+        template = f"{{% for call in messages[0].tool_calls %}}{{{{ {shown} }}}}{{% endfor %}}"
+        assert ChatTemplate(template, {}).render(Conversation(talk)) == text
+    with pytest.raises(RequestError, match="concatenate"):
+        ChatTemplate("{{ messages[0].role + 1 }}", {}).render(Conversation(talk))
+
+
 def test_a_long_complaint_is_cut() -> None:
     with pytest.raises(RequestError) as caught:
         ChatTemplate("{{ raise_exception('x' * 100000) }}", {}).render(Conversation(TALK))

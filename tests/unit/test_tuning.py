@@ -39,6 +39,23 @@ def test_the_fastest_is_chosen_and_kept(tmp_path: Path) -> None:
     assert read(tmp_path / "deep", "another gpu") == Table("another gpu")
 
 
+def test_what_is_offered_is_measured_once_and_forgotten() -> None:
+    table, measured = Table("gpu", {OTHER.name: LIBRARY}), []
+
+    def seconds(name: str, taken: float) -> float:
+        measured.append(name)
+        return taken
+
+    for layer in range(3):
+        for case in (CASE, OTHER):
+            name = f"{case.num_rows} rows, layer {layer}"
+            table.offer(case, {FEW_ROWS: lambda n=name: seconds(n, 2.0), LIBRARY: lambda n=name: seconds(n, 1.0)})
+    assert (table.choice(CASE), measured) == (FEW_ROWS, [])
+    assert (table.complete(), table.complete()) == (1, 0)
+    assert measured == ["4 rows, layer 0"] * 2
+    assert table.choices == {OTHER.name: LIBRARY, CASE.name: LIBRARY}
+
+
 def test_writing_keeps_what_others_measured(tmp_path: Path) -> None:
     write(tmp_path, Table("gpu", {CASE.name: LIBRARY}))
     write(tmp_path, Table("gpu", {OTHER.name: FEW_ROWS}))

@@ -97,6 +97,16 @@ def test_weights_are_read_as_they_are_stored(precision: Precision, weight_bytes:
     assert model.token_flops == llama().token_flops
 
 
+def test_kv_in_8_bits_is_read_and_written_with_its_scales() -> None:
+    """8 KV heads of 128 in 32 layers: a byte a number, and 4 for each head of K and of V."""
+    plain, short = llama(), WorkModel.of(describe(LLAMA_31_8B), Precision("bfloat16", kv_cache="fp8"), 131072)
+    key_bytes = 2 * 8 * (128 + 4) * 32
+    assert [layers.key_bytes for layers in short.attention] == [key_bytes]
+    assert plain.token_bytes - short.token_bytes == 2 * 8 * 2 * 128 * 32 - key_bytes
+    assert short.step([999], [1], 1).flops == plain.step([999], [1], 1).flops
+    assert short.weight_bytes == plain.weight_bytes
+
+
 def test_a_tied_head_is_read_like_any_other() -> None:
     tied = WorkModel.of(describe(LLAMA_31_8B | {"tie_word_embeddings": True}), BF16, 131072)
     assert tied == llama()

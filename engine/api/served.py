@@ -1,0 +1,135 @@
+"""What a machine serves a model in: the device, the dtypes, what weights, K and V are stored in; each with the reason.
+
+Knows the rules of devices and precisions, and no sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import refusal
+from inferd.engine.api.precision import DTYPE_BYTES, KVCache, Precision, Quantization
+from inferd.engine.arch.description import Arch
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+KVCacheDtype = Literal["auto", "fp8", "float32", "bfloat16", "float16"]
+
+_CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
+_GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
+"""A processor serves it too, where a checkpoint is stored so, slowly."""
+_FP8_CAPABILITY = (8, 9)
+"""The first compute capability with 8-bit floats: on the tensor cores, and with instructions that convert them."""
+
+
+def served_device(
+    asked: DeviceKind, quantization: Quantization, machine: Machine
+) -> tuple[Literal["cpu", "cuda"], str]:
+    """(where the model runs, why)."""
+    gpu = machine.accelerator
+    if asked == "cuda" and gpu is None:
+        raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
+    if asked == "cpu" or gpu is None:
+        return "cpu", f"there is no GPU: {machine.no_accelerator}"
+    unserved = ""
+    if quantization in _CPU_QUANTIZATION:
+        unserved = f"{quantization} is computed on processors"
+    elif quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
+        have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
+        unserved = f"fp8 is multiplied from compute capability {need} on, and {gpu.name} has {have}"
+    if not unserved:
+        return "cuda", gpu.name
+    if asked == "auto":
+        return "cpu", unserved
+    raise ConfigError(f"{unserved}; give --device cpu, or another --quantization")
+
+
+def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:
+    """(whether tokens depend on the request alone, why)."""
+    if device == "cpu":
+        return True, "on a processor results are always deterministic"
+    if asked is None:
+        return False, "it was not asked for, and on a GPU it costs speed: how much has not been measured"
+    return asked, "what was asked for"
+
+
+def served_kv_cache(asked: KVCacheDtype, dtype: str, machine: Machine) -> tuple[str, str]:
+    """(what K and V are stored in, why)."""
+    if asked == "fp8":
+        reason = fp8_kv_refusal(machine)
+        if reason is not None:
+            raise ConfigError(f"{reason}; leave --kv-cache-dtype at auto, or give --device cpu")
+        return asked, "what was asked for"
+    if asked not in ("auto", dtype):
+        raise ConfigError(f"kv_cache_dtype must be auto, fp8 or the dtype, {dtype}, but got {asked}")
+    return dtype, "the dtype"
+
+
+def fp8_kv_refusal(machine: Machine) -> str | None:
+    """Why K and V cannot be stored in 8 bits here, or None."""
+    gpu = machine.accelerator
+    if machine.device == "cpu" or gpu is None or gpu.capability >= _FP8_CAPABILITY:
+        return None
+    have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
+    return f"K and V are stored in fp8 from compute capability {need} on, and {gpu.name} has {have}"
+
+
+def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
+    """(dtype that this machine computes `dtype` in, why). float32 holds every float16 and bfloat16 exactly."""
+    if machine.device == "cuda":
+        return dtype, "as asked"
+    if dtype == "float16":
+        return "float32", "there is no float16 matrix product on a CPU"
+    if dtype == "bfloat16" and not machine.has_bf16_matmul:
+        return "float32", "this processor has no bfloat16 matrix product"
+    return dtype, "as asked"
+
+
+def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[Precision, ...]:
+    """What could be served here in place of `asked`: first itself with K and V in 8 bits, then every precision of
+    weights, the largest first; quantized ones beside its dtype."""
+    shorter: tuple[Precision, ...] = ()
+    if asked.kv_cache == "auto" and fp8_kv_refusal(machine) is None:
+        shorter = (replace(asked, kv_cache="fp8"),)
+    if arch.stored is not None:
+        return (replace(asked, quantization="fp8"), *shorter)
+    plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
+    quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
+    kv: KVCache = asked.kv_cache
+    return (
+        *(Precision(dtype, kv_cache=kv) for dtype in plain),
+        *shorter,
+        *(Precision(asked.dtype, kind, kv) for kind in quantized),
+    )
+
+
+def settled_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
+    """(dtype of weights and activations, why, dtype that was wanted)."""
+    dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
+    served, reason = served_dtype(dtype, machine)
+    return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
+
+
+def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
+    """(dtype that "auto" asks for, why)."""
+    if facts.is_embedded:
+        return "float32", "the embedded model answers the same on every machine in float32"
+    if facts.dtype not in DTYPE_BYTES:
+        raise ConfigError(f"the checkpoint's dtype is {facts.dtype!r}; give --dtype as one of {', '.join(DTYPE_BYTES)}")
+    return facts.dtype, "the checkpoint's"
+
+
+def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
+    """With none asked for, matrices stay as the checkpoint has them."""
+    return "fp8" if asked == "none" and arch.stored is not None else asked
+
+
+def check_quantization(quantization: Quantization, arch: Arch) -> None:
+    """Raises `ConfigError` naming the matrix that cannot be stored so."""
+    reason = refusal(arch, quantization_of(quantization, arch))
+    if reason is not None:
+        raise ConfigError(f"this model cannot be stored in {quantization}: {reason}; give another --quantization")

@@ -1,0 +1,134 @@
+"""What an engine holds beside weights and KV while it serves, part by part: tables, slots, and what a step makes on the
+way.
+
+Pure arithmetic, like `planner`, whose plans these are parts of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inferd.engine.api.formula import NOTHING, Formula, sum_of, term
+from inferd.engine.api.precision import Precision
+from inferd.engine.arch.description import Arch
+
+BASE_BYTES = 256 * 2**20
+"""Anonymous memory of the two processes before a model: engine 154 MiB with torch imported, server 80 MiB, and what
+their allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
+
+_FP32_BYTES = 4
+_MLP_COPIES = 4
+"""fp32 tensors of [tokens, intermediate] beside the projections' own result: made by the plain kernel, and about what
+the allocator keeps of a step of the C++ ones, which make none."""
+_LOGITS_COPIES = 13
+"""fp32 tensors of [rows, vocabulary] that sampling holds at once: top-p over a flat distribution, the most there is
+without logprobs, which add half as much (measured: 128 rows of 32,000, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
+
+ATTENTION_TILE = 256
+"""Keys that attention sums up before it adds them to others."""
+PARTIALS_BYTES = 256 * 2**20
+"""Most that a GPU keeps of such sums. What the kernels share out has the same bounds: `tests/cpu/test_memory.py`."""
+PARTIAL_ROWS_PER_THREAD = 171
+"""Rows that a processor keeps them of: 8 / 3 pieces of work for each thread, of 64 rows each."""
+
+GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
+"""Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory, and each step
+between two of them computes rows for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the engine is to hold at once."""
+
+    num_seqs: int
+    """Slots: requests that run together."""
+    max_model_len: int
+    """Tokens of one sequence, prompt and output."""
+    step_tokens: int
+    """Most tokens of one step."""
+    block_size: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    num_threads: int = 1
+    """Of a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the plan."""
+
+    name: str
+    formula: Formula
+
+    @property
+    def num_bytes(self) -> int:
+        return self.formula.value
+
+
+def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Part, ...]:
+    """What is held beside weights and KV. Rotary tables and slots are exact, partial sums are at most that; the
+    rest is estimated."""
+    parts = (
+        Part("rotary", _rotary(arch, work)),
+        Part("slots", _slots(arch, work)),
+        Part("activations", _activations(arch, precision, work)),
+        Part("partial sums", _partials(arch, work)),
+        Part("logits", _logits(arch, precision, work)),
+        Part("recorded steps", _recorded(arch, precision, work)),
+        Part("processes", term(BASE_BYTES // 2**20, "MiB") * term(2**20, "B")),
+    )
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def _rotary(arch: Arch, work: Workload) -> Formula:
+    tables = {rope for rope in arch.ropes if rope is not None}
+    widths = sorted(rope.rotary_dim for rope in tables)
+    return term(work.max_model_len, "positions") * sum_of(term(width) for width in widths) * term(_FP32_BYTES, "B")
+
+
+def _slots(arch: Arch, work: Workload) -> Formula:
+    """Ids as int64 and block ids as int32: a row for each request that runs."""
+    ids = term(work.max_model_len + 1, "ids") * term(8, "B")
+    num_blocks = -(-work.max_model_len // work.block_size)
+    tables = term(len(arch.cache_groups), "tables") * term(num_blocks, "blocks") * term(4, "B")
+    return term(work.num_seqs, "slots") * (ids + tables)
+
+
+def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
+    """Input, residual and sum of a layer, and what its MLP makes on the way; attention makes less."""
+    dtype_bytes = precision.dtype_bytes
+    per_token = term(3) * term(arch.hidden_size) * dtype_bytes
+    projected = term(2 if arch.has_gate else 1) * dtype_bytes
+    per_token += term(arch.intermediate_size) * (projected + term(_MLP_COPIES) * term(_FP32_BYTES, "B"))
+    return term(work.step_tokens, "tokens") * per_token
+
+
+def _partials(arch: Arch, work: Workload) -> Formula:
+    """Attention's sums over tiles of keys, where a row's tiles are shared out: a GPU's in a step that is recorded and
+    in one that is not, a processor's for the rows that its threads share."""
+    num_tiles = -(-work.max_model_len // ATTENTION_TILE)
+    if num_tiles == 1:
+        return NOTHING
+    if work.device == "cuda":
+        return term(2, "kinds of steps") * term(PARTIALS_BYTES // 2**20, "MiB") * term(2**20, "B")
+    if work.num_threads == 1:
+        return NOTHING
+    num_rows = min(PARTIAL_ROWS_PER_THREAD * work.num_threads, work.step_tokens * arch.num_heads)
+    width = term(-(-arch.head_dim // 16) * 16) + term(2)
+    return term(num_rows, "rows") * term(num_tiles, "tiles") * width * term(_FP32_BYTES, "B")
+
+
+def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
+    """What a GPU's recordings of decode steps share: logits, also before they are widened, and what layers pass on."""
+    if work.device == "cpu":
+        return NOTHING
+    num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])
+    width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
+    width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size) + term(arch.vocab_size)
+    return term(num_rows, "rows") * (width * precision.dtype_bytes + term(arch.vocab_size) * term(_FP32_BYTES, "B"))
+
+
+def _logits(arch: Arch, precision: Precision, work: Workload) -> Formula:
+    num_rows = min(work.num_seqs, work.step_tokens)
+    copies = precision.dtype_bytes + term(_LOGITS_COPIES) * term(_FP32_BYTES, "B")
+    return term(num_rows, "rows") * term(arch.vocab_size) * copies

@@ -1,0 +1,63 @@
+"""Grammar text -> a matcher that knows where it stands, within limits of its own.
+
+The limits are counts of work, not of time, so that a grammar that is followed once is followed every time. Knows no
+requests and no processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from inferd.engine.api.grammar import MAX_REASON
+from inferd.engine.grammar.ports import GrammarError
+
+LIMITS = LLParserLimits(
+    max_items_in_row=4_000,
+    step_max_items=20_000,
+    step_lexer_fuel=100_000,
+    max_lexer_states=50_000,
+    # Parser states in a message tell a caller nothing and may be long.
+    verbose_errors=False,
+)
+"""The work of one mask and the memory of one matcher, at most; an object of 900 optional properties is within them."""
+
+_SOURCE_LINE = re.compile(r"\d+ \||\^+$")
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+
+
+def normal_form(text: str) -> str:
+    """The grammar with every part in Lark that was written in GBNF. Raises `GrammarError`."""
+    if not text.lstrip().startswith("{"):
+        return _to_lark(text)
+    whole = json.loads(text)
+    for part in whole["grammars"]:
+        part["lark_grammar"] = _to_lark(part["lark_grammar"])
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def _to_lark(text: str) -> str:
+    if "::=" not in text:
+        return text
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter raises bare Exception for what it cannot read
+        raise GrammarError(f"not a grammar in GBNF: {brief(str(error))}") from error
+
+
+def compile_grammar(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher at its beginning. Raises `GrammarError`."""
+    matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise GrammarError(brief(matcher.get_error()))
+    return matcher
+
+
+def brief(reason: str) -> str:
+    """A complaint in one bounded line, without the source text that llguidance shows and what is for its developers."""
+    lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
+    told = " ".join(line for line in lines if line and not _SOURCE_LINE.match(line))
+    return _PLACE.sub("", told)[:MAX_REASON] or "no reason was given"

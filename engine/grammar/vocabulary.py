@@ -1,0 +1,56 @@
+"""The checkpoint's vocabulary as llguidance reads it: the bytes of every token, and how text becomes tokens.
+
+Made from tokenizer.json, completed by the tokens that tokenizer_config.json alone adds. Rows of the embedding without a
+token are never allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from inferd.engine.api.checkpoint import read_json
+from inferd.engine.api.errors import ModelError
+from inferd.engine.grammar.ports import GrammarError
+
+
+def load_vocabulary(path: Path, vocab_size: int) -> LLTokenizer:
+    """For a checkpoint's folder and the rows of its embedding. Raises `GrammarError` for a tokenizer it cannot read."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")
+    try:
+        text = _with_added_tokens(file.read_text(encoding="utf-8"), path / "tokenizer_config.json")
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=_eos_ids(path))
+    except (ValueError, KeyError, TypeError, ModelError) as error:
+        raise GrammarError(f"the tokenizer of {path.name} cannot constrain output: {str(error)[:200]}") from error
+
+
+def _with_added_tokens(text: str, config_file: Path) -> str:
+    """tokenizer.json, with what the configuration beside it adds."""
+    if not config_file.is_file():
+        return text
+    added = read_json(config_file).get("added_tokens_decoder")
+    if not isinstance(added, dict) or not added:
+        return text
+    tokenizer = json.loads(text)
+    known = {token["id"] for token in tokenizer.get("added_tokens", ())}
+    missing = [{"id": int(number), **token} for number, token in added.items() if int(number) not in known]
+    if not missing:
+        return text
+    tokenizer["added_tokens"] = sorted([*tokenizer.get("added_tokens", ()), *missing], key=lambda token: token["id"])
+    return json.dumps(tokenizer)
+
+
+def _eos_ids(path: Path) -> list[int] | None:
+    """The ids that end an answer, as the checkpoint says; None leaves it to the tokenizer's own names."""
+    ids: dict[int, None] = {}
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        given = read_json(file).get("eos_token_id") if file.is_file() else None
+        for token_id in given if isinstance(given, list) else [given]:
+            if type(token_id) is int:
+                ids[token_id] = None
+    return list(ids) or None

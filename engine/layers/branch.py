@@ -1,0 +1,62 @@
+"""A branch of the stream between layers, as attention is one and the MLP: entered by norm and projection, left by
+projection and add.
+
+The stream is held as (x, residual): it is their sum, not added yet, because the next norm adds on its way; or, where
+residual is None, x alone. Where a linear layer has one kernel for it and what stands around it, that kernel runs: it
+needs the sum before the norm, and makes the sum behind the projection. Elsewhere the plain ones run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.layers.linear import Linear
+from inferd.engine.layers.norm import NoNorm, Norm, RMSNorm, Scale, Step, stream_norm
+from inferd.engine.layers.placement import Placement
+from inferd.kernels.linear.fused import Gate
+from inferd.kernels.scaled_add import added
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What is done to a projection before it is used."""
+
+    run: Callable[[Tensor], Tensor]
+    gate: Gate | None = None
+    """Its name, where a projection's kernel may do it."""
+
+
+class Branch:
+    """What a layer reads the stream through, and what its result passes before it is added to the stream."""
+
+    norm: Norm
+    after: Step
+
+    def __init__(self, arch: Arch, place: Placement) -> None:
+        self.norm = stream_norm(arch, place) if arch.has_pre_norms else NoNorm()
+        if arch.has_post_norms:
+            self.after = stream_norm(arch, place)
+        else:
+            self.after = NoNorm() if arch.residual_multiplier == 1.0 else Scale(arch.residual_multiplier)
+
+    def enter(
+        self, linear: Linear, x: Tensor, residual: Tensor | None, act: Act | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(act(linear(norm(stream))), stream) of the stream (x, residual), [T, hidden] each."""
+        norm, gate = self.norm, None if act is None else act.gate
+        if isinstance(norm, RMSNorm) and (act is None or gate) and linear.fuses_norm(x, gate):
+            stream = x if residual is None else added(x, residual)
+            return linear.after_norm(stream, norm.weight, norm.eps, gate), stream
+        normed, stream = (norm(x), x) if residual is None else norm.add(x, residual)
+        projected = linear(normed)
+        return projected if act is None else act.run(projected), stream
+
+    def leave(self, linear: Linear, x: Tensor, stream: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The stream [T, hidden] with after(linear(x)) added, as (x, residual)."""
+        if isinstance(self.after, NoNorm) and linear.fuses_add(x):
+            return linear.add_to(stream, x), None
+        return self.after(linear(x)), stream

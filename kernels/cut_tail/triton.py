@@ -1,0 +1,203 @@
+"""The Triton implementation: chunks of 1024 tokens are sorted by themselves, and one program a row finds its thresholds
+by how many tokens, and how much mass, lie above a bound in each chunk.
+
+Scores are compared by their order-preserving integer image, whose largest value that still reaches a target is found
+bit by bit from the top: 32 steps, whatever the row holds. A chunk answers a step by the last of each of its 32 blocks
+of 32, which stay in registers, and by the one block that the bound falls into. Sums are of whole numbers, and the
+weights are made of products and sums that are not fused (`_UNFUSED`), so the thresholds are the reference's.
+
+Bytes: 16 a token, scores read twice and written once, and images written once; for a min-p alone 8, and without a cut
+0. Memory: 4.4 bytes a token, of at most 64 rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.cut_tail import weights as definition
+from inferd.kernels.gpu import Shipped
+
+_BLOCK = 32
+_CHUNK = _BLOCK * _BLOCK
+_SORT_WARPS, _SELECT_WARPS, _CUT_WARPS = 1, 16, 4
+_ROWS_AT_ONCE = 64
+_UNFUSED = {"enable_fp_fusion": False}
+_LOWEST = tl.constexpr(definition.LOWEST)
+_LOG2_E = tl.constexpr(definition.LOG2_E)
+_LN2_HIGH, _LN2_LOW = tl.constexpr(definition.LN2_HIGH), tl.constexpr(definition.LN2_LOW)
+_WHOLE = tl.constexpr(definition.WHOLE)
+_FRACTION_BITS = tl.constexpr(definition.FRACTION_BITS)
+_C6, _C5, _C4, _C3, _C2 = (tl.constexpr(value) for value in definition.COEFFICIENTS[:5])
+_BEHIND = tl.constexpr(-0x7F800001)
+"""The image of -inf, which stands for what is not there: it weighs nothing, and a bound as low cuts nothing."""
+
+
+@triton.jit
+def image_of(scores):
+    """int32 that order like the scores; both zeros have one."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def score_of(image):
+    return (image ^ ((image >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weights_of(scores):
+    """As `weights.py` defines them."""
+    x = tl.maximum(scores, _LOWEST)
+    exponent = (x * _LOG2_E + _WHOLE) - _WHOLE
+    r = (x - exponent * _LN2_HIGH) - exponent * _LN2_LOW
+    power = ((((r * _C6 + _C5) * r + _C4) * r + _C3) * r + _C2) * r + 1.0
+    power = power * r + 1.0
+    shift = (exponent.to(tl.int32) + _FRACTION_BITS) << 23
+    return (power.to(tl.int32, bitcast=True) + shift).to(tl.float32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def _asked(top_k, top_p, slots, row, size):
+    """(whose cuts the row takes, its k, its p, whether there is a top-k, whether a top-p)."""
+    slot = tl.load(slots + row)
+    is_row, slot = slot >= 0, tl.maximum(slot, 0)
+    k, p = tl.load(top_k + slot), tl.load(top_p + slot)
+    return slot, k, p, is_row & (k > 0) & (k < size), is_row & (p < 1.0)
+
+
+@triton.jit
+def _sort(scores, top_k, top_p, slots, images, lasts, masses, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """A chunk's images from the largest down; of each block its last, and the mass of the chunk up to there."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, _, _, has_k, has_p = _asked(top_k, top_p, slots, row, size)
+    if has_k | has_p:
+        place = tl.arange(0, CHUNK)
+        token_ids = chunk * CHUNK + place
+        values = tl.load(scores + row * size + token_ids, mask=token_ids < size, other=float("-inf"))
+        found = tl.sort(image_of(values), descending=True)
+        first = row * tl.num_programs(1) + chunk
+        tl.store(images + first * CHUNK + place, found)
+        blocks = tl.reshape(found, [BLOCK, BLOCK])
+        mass = tl.sum(weights_of(score_of(blocks)), 1)
+        block = first * BLOCK + tl.arange(0, BLOCK)
+        tl.store(lasts + block, tl.min(blocks, 1))
+        tl.store(masses + block, tl.cumsum(mass, 0))
+
+
+@triton.jit
+def _above(bound, last, images, masses, chunk, is_chunk, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many of a row's tokens have an image of `bound` or more, or their mass."""
+    whole = tl.sum((last >= bound).to(tl.int32), 1)
+    place = (chunk * BLOCK + whole)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    is_cut = is_chunk & (whole < BLOCK)
+    block = tl.load(images + place, mask=is_cut[:, None], other=_BEHIND)
+    if IS_MASS:
+        before = tl.load(masses + chunk * BLOCK + whole - 1, mask=is_chunk & (whole > 0), other=0)
+        return tl.sum(before, 0) + tl.sum(tl.sum(tl.where(block >= bound, weights_of(score_of(block)), 0), 1), 0)
+    else:
+        return tl.sum(whole * BLOCK + tl.sum((block >= bound).to(tl.int32), 1), 0).to(tl.int64)
+
+
+@triton.jit
+def _largest_reaching(target, last, images, masses, chunk, is_chunk, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest image at which `_above` is `target` or more. Images are counted from the lowest up, by their bits."""
+    found = tl.full([], 0, tl.uint32)
+    for step in range(32):
+        tried = found | (tl.full([], 1, tl.uint32) << (31 - step))
+        bound = (tried ^ 0x80000000).to(tl.int32, bitcast=True)
+        reached = _above(bound, last, images, masses, chunk, is_chunk, IS_MASS, BLOCK)
+        found = tl.where(reached >= target, tried, found)
+    return (found ^ 0x80000000).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _select(
+    top_k, top_p, log_min_p, slots, images, lasts, masses, floors, size, num_chunks,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's threshold: the highest of those that its cuts set."""
+    row = tl.program_id(0).to(tl.int64)
+    slot, k, p, has_k, has_p = _asked(top_k, top_p, slots, row, size)
+    floor = tl.where(tl.load(slots + row) >= 0, tl.load(log_min_p + slot).to(tl.float32), float("-inf"))
+    if has_k | has_p:
+        images += row * num_chunks * BLOCK * BLOCK
+        masses += row * num_chunks * BLOCK
+        chunk = tl.arange(0, CHUNKS)
+        is_chunk = chunk < num_chunks
+        places = chunk[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        last = tl.load(lasts + row * num_chunks * BLOCK + places, mask=is_chunk[:, None], other=_BEHIND)
+        lowest = tl.full([], _BEHIND, tl.int32)
+        if has_k:
+            lowest = _largest_reaching(k, last, images, masses, chunk, is_chunk, False, BLOCK)
+        if has_p:
+            total = _above(lowest, last, images, masses, chunk, is_chunk, True, BLOCK)
+            target = tl.minimum(tl.maximum(tl.ceil(p * total.to(tl.float64)).to(tl.int64), 1), total)
+            lowest = _largest_reaching(target, last, images, masses, chunk, is_chunk, True, BLOCK)
+        least = score_of(lowest)
+        floor = tl.where(least > floor, least, floor)
+    tl.store(floors + row, floor)
+
+
+@triton.jit
+def _cut(scores, floors, size, CHUNK: tl.constexpr):
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    floor = tl.load(floors + row)
+    if floor > float("-inf"):
+        token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
+        is_inside = token_ids < size
+        values = tl.load(scores + row * size + token_ids, mask=is_inside, other=0.0)
+        tl.store(scores + row * size + token_ids, tl.where(values < floor, float("-inf"), values), mask=is_inside)
+
+
+def cut_tail(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
+    size = scores.shape[1]
+    slots = torch.arange(len(scores), device=scores.device) if slots is None else slots.to(torch.int64).contiguous()
+    rows, num_chunks = min(len(scores), _ROWS_AT_ONCE), triton.cdiv(size, _CHUNK)
+    images = torch.empty((rows, num_chunks, _CHUNK), dtype=torch.int32, device=scores.device)
+    lasts = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int32, device=scores.device)
+    masses = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int64, device=scores.device)
+    floors = torch.empty(rows, dtype=torch.float32, device=scores.device)
+    for part, whose in zip(scores.split(_ROWS_AT_ONCE), slots.split(_ROWS_AT_ONCE), strict=True):
+        _sort[(len(part), num_chunks)](
+            part, top_k, top_p, whose, images, lasts, masses, size,
+            BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=_SORT_WARPS, **_UNFUSED,
+        )  # fmt: skip
+        _select[(len(part),)](
+            top_k, top_p, log_min_p, whose, images, lasts, masses, floors, size, num_chunks,
+            CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=_SELECT_WARPS, **_UNFUSED,
+        )  # fmt: skip
+        _cut[(len(part), num_chunks)](part, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
+
+
+def shipped() -> Iterator[Shipped]:
+    types = {
+        "scores": "*fp32", "top_k": "*i64", "top_p": "*fp64", "log_min_p": "*fp64", "slots": "*i64", "images": "*i32",
+        "lasts": "*i32", "masses": "*i64", "floors": "*fp32", "size": "i32", "num_chunks": "i32",
+    }  # fmt: skip
+    yield _form("cut_tail_sort", "fp32", _sort, types, {"BLOCK": _BLOCK, "CHUNK": _CHUNK}, _SORT_WARPS)
+    for chunks in (32, 64, 128, 256, 512):
+        constants = {"CHUNKS": chunks, "BLOCK": _BLOCK}
+        yield _form("cut_tail_select", f"{chunks} chunks", _select, types, constants, _SELECT_WARPS)
+    yield _form("cut_tail", "fp32", _cut, types, {"CHUNK": _CHUNK}, _CUT_WARPS)
+
+
+def _form(
+    op: str, config: str, kernel: Any, types: dict[str, str], constants: dict[str, int], num_warps: int
+) -> Shipped:
+    return Shipped(
+        op=op,
+        config=config,
+        kernel=kernel,
+        signature={name: types[name] for name in kernel.arg_names if name in types},
+        constants=constants,
+        num_warps=num_warps,
+        is_streaming=kernel is not _select,
+        multiples=("size",),
+        options={} if kernel is _cut else _UNFUSED,
+    )

@@ -1,0 +1,21 @@
+"""Greedy and sampled tokens of all rows, and of each row the one that it asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferd.kernels.greedy import argmax
+from inferd.kernels.sample import sample
+
+_ANY = torch.finfo(torch.float32).tiny
+
+
+def draw(
+    logits: Tensor, slots: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    sources = slots.clamp(min=0)
+    asked = temperatures[sources].masked_fill_(slots < 0, 0.0)
+    token_ids, is_none = argmax(logits)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)).div_(asked.clamp(min=_ANY)[:, None])
+    return torch.where(asked > 0.0, sample(scores, seeds[sources], positions), token_ids), is_none

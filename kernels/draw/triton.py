@@ -1,0 +1,152 @@
+"""The Triton implementation: the kernels of `greedy` and `sample` in three launches, where a greedy row takes no part
+in what only a temperature needs.
+
+Bytes are the floor of greedy rows, each logit once; rows with a temperature read them twice, and spend what `sample`
+spends on noise. Scores are made where they are needed and written nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inferd.kernels.gpu import Shipped
+from inferd.kernels.greedy.triton import highest, peaks_of_chunks
+from inferd.kernels.sample.triton import MARGIN, exact_noise, near_noise, random_bits
+
+_PEAK_BLOCK, _BLOCK, _NUM_WARPS = 2048, 1024, 4
+_DRAW_WARPS = 8
+"""Of 4 tokens a thread: noise in fp64 of 8 tokens and a division spill."""
+
+
+@triton.jit
+def _temperature_of(slot, temperatures):
+    return tl.load(temperatures + slot, mask=slot >= 0, other=0.0)
+
+
+@triton.jit
+def _scores(logits, row, stride, token_ids, size, peak, temperature):
+    """As torch rounds them; -inf behind the end, and for a NaN."""
+    values = tl.load(logits + row * stride + token_ids, mask=token_ids < size, other=float("-inf"))
+    values = tl.div_rn(values - peak, tl.zeros_like(values) + temperature)
+    return tl.where(values == values, values, float("-inf"))
+
+
+@triton.jit
+def _bound(
+    logits, slots, temperatures, seeds, positions, peaks, highs, lows, stride, size, num_peaks,
+    PEAKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the best total of a chunk is at most and at least, to [row, chunk], for rows with a temperature."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    temperature = _temperature_of(slot, temperatures)
+    if temperature > 0.0:
+        place = tl.arange(0, PEAKS)
+        peak = tl.max(tl.load(peaks + row * num_peaks + place, mask=place < num_peaks, other=float("-inf")), 0)
+        token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
+        values = _scores(logits, row, stride, token_ids, size, peak, temperature)
+        noise = near_noise(random_bits(tl.load(seeds + slot), tl.load(positions + row), token_ids))
+        goal = row * tl.num_programs(1) + chunk
+        tl.store(highs + goal, tl.max(values + (noise + MARGIN), 0))
+        tl.store(lows + goal, tl.max(values + (noise - MARGIN), 0))
+
+
+@triton.jit
+def _draw(
+    logits, slots, temperatures, seeds, positions, peaks, peak_ids, highs, lows, out, is_none, stride, size, num_peaks,
+    num_chunks, PEAKS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The greedy token, or the best total of the chunks that may hold it, in order: ties go to the lowest id."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    temperature = _temperature_of(slot, temperatures)
+    peak, greedy_id = highest(peaks, peak_ids, row, num_peaks, PEAKS)
+    tl.store(is_none + row, tl.abs(peak) == float("inf"))
+    if temperature == 0.0:
+        tl.store(out + row, greedy_id.to(tl.int64))
+    else:
+        chunks = tl.arange(0, CHUNKS)
+        is_inside = chunks < num_chunks
+        bar = tl.max(tl.load(lows + row * num_chunks + chunks, mask=is_inside, other=float("-inf")), 0)
+        reach = tl.load(highs + row * num_chunks + chunks, mask=is_inside, other=float("-inf"))
+        can_win = (reach >= bar) & (reach > float("-inf"))
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
+        chunk = tl.min(tl.where(can_win, chunks, CHUNKS), 0)
+        while chunk < CHUNKS:
+            token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
+            values = _scores(logits, row, stride, token_ids, size, peak, temperature)
+            totals = values + exact_noise(random_bits(tl.load(seeds + slot), tl.load(positions + row), token_ids))
+            top = tl.max(totals, 0)
+            first = tl.min(tl.where(totals == top, token_ids, 2147483647), 0)
+            best_id = tl.where(top > best, first, best_id)
+            best = tl.maximum(top, best)
+            chunk = tl.min(tl.where(can_win & (chunks > chunk), chunks, CHUNKS), 0)
+        tl.store(out + row, best_id.to(tl.int64))
+
+
+def draw(
+    logits: Tensor, slots: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    slots, positions = slots.contiguous(), positions.contiguous()
+    assert temperatures.is_contiguous() and seeds.is_contiguous()
+    (num_rows, size), device = logits.shape, logits.device
+    num_peaks, num_chunks = triton.cdiv(size, _PEAK_BLOCK), triton.cdiv(size, _BLOCK)
+    peaks = torch.empty((num_rows, num_peaks), dtype=torch.float32, device=device)
+    peak_ids = torch.empty((num_rows, num_peaks), dtype=torch.int32, device=device)
+    # Two tensors: within one, where the second begins would depend on the number of rows, and kernels are compiled by
+    # whether that is a multiple of 16.
+    highs, lows = (torch.empty((num_rows, num_chunks), dtype=torch.float32, device=device) for _ in range(2))
+    out = torch.empty(num_rows, dtype=torch.int64, device=device)
+    is_none = torch.empty(num_rows, dtype=torch.bool, device=device)
+    asked, stride = (slots, temperatures, seeds, positions), logits.stride(0)
+    constants = {"PEAKS": triton.next_power_of_2(num_peaks), "BLOCK": _BLOCK}
+    peaks_of_chunks[(num_rows, num_peaks)](
+        logits, peaks, peak_ids, stride, size, BLOCK=_PEAK_BLOCK, num_warps=_NUM_WARPS
+    )
+    _bound[(num_rows, num_chunks)](
+        logits, *asked, peaks, highs, lows, stride, size, num_peaks, **constants, num_warps=_NUM_WARPS
+    )
+    _draw[(num_rows,)](
+        logits, *asked, peaks, peak_ids, highs, lows, out, is_none, stride, size, num_peaks, num_chunks,
+        CHUNKS=triton.next_power_of_2(num_chunks), **constants, num_warps=_DRAW_WARPS,
+    )  # fmt: skip
+    return out, is_none
+
+
+def shipped() -> Iterator[Shipped]:
+    pointers = {
+        "logits": "*fp32", "slots": "*i64", "temperatures": "*fp32", "seeds": "*i64", "positions": "*i64",
+        "peaks": "*fp32",
+    }  # fmt: skip
+    for peaks in (16, 64, 128):
+        constants = {"PEAKS": peaks, "BLOCK": _BLOCK}
+        yield Shipped(
+            op="draw_bound",
+            config=f"{peaks} peaks",
+            kernel=_bound,
+            signature={
+                **pointers, "highs": "*fp32", "lows": "*fp32", "stride": "i32", "size": "i32", "num_peaks": "i32",
+            },
+            constants=constants,
+            num_warps=_NUM_WARPS,
+            is_streaming=True,
+            multiples=("stride", "size"),
+        )  # fmt: skip
+        yield Shipped(
+            op="draw",
+            config=f"{peaks} peaks",
+            kernel=_draw,
+            signature={
+                **pointers, "peak_ids": "*i32", "highs": "*fp32", "lows": "*fp32", "out": "*i64", "is_none": "*u1",
+                **dict.fromkeys(("stride", "size", "num_peaks", "num_chunks"), "i32"),
+            },
+            constants={**constants, "CHUNKS": 2 * peaks},
+            num_warps=_DRAW_WARPS,
+            multiples=("stride", "size"),
+        )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The rows of an embedding that a step's tokens take: as torch has it, and as a kernel that can be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+from inferd.kernels.embed import cpu, reference
+from inferd.kernels.registry import Implementation, Op, always
+
+
+class Key(NamedTuple):
+    device_type: str
+
+
+EMBED: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
+    "embed",
+    [
+        Implementation("cpp", cpu.embed, lambda key: native.refuses(key.device_type)),
+        Implementation("reference", reference.embed, always),
+    ],
+)
+
+
+def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
+    """[T] int64, ids below V -> [T, hidden], for a weight [V, hidden] of any dtype."""
+    assert token_ids.dtype == torch.int64 and weight.stride(1) == 1
+    return EMBED.resolve(Key(weight.device.type))(token_ids, weight)

@@ -1,0 +1,62 @@
+"""/v1/embeddings: parse -> embed -> render. Vectors become text on a thread: a large answer has millions of numbers."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.server import sse
+from inferd.server.api.body import read_body
+from inferd.server.api.respond import caller_of, check_ready
+from inferd.server.api.service import Service
+from inferd.server.generate.deadline import within
+from inferd.server.generate.embed import EmbedIntake, embed
+from inferd.server.schema.embeddings import EmbeddingRequest
+
+_COMPONENT_BYTES = 4
+
+
+class EmbeddingsApi:
+    """The route's handler."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._intake = EmbedIntake(service.prompts)
+
+    async def create(self, request: Request) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        service = self._service
+        body = await read_body(request, service, EmbeddingRequest)
+        name = service.intake.check_model(body.wire.model)
+        check_ready(service.router)
+        caller = caller_of(request, body.wire.timeout)
+        hidden_size = service.router.ready.hidden_size
+        taken = await within(caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
+        service.metrics.request_arrived("embeddings")
+        work = within(caller.deadline_s, embed(service.router, taken))
+        vectors = await sse.unless_disconnected(request.receive, work)
+        is_base64 = body.wire.encoding_format == "base64"
+        data = await service.lanes.run(
+            lambda: written(name, vectors, taken.num_tokens, is_base64=is_base64),
+            len(vectors) * len(vectors[0]) // _COMPONENT_BYTES,
+        )
+        return Response(data, headers=dict(body.headers), media_type="application/json")
+
+
+def written(name: str, vectors: Sequence[bytes], num_tokens: int, *, is_base64: bool) -> bytes:
+    """The answer. As numbers a vector is written and forgotten before the next: as Python's they take eight times its
+    bytes."""
+    items = [orjson.Fragment(_item(i, vector, is_base64)) for i, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return orjson.dumps({"object": "list", "data": items, "model": name, "usage": usage})
+
+
+def _item(index: int, vector: bytes, is_base64: bool) -> bytes:
+    count = len(vector) // _COMPONENT_BYTES
+    value = base64.b64encode(vector).decode() if is_base64 else struct.unpack(f"<{count}f", vector)
+    return orjson.dumps({"object": "embedding", "index": index, "embedding": value})

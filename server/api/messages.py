@@ -1,0 +1,90 @@
+"""/v1/messages and /v1/messages/count_tokens, in Anthropic's words: parse -> say it as chat -> generate -> render."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.api.answer import Shape
+from inferd.server.api.body import read_body
+from inferd.server.api.messages_answer import MessageRendering
+from inferd.server.api.messages_chat import chat_of, has_late_system, in_anthropic_words, prompt_of
+from inferd.server.api.respond import caller_of, check_ready, respond
+from inferd.server.api.service import Service
+from inferd.server.generate.deadline import within
+from inferd.server.generate.prompts import RENDER_LIMIT_S
+from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.text.limited import Limited, OvertimeError
+
+T = TypeVar("T")
+
+
+class MessagesApi:
+    """The routes' handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._late_system: bool | None = None
+
+    async def create(self, request: Request) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        service = self._service
+        body = await read_body(request, service, MessagesRequest)
+        wire = body.wire
+        name = service.intake.check_model(wire.model)
+        check_ready(service.router)
+        caller = caller_of(request)
+        chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
+        work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
+        taken = await _in_anthropic_words(within(caller.deadline_s, work))
+        service.metrics.request_arrived("messages")
+        rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
+        return await respond(request, service, taken, _shape(name, wire), rendering, body.headers)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`{"input_tokens": n}`, also of more than the context holds. Raises `RequestError`; needs no engine."""
+        service = self._service
+        body = await read_body(request, service, CountTokensRequest)
+        service.intake.check_model(body.wire.model)
+        caller = caller_of(request)
+        reads = await self._reads_late_system(body.wire)
+        work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
+        token_ids, _ = await _in_anthropic_words(within(caller.deadline_s, work))
+        data = orjson.dumps({"input_tokens": len(token_ids)})
+        return Response(data, headers=dict(body.headers), media_type="application/json")
+
+    async def _reads_late_system(self, wire: CountTokensRequest) -> bool:
+        """Whether the template reads what this conversation has; found out by the first one that has it."""
+        template = self._service.model.template
+        if template is None or not has_late_system(wire):
+            return True
+        if self._late_system is None:
+            probe = Limited(template.reads_late_system, RENDER_LIMIT_S)
+            try:
+                self._late_system = await self._service.lanes.run(probe, 0)
+            except OvertimeError:
+                self._late_system = False
+        return self._late_system
+
+
+async def _in_anthropic_words(work: Awaitable[T]) -> T:
+    try:
+        return await work
+    except RequestError as error:
+        raise in_anthropic_words(error) from error
+
+
+def _shape(name: str, wire: MessagesRequest) -> Shape:
+    return Shape(
+        name=name,
+        is_stream=bool(wire.stream),
+        include_usage=False,
+        continuous_usage=False,
+        return_token_ids=False,
+        num_prompt_logprobs=None,
+    )

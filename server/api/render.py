@@ -1,0 +1,49 @@
+"""/v1/chat/completions/render and /v1/completions/render: the prompt as ids, after every check and before any step."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.server.api.body import read_body
+from inferd.server.api.respond import caller_of
+from inferd.server.api.service import Service
+from inferd.server.generate.deadline import within
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.completions import CompletionRequest
+
+
+class RenderApi:
+    """The routes' handlers; they need no engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        """`{"token_ids": [...]}`. Raises `RequestError` for what would be refused as a request."""
+        service = self._service
+        body = await read_body(request, service, ChatRequest)
+        service.intake.check_model(body.wire.model)
+        caller = caller_of(request, body.wire.timeout)
+        taken = await within(caller.deadline_s, service.intake.chat(body.wire, caller))
+        data = await self._written(taken, is_list=False)
+        return Response(data, headers=dict(body.headers), media_type="application/json")
+
+    async def completions(self, request: Request) -> Response:
+        """One `{"token_ids": [...]}` for each prompt. Raises `RequestError` likewise."""
+        service = self._service
+        body = await read_body(request, service, CompletionRequest)
+        service.intake.check_model(body.wire.model)
+        caller = caller_of(request, body.wire.timeout)
+        taken = await within(caller.deadline_s, service.intake.completion(body.wire, caller))
+        data = await self._written(taken, is_list=True)
+        return Response(data, headers=dict(body.headers), media_type="application/json")
+
+    async def _written(self, taken: GenerateRequest, *, is_list: bool) -> bytes:
+        def work() -> bytes:
+            prompts = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
+            return orjson.dumps(prompts if is_list else prompts[0])
+
+        return await self._service.lanes.run(work, taken.num_prompt_tokens)

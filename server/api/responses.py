@@ -1,0 +1,162 @@
+"""/v1/responses: create, look at, cancel and delete. A request is answered as the chat request that says the same."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.api.answer import Json, Shape
+from inferd.server.api.body import read_body
+from inferd.server.api.query import read_query
+from inferd.server.api.respond import caller_of, check_ready, respond
+from inferd.server.api.responses_background import Job
+from inferd.server.api.responses_chat import check, in_callers_words
+from inferd.server.api.responses_conversation import Conversation, conversation_of, stored_of
+from inferd.server.api.responses_draft import Draft
+from inferd.server.api.responses_render import ResponsesRendering
+from inferd.server.api.responses_store import Stored
+from inferd.server.api.service import Service
+from inferd.server.generate.deadline import until, within
+from inferd.server.generate.intake import Caller
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.stream import Generation
+from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+
+logger = logging.getLogger("inferd.server")
+
+_LONG = 32 * 1024
+"""Bytes of items from which on they are read on a thread."""
+
+_DEFAULT_LIMIT = 20
+"""Items in one list, as at OpenAI."""
+
+
+class ResponsesApi:
+    """The routes' handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._store, self._background = service, service.responses, service.background
+
+    async def create(self, request: Request) -> Response:
+        """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
+        service = self._service
+        body = await read_body(request, service, ResponsesRequest)
+        wire = body.wire
+        model = service.intake.check_model(wire.model)
+        check_ready(service.router)
+        check(wire)
+        caller = caller_of(request, wire.timeout)
+        conversation = await self._conversation(wire, caller.tenant, len(await request.body()))
+        with in_callers_words():
+            taken = await within(caller.deadline_s, service.intake.chat(conversation.chat, caller, prefix="resp_"))
+        service.metrics.request_arrived("responses")
+        draft = Draft(service, wire, taken, model)
+        if wire.background:
+            shown = self._start(draft, taken, caller, conversation)
+            return _json(orjson.dumps(shown), dict(body.headers))
+        rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
+        shape = Shape(model, bool(wire.stream), False, False, False, None)
+        return await respond(request, service, taken, shape, rendering, body.headers)
+
+    async def get(self, request: Request) -> Response:
+        """A response as it is now. Raises `RequestError`."""
+        read_query(request, RetrieveQuery)
+        return _json(self._find(request).response)
+
+    async def cancel(self, request: Request) -> Response:
+        """Ends a response in the background; one that has ended stays as it is. Raises `RequestError`."""
+        found = self._find(request)
+        if not orjson.loads(found.response)["background"]:
+            raise RequestError("invalid_value", "Cannot cancel a synchronous response: close its connection.", "id")
+        await self._background.cancel(request.state.tenant, found.id)
+        return _json((self._store.get(request.state.tenant, found.id) or found).response)
+
+    async def delete(self, request: Request) -> Response:
+        """Forgets a response, and ends it where it still runs. Raises `RequestError`."""
+        found = self._find(request)
+        await self._background.cancel(request.state.tenant, found.id)
+        self._store.delete(request.state.tenant, found.id)
+        return _json(orjson.dumps({"id": found.id, "object": "response", "deleted": True}))
+
+    async def input_items(self, request: Request) -> Response:
+        """What came before a response's output, newest first unless asked otherwise. Raises `RequestError`."""
+        query = read_query(request, InputItemsQuery)
+        found = self._find(request)
+        work, size = partial(_page, found.context, query), len(found.context)
+        return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
+
+    async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> Conversation:
+        """`num_bytes`: of the request. Raises `RequestError`, also for a response or an item that is not there."""
+        previous = None
+        if wire.previous_response_id is not None:
+            previous = self._background.get(tenant, wire.previous_response_id)
+            previous = previous or self._store.get(tenant, wire.previous_response_id)
+            if previous is None:
+                message = f"Previous response with id '{errors.shown(wire.previous_response_id)}' not found."
+                raise RequestError("previous_response_not_found", message, "previous_response_id")
+        work = partial(conversation_of, wire, previous, partial(self._store.with_item, tenant))
+        if previous is not None:
+            num_bytes += len(previous.context) + len(previous.response)
+        # How long the responses are that items are looked for in is seen only as they are read.
+        is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
+        return work() if is_short else await self._service.lanes.run(work, num_bytes)
+
+    def _start(self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation) -> Json:
+        """The response as it begins in the background. Raises `RequestError` where it cannot."""
+        if not self._store.keeps_any:
+            message = "This server stores no responses (--stored-responses), and so makes none in the background."
+            raise RequestError("unsupported_value", message, "background")
+        self._background.check_room()
+        generation = Generation(self._service.router, taken, self._service.model.tokenizer.bytes)
+        shown = draft.shown()
+        job = Job(
+            tenant=caller.tenant,
+            draft=draft,
+            events=until(taken.deadline_s, generation.events()),
+            abort=generation.abort,
+            snapshot=partial(stored_of, conversation, draft),
+            keep=partial(self._keep, caller.tenant, conversation, draft),
+        )
+        self._background.start(job)
+        return shown
+
+    def _keep(self, tenant: str, conversation: Conversation, draft: Draft) -> None:
+        if draft.is_kept:
+            stored = stored_of(conversation, draft)
+            draft.is_kept = self._store.put(tenant, stored)
+            if not draft.is_kept and self._store.keeps_any:
+                logger.warning("%s is not stored: its %d bytes exceed --stored-responses", draft.id, stored.num_bytes)
+
+    def _find(self, request: Request) -> Stored:
+        """Raises `RequestError` where this key has no such response."""
+        response_id, tenant = request.path_params["response_id"], request.state.tenant
+        found = self._background.get(tenant, response_id) or self._store.get(tenant, response_id)
+        if found is None:
+            message = f"Response with id '{errors.shown(response_id)}' not found."
+            raise RequestError("response_not_found", message, "id")
+        return found
+
+
+def _page(context: bytes, query: InputItemsQuery) -> bytes:
+    """A part of the list of items. Raises `RequestError` where it is to begin after an item that is not there."""
+    items: list[Json] = orjson.loads(context)
+    if query.order != "asc":
+        items.reverse()
+    if query.after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == query.after), None)
+        if place is None:
+            raise errors.invalid_value("after", query.after, "No input item of this response has this id.")
+        items = items[place + 1 :]
+    shown = items[: query.limit or _DEFAULT_LIMIT]
+    ends: Json = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return orjson.dumps({"object": "list", "data": shown, **ends, "has_more": len(shown) < len(items)})
+
+
+def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(data, headers=headers, media_type="application/json")

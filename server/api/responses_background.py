@@ -1,0 +1,115 @@
+"""Responses that are generated while nobody waits. They can be looked at, and cancelled, until they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors
+from inferd.server.api.responses_store import Stored
+from inferd.server.generate.events import Event
+
+logger = logging.getLogger("inferd.server")
+
+MAX_RUNNING = 100
+"""Each holds its conversation and its output, which nothing else bounds."""
+
+
+class Draft(Protocol):
+    """A response while it is made."""
+
+    id: str
+
+    def feed(self, event: Event) -> Iterable[object]:
+        """Takes an event; to be read to its end."""
+        ...
+
+    def finish(self) -> None:
+        """Every event has come."""
+        ...
+
+    def fail(self, error: RequestError | EngineDeadError) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One of them."""
+
+    tenant: str
+    draft: Draft
+    events: AsyncGenerator[Event, None]
+    abort: Callable[[], None]
+    """Ends the generation; idempotent."""
+    snapshot: Callable[[], Stored]
+    """The response as it is now."""
+    keep: Callable[[], None]
+    """Stores the response once it has ended, however."""
+
+
+class Background:
+    """The jobs that run. Used from the event loop alone."""
+
+    def __init__(self, max_running: int = MAX_RUNNING) -> None:
+        self._max_running = max_running
+        self._running: dict[tuple[str, str], tuple[Job, asyncio.Task[None]]] = {}
+
+    def check_room(self) -> None:
+        """Raises `RequestError` where no further job may run."""
+        if len(self._running) >= self._max_running:
+            message = f"{self._max_running} responses run in the background, the most that may. Please retry later."
+            raise RequestError("slow_down", message, "background")
+
+    def start(self, job: Job) -> None:
+        """Generate until the answer ends or is cancelled."""
+        key = (job.tenant, job.draft.id)
+        task = asyncio.create_task(_feed(job))
+        self._running[key] = job, task
+        # Not in the task itself: one that is cancelled before it first runs never runs at all.
+        task.add_done_callback(lambda task: self._settle(key, task))
+
+    def get(self, tenant: str, response_id: str) -> Stored | None:
+        """The response as it is now; None where it does not run."""
+        running = self._running.get((tenant, response_id))
+        return None if running is None else running[0].snapshot()
+
+    async def cancel(self, tenant: str, response_id: str) -> None:
+        """Returns when it has ended, however."""
+        running = self._running.get((tenant, response_id))
+        if running is not None:
+            running[1].cancel()
+            await asyncio.wait([running[1]])
+
+    async def close(self) -> None:
+        """Cancels every job."""
+        for key in list(self._running):
+            await self.cancel(*key)
+
+    def _settle(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        job, _ = self._running.pop(key)
+        job.abort()
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            job.draft.cancel()
+        elif isinstance(error, (RequestError, EngineDeadError)):
+            job.draft.fail(error)
+        elif error is not None:
+            logger.error("response %s failed in the background", job.draft.id, exc_info=error)
+            job.draft.fail(errors.internal_error())
+        else:
+            job.draft.finish()
+        job.keep()
+
+
+async def _feed(job: Job) -> None:
+    try:
+        async for event in job.events:
+            for _ in job.draft.feed(event):
+                pass
+    finally:
+        await job.events.aclose()

@@ -1,0 +1,85 @@
+"""The items of a response and of those before it: put together from what is stored, and stored again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import orjson
+
+from inferd.server import errors
+from inferd.server.api.answer import Json
+from inferd.server.api.responses_chat import Placed, chat_request
+from inferd.server.api.responses_draft import Draft
+from inferd.server.api.responses_store import Stored
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.response_items import Item
+from inferd.server.schema.responses import ResponsesRequest
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Of the ids that items are given where they have none."""
+
+_PREVIOUS = "previous_response_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request with all that came before it."""
+
+    chat: ChatRequest
+    context: bytes
+    """All its items, as they are stored."""
+    item_ids: tuple[str, ...]
+    """Of those items."""
+
+
+def conversation_of(
+    wire: ResponsesRequest, previous: Stored | None, with_item: Callable[[str], Stored | None]
+) -> Conversation:
+    """`with_item`: the stored response that an item is of. Raises `RequestError`."""
+    placed = [*_history(previous), *_resolved(wire.input, with_item)]
+    items = [_with_id(item) for item, _ in placed]
+    item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
+    return Conversation(chat_request(wire, placed), orjson.dumps(items), item_ids)
+
+
+def stored_of(conversation: Conversation, draft: Draft) -> Stored:
+    """The response as it is now."""
+    item_ids = tuple(dict.fromkeys((*conversation.item_ids, *draft.item_ids)))
+    return Stored(draft.id, orjson.dumps(draft.shown()), conversation.context, item_ids)
+
+
+def _history(previous: Stored | None) -> Iterator[Placed]:
+    """Everything up to the end of the previous response. Raises `RequestError` where that has not ended well."""
+    if previous is None:
+        return
+    response: Json = orjson.loads(previous.response)
+    if response["status"] not in ("completed", "incomplete"):
+        rule = f"Its status is '{response['status']}', and only what was completed can be continued."
+        raise errors.invalid_value(_PREVIOUS, previous.id, rule)
+    for item in (*orjson.loads(previous.context), *response["output"]):
+        yield item, _PREVIOUS
+
+
+def _resolved(items: tuple[Item, ...], with_item: Callable[[str], Stored | None]) -> Iterator[Placed]:
+    """Each item, or the one that it refers to. Raises `RequestError` where that is not stored."""
+    known: dict[str, Item] = {}
+    """The items of every response that was read: a thousand references to one are read once."""
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        if item["type"] != "item_reference":
+            yield item, where
+            continue
+        item_id = str(item["id"])
+        if item_id not in known and (stored := with_item(item_id)) is not None:
+            every = (*orjson.loads(stored.context), *orjson.loads(stored.response)["output"])
+            known = {one["id"]: one for one in every} | known
+        if item_id not in known:
+            rule = "No item with this id is stored; send the item itself."
+            raise errors.invalid_value(f"{where}.id", item_id, rule)
+        yield known[item_id], where
+
+
+def _with_id(item: Item) -> Item:
+    return item if "id" in item else {"id": f"{_PREFIXES[str(item['type'])]}_{secrets.token_hex(24)}", **item}

@@ -1,0 +1,135 @@
+"""One response while it is made: what it says of the request, its status, its output so far, its usage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors
+from inferd.server.api.answer import Counts
+from inferd.server.api.logprobs import chat_logprobs
+from inferd.server.api.responses_output import Output, Style, Told
+from inferd.server.api.service import Service
+from inferd.server.generate.events import Event, TextDelta
+from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.response_options import SEALED_REASONING
+from inferd.server.schema.responses import ResponsesRequest
+
+Json = dict[str, Any]
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class Draft:
+    """A response, from `queued` or `in_progress` to the status it ends with."""
+
+    def __init__(self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str) -> None:
+        self.status: Status = "queued" if wire.background else "in_progress"
+        self.id = taken.response_id
+        self.is_kept = wire.store is not False
+        """Whether it is, or is to be, stored."""
+        self._taken = taken
+        self._counts = Counts(taken.num_prompt_tokens)
+        table = service.model.tokenizer.bytes
+        self._output = Output(
+            Style(
+                logprobs=lambda scored: chat_logprobs(table, scored)["content"],
+                seals_reasoning=SEALED_REASONING in (wire.include or ()),
+            )
+        )
+        self._error: Json | None = None
+        self._completed_at: int | None = None
+        self._asked = _asked(wire, taken, model) | {"system_fingerprint": service.fingerprint()}
+
+    def feed(self, event: Event) -> Iterator[Told]:
+        """What a stream says of an event. To be read to its end."""
+        self.status = "in_progress"
+        if isinstance(event, TextDelta):
+            self._counts.add(event, self._taken)
+        return self._output.feed(event)
+
+    def finish(self) -> None:
+        """Every event has come."""
+        assert self._output.end is not None, "a choice that ends says so"
+        self.status = "incomplete" if self._output.end.reason == "length" else "completed"
+        self._completed_at = int(time.time())
+
+    def fail(self, error: RequestError | EngineDeadError) -> None:
+        self._output.stop()
+        self.status = "failed"
+        told = errors.body_of(error)["error"]
+        assert isinstance(told, dict)
+        # OpenAI's clients know few codes here; what this server knows better stands beside them.
+        status = errors.row_of(error).status
+        code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error"
+        self._error = {"code": code, **{key: told[key] for key in ("message", "type", "param")}}
+
+    def cancel(self) -> None:
+        self._output.stop()
+        self.status = "cancelled"
+
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Of its output."""
+        return self._output.item_ids
+
+    def shown(self) -> Json:
+        """The response object, as it is now; to be written by orjson."""
+        end = self._output.end
+        is_over = self.status not in ("queued", "in_progress")
+        return {
+            "id": self.id,
+            "object": "response",
+            **self._asked,
+            "status": self.status,
+            "completed_at": self._completed_at,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
+            "output": self._output.items() if is_over else [],
+            "usage": self._usage() if is_over else None,
+            "store": self.is_kept,
+            "stop_reason": end.stop_reason if end is not None else None,
+        }
+
+    def _usage(self) -> Json:
+        usage = self._counts.usage()
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
+    """What the response repeats of its request, with what was not given."""
+    reasoning = wire.reasoning
+    return {
+        "created_at": int(time.time()),
+        "model": model,
+        "background": bool(wire.background),
+        "instructions": wire.instructions,
+        "max_output_tokens": wire.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": wire.metadata or {},
+        "parallel_tool_calls": wire.parallel_tool_calls is not False,
+        "previous_response_id": wire.previous_response_id,
+        "prompt_cache_key": wire.prompt_cache_key,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": reasoning.summary if reasoning is not None else None,
+        },
+        "safety_identifier": wire.safety_identifier,
+        "service_tier": "default",
+        "temperature": taken.params.temperature,
+        "text": {"format": wire.text.format if wire.text is not None else {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
+        "tools": list(wire.tools or ()),
+        "top_logprobs": wire.top_logprobs or 0,
+        "top_p": taken.params.top_p,
+        "truncation": wire.truncation or "disabled",
+        "user": wire.user,
+        "seed": taken.params.seed,
+    }

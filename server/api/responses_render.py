@@ -1,0 +1,66 @@
+"""A response on the wire: the events of a stream, numbered without gaps, and the plain answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import orjson
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server import errors, sse
+from inferd.server.api.responses_draft import Draft, Json
+from inferd.server.api.responses_output import Told
+from inferd.server.generate.events import Event
+
+
+class ResponsesRendering:
+    """Writes one response. It ends with `response.completed`, `.incomplete` or `.failed`; no [DONE] follows."""
+
+    keep_alive = sse.KEEP_ALIVE
+
+    def __init__(self, draft: Draft, keep: Callable[[Draft], None]) -> None:
+        """`keep` is given the response once it has ended well."""
+        self._draft, self._keep = draft, keep
+        self._num_events = 0
+
+    def event(self, event: Event) -> bytes:
+        return self._written(self._begun()) + self._written(self._draft.feed(event))
+
+    def end(self, extra: Json) -> bytes:
+        self._finish()
+        return self._written([(f"response.{self._draft.status}", {"response": {**self._draft.shown(), **extra}})])
+
+    def failure(self, error: RequestError | EngineDeadError) -> bytes:
+        """Two events: clients look for the one or for the other."""
+        told = errors.body_of(error)["error"]
+        assert isinstance(told, dict)
+        begun = self._written(self._begun())
+        self._draft.fail(error)
+        flat = {key: told[key] for key in ("code", "message", "param")}
+        failed = {"response": self._draft.shown()}
+        return begun + self._written([("error", {**flat, "error": told}), ("response.failed", failed)])
+
+    def add(self, event: Event) -> None:
+        for _ in self._draft.feed(event):
+            pass
+
+    def plain(self, extra: Json) -> Json:
+        self._finish()
+        return {**self._draft.shown(), **extra}
+
+    def _finish(self) -> None:
+        self._draft.finish()
+        self._keep(self._draft)
+
+    def _begun(self) -> Iterator[Told]:
+        if self._num_events == 0:
+            for kind in ("response.created", "response.in_progress"):
+                yield kind, {"response": self._draft.shown()}
+
+    def _written(self, told: Iterator[Told] | list[Told]) -> bytes:
+        return b"".join(self._one(kind, fields) for kind, fields in told)
+
+    def _one(self, kind: str, fields: Json) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
+        self._num_events += 1
+        return sse.event(data, kind)

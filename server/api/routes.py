@@ -1,0 +1,142 @@
+"""Every route there is, as data: method, path, who may call it, what it reads and what it is for.
+
+The application, /openapi.json and the documentation are made from this table; a route that is not in it is not served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.schema.fields import RequestFields
+from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    PUBLIC = "public"
+    """Anyone: probes and scrapers have no key."""
+    KEY = "key"
+    """Callers with a key, where keys are set."""
+    ADMIN = "admin"
+    """Callers with an admin key; nobody where none is set. An address proves nothing: a proxy's is the loopback's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    access: Access
+    area: str
+    about: str
+    fields: type[RequestFields] | None = None
+    """What its body is; None: it reads none."""
+    query: type[RequestFields] | None = None
+    """What its query may say; None: it reads none."""
+    missing: str = ""
+    """Why it answers 501; empty: it is served."""
+
+
+_GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
+_OPERATE, _ADMIN = "Operation", "Administration"
+
+_NO_ADAPTERS = "This server does not serve LoRA adapters. Merge the adapter into the weights and serve the result."
+_NO_SLEEP = "This server does not sleep: stop it to give its memory back, and start it again."
+_NO_PROFILER = "This server has no profiler to start. /state and /metrics tell how near each step comes to the device."
+
+CHAT = Route(
+    "POST", "/v1/chat/completions", Access.KEY, _GENERATE, "Answer a conversation, at once or as a stream.", ChatRequest
+)
+CHAT_RENDER = Route(
+    "POST",
+    "/v1/chat/completions/render",
+    Access.KEY,
+    _GENERATE,
+    'What the model would read, `{"token_ids": [...]}`, and nothing generated.',
+    ChatRequest,
+)
+COMPLETIONS = Route("POST", "/v1/completions", Access.KEY, _GENERATE, "Continue texts.", CompletionRequest)
+COMPLETIONS_RENDER = Route(
+    "POST",
+    "/v1/completions/render",
+    Access.KEY,
+    _GENERATE,
+    'What the model would read, one `{"token_ids": [...]}` for each prompt.',
+    CompletionRequest,
+)
+MESSAGES = Route(
+    "POST",
+    "/v1/messages",
+    Access.KEY,
+    _GENERATE,
+    "Answer a conversation, as Anthropic's interface has it.",
+    MessagesRequest,
+)
+COUNT_TOKENS = Route(
+    "POST",
+    "/v1/messages/count_tokens",
+    Access.KEY,
+    _TOKENS,
+    'How many tokens `/v1/messages` would read, `{"input_tokens": n}`.',
+    CountTokensRequest,
+)
+EMBEDDINGS = Route("POST", "/v1/embeddings", Access.KEY, _GENERATE, "Texts as vectors.", EmbeddingRequest)
+RESPONSES = Route(
+    "POST", "/v1/responses", Access.KEY, _GENERATE, "Answer items, at once, as a stream or later.", ResponsesRequest
+)
+RESPONSE = Route("GET", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "A stored response.", query=RetrieveQuery)
+DELETE_RESPONSE = Route(
+    "DELETE", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Forget a response, and end it if it runs."
+)
+CANCEL_RESPONSE = Route(
+    "POST", "/v1/responses/{response_id}/cancel", Access.KEY, _GENERATE, "End a response in the background."
+)
+RESPONSE_ITEMS = Route(
+    "GET",
+    "/v1/responses/{response_id}/input_items",
+    Access.KEY,
+    _GENERATE,
+    "What came before a response's output.",
+    query=InputItemsQuery,
+)
+TOKENIZE = Route("POST", "/tokenize", Access.KEY, _TOKENS, "Token ids of a text or a conversation.", TokenizeRequest)
+DETOKENIZE = Route("POST", "/detokenize", Access.KEY, _TOKENS, "The text of token ids.", DetokenizeRequest)
+TOKENIZER_INFO = Route(
+    "GET", "/tokenizer_info", Access.KEY, _TOKENS, "The checkpoint's tokenizer configuration, chat template included."
+)
+MODELS = Route("GET", "/v1/models", Access.KEY, _MODELS, "What is served, under which names, with which context.")
+MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "One of them.")
+HEALTH = Route("GET", "/health", Access.PUBLIC, _OPERATE, "200 where requests are taken, 503 where not.")
+READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.")
+LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.")
+VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of inferd.")
+METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.")
+STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.")
+OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
+CONFIG = Route("GET", "/config", Access.ADMIN, _ADMIN, "Every setting: its value, where it came from, what it became.")
+RESET_PREFIX_CACHE = Route(
+    "POST", "/reset_prefix_cache", Access.ADMIN, _ADMIN, "Forget every cached prefix that no running request holds."
+)
+LOAD_LORA = Route("POST", "/v1/load_lora_adapter", Access.ADMIN, _ADMIN, "Load an adapter.", missing=_NO_ADAPTERS)
+UNLOAD_LORA = Route("POST", "/v1/unload_lora_adapter", Access.ADMIN, _ADMIN, "Unload an adapter.", missing=_NO_ADAPTERS)
+SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Give the device's memory back.", missing=_NO_SLEEP)
+WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Take it again.", missing=_NO_SLEEP)
+START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a profile.", missing=_NO_PROFILER)
+STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "End it.", missing=_NO_PROFILER)
+
+ROUTES = (
+    CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
+    RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
+    EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
+    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, CONFIG, RESET_PREFIX_CACHE,
+    LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
+)  # fmt: skip

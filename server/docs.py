@@ -1,0 +1,225 @@
+"""Fills the tables of docs/api.md from the tables that the server itself is made of: `make docs`.
+
+The page's prose is written by hand; what stands between `<!-- table: NAME -->` and `<!-- end -->` is written here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import orjson
+
+from inferd.server import anthropic_errors, errors
+from inferd.server.api import json_bounds
+from inferd.server.api.routes import ROUTES
+from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.schema.fields import RequestFields, Wire, wire_fields
+from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
+from inferd.server.schema.kinds import Schema
+from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+
+PAGE = Path("docs/api.md")
+
+_MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_GENERATING: dict[str, type[RequestFields]] = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+}
+_ANTHROPIC: dict[str, type[RequestFields]] = {"messages": MessagesRequest, "count_tokens": CountTokensRequest}
+_EMBEDDING: dict[str, type[RequestFields]] = {"embeddings": EmbeddingRequest}
+_READING: dict[str, type[RequestFields]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
+_QUERIES: dict[str, type[RequestFields]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
+_COLUMNS = ("Field", "Type and bounds", "Where not given", "What it does", "Of")
+
+
+def fill(page: str) -> str:
+    """`page` with every marked table written anew. Raises `KeyError` for the name of none."""
+    return _MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", page)
+
+
+def rule_of(schema: Schema) -> str:
+    """A JSON schema in a few words: "integer 1 to 128"."""
+    if "anyOf" in schema:
+        return "; or ".join(dict.fromkeys(rule_of(option) for option in schema["anyOf"]))
+    if "enum" in schema:
+        return " or ".join(f"`{orjson.dumps(value).decode()}`" for value in schema["enum"])
+    kind = schema.get("type", "any value")
+    if kind in ("integer", "number"):
+        return f"{kind}{_range(schema.get('minimum'), schema.get('maximum'))}"
+    if kind == "string":
+        return "string" + _characters(schema)
+    if kind == "array":
+        return "array of " + _items(schema)
+    return _object(schema) if kind == "object" else str(kind)
+
+
+def _items(array: Schema) -> str:
+    """As in "1 to 16 strings of 1 to 1,024 characters"."""
+    item = array.get("items", {})
+    kind = item.get("type", "value")
+    count = _count(array.get("minItems"), array.get("maxItems"))
+    if kind == "array":
+        return f"{count}arrays of {_items(item)}"
+    return f"{count}{kind}s" + (_characters(item) if kind == "string" else _range(item.get("minimum"), None))
+
+
+def _characters(text: Schema) -> str:
+    count = _count(text.get("minLength"), text.get("maxLength"))
+    return f" of {count}characters" if count else ""
+
+
+def _object(schema: Schema) -> str:
+    properties = schema.get("properties", {})
+    if properties and all(value.get("type") in ("integer", "boolean", "number") for value in properties.values()):
+        return "object: " + ", ".join(f"`{name}` {rule_of(value)}" for name, value in properties.items())
+    if isinstance(schema.get("additionalProperties"), dict):
+        count = _count(None, schema.get("maxProperties"))
+        return f"object of {count}keys, each {rule_of(schema['additionalProperties'])}"
+    return "object"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return ""
+    return f" {_number(low)} or more" if high is None else f" {_number(low)} to {_number(high)}"
+
+
+def _count(low: int | None, high: int | None) -> str:
+    """Empty, or with a space behind it."""
+    if high is None:
+        return f"{low} or more " if low else ""
+    return f"{low} to {high:,} " if low else f"up to {high:,} "
+
+
+def _number(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+# --- The tables -------------------------------------------------------------------------------------------------------
+
+
+def _routes() -> str:
+    rows = []
+    for route in ROUTES:
+        about = f"Not served (501). {route.missing}" if route.missing else route.about
+        rows.append((f"`{route.method}`", f"`{route.path.replace(':path}', '}')}`", route.access.value, about))
+    return _table(("Method", "Path", "Access", "What it does"), rows)
+
+
+def _area(area: str) -> Callable[[], str]:
+    return lambda: _table(_COLUMNS, _rows(_GENERATING, lambda wire: wire.has_effect and wire.area == area))
+
+
+def _rows(types: dict[str, type[RequestFields]], is_wanted: Callable[[Wire], bool]) -> Iterator[tuple[str, ...]]:
+    """One row for a field, or one for each of the types that declare it differently."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for api, fields in types.items():
+        for name, wire in wire_fields(fields).items():
+            if is_wanted(wire):
+                unset = "required" if wire.required else wire.unset
+                rows.setdefault((f"`{name}`", rule_of(wire.kind.schema()), unset, wire.about), []).append(api)
+    names = list(dict.fromkeys(row[0] for row in rows))
+    for row, apis in sorted(rows.items(), key=lambda item: (item[0][2] != "required", names.index(item[0][0]))):
+        yield (*row, ", ".join(apis))
+
+
+def _embeddings() -> str:
+    rows = _rows(_EMBEDDING, lambda wire: wire.has_effect)
+    return _table(_COLUMNS[:-1], (row[:-1] for row in rows))
+
+
+def _without_effect(types: dict[str, type[RequestFields]]) -> str:
+    rows = _rows(types, lambda wire: not wire.has_effect)
+    return _table(
+        ("Field", "Type and bounds", "Note", "Of"), ((name, rule, about, api) for name, rule, _, about, api in rows)
+    )
+
+
+def _refused(types: dict[str, type[RequestFields]]) -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for api, fields in types.items():
+        for name, way_out in fields.refused.items():
+            rows.setdefault((f"`{name}`", way_out), []).append(api)
+    return _table(("Field", "Way out", "Of"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+
+
+def _aliases() -> str:
+    aliases = {alias: name for fields in _GENERATING.values() for alias, name in fields.aliases.items()}
+    return _table(("Name", "Is another name of"), ((f"`{alias}`", f"`{name}`") for alias, name in aliases.items()))
+
+
+def _errors() -> str:
+    rows = sorted(
+        (str(row.status), f"`{row.type}`", f"`{row.wire_code}`" if row.wire_code else "null", row.about)
+        for row in errors.ROWS.values()
+    )
+    return _table(("HTTP", "`type`", "`code`", "When"), rows)
+
+
+def _messages_errors() -> str:
+    """The statuses of the table of errors, with what Anthropic makes of them."""
+    seen = {
+        anthropic_errors.OVERLOADED if status == 503 else status: kind
+        for status, kind in anthropic_errors.TYPES.items()
+    }
+    return _table(("HTTP", "`type`"), ((str(status), f"`{kind}`") for status, kind in seen.items()))
+
+
+def _limits() -> str:
+    rows = (
+        ("Depth", json_bounds.MAX_DEPTH, "arrays and objects within each other"),
+        ("Arrays", json_bounds.MAX_ARRAYS, ""),
+        ("Objects", json_bounds.MAX_OBJECTS, ""),
+        ("Keys", json_bounds.MAX_KEYS, "of all objects together"),
+        ("Strings", json_bounds.MAX_STRINGS, "keys included; their length is bounded by the body's alone"),
+        ("Values", json_bounds.MAX_VALUES, "such as the token ids of prompts"),
+        ("Escapes", json_bounds.MAX_ESCAPES, "such as `\\n` and `\\u00e9`"),
+    )
+    return _table(("In one body", "At most", ""), ((name, f"{limit:,}", note) for name, limit, note in rows))
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "routes": _routes,
+    "request": _area(REQUEST),
+    "prompt": _area(PROMPT),
+    "sampling": _area(SAMPLING),
+    "stopping": _area(STOPPING),
+    "output": _area(OUTPUT),
+    "tools": _area(TOOLS),
+    "embeddings": _embeddings,
+    "responses-query": lambda: _table(_COLUMNS, _rows(_QUERIES, lambda wire: True)),
+    "tokens": lambda: _table(_COLUMNS, _rows(_READING, lambda wire: True)),
+    "messages": lambda: _table(_COLUMNS, _rows(_ANTHROPIC, lambda wire: wire.has_effect)),
+    "messages-without-effect": lambda: _without_effect(_ANTHROPIC),
+    "messages-refused": lambda: _refused(_ANTHROPIC),
+    "messages-errors": _messages_errors,
+    "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING),
+    "refused": lambda: _refused(_GENERATING | _EMBEDDING),
+    "aliases": _aliases,
+    "errors": _errors,
+    "limits": _limits,
+}
+
+
+def main() -> int:
+    """Rewrite the page; give its path to have another one rewritten."""
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

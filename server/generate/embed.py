@@ -1,0 +1,135 @@
+"""Inputs -> vectors: requests that draw no token, one for each input, which the engine batches as it does all others.
+
+Owns what a valid request for embeddings is, and its way through the router. Whatever ends it early (a client that goes
+away, a deadline, an error of one input), every input still on its way is aborted. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.messages import Failure, Submit
+from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.server import errors
+from inferd.server.generate.intake import Caller
+from inferd.server.generate.ports import Router, TokenStream
+from inferd.server.generate.prompts import Prompts
+from inferd.server.schema.embeddings import EmbeddingRequest
+
+MAX_AT_ONCE = 256
+"""Inputs of one request that are with the engine at a time: enough to fill its steps, and the queue that all callers
+share keeps room for others."""
+
+_UNNAMED = Failure("engine_error", "The engine could not serve this request.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """Inputs that fit the model, and what is wanted of them. Made by the intake alone."""
+
+    engine_id: str
+    inputs: tuple[tuple[int, ...], ...]
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+    arrival_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all inputs together."""
+        return sum(map(len, self.inputs))
+
+    def submits(self) -> Iterator[Submit]:
+        """One an input, in order."""
+        for i, token_ids in enumerate(self.inputs):
+            yield Submit(
+                request_id=f"{self.engine_id}-{i}",
+                prompt_ids=token_ids,
+                params=self.params,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                arrival_s=self.arrival_s,
+            )
+
+
+class EmbedIntake:
+    """The only maker of a valid `EmbedRequest`."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+
+    async def take(self, wire: EmbeddingRequest, caller: Caller, hidden_size: int) -> EmbedRequest:
+        """`hidden_size`: components that the model's vectors have; 0: it gives none. Raises `RequestError`."""
+        if hidden_size == 0:
+            message = "This server's engine gives no hidden states that embeddings could be made of."
+            raise RequestError("not_implemented", message)
+        if wire.dimensions is not None and wire.dimensions > hidden_size:
+            raise errors.above_max("dimensions", hidden_size, wire.dimensions)
+        if wire.truncate_prompt_tokens == 0:
+            raise errors.below_min("truncate_prompt_tokens", 1, 0)
+        add_special = wire.add_special_tokens is not False
+        all_encoded = await self._prompts.encode_all(wire.input, add_special=add_special, param="input")
+        inputs = tuple(
+            self._prompts.fit(name_of(i, len(all_encoded)), encoded, 0, None, wire.truncate_prompt_tokens).token_ids
+            for i, encoded in enumerate(all_encoded)
+        )
+        pooling = Pooling(
+            wire.pooling or "last", wire.dimensions or hidden_size, is_normalized=wire.normalize is not False
+        )
+        return EmbedRequest(
+            engine_id=f"embd-{secrets.token_hex(8)}",
+            inputs=inputs,
+            params=SamplingParams(max_tokens=0, seed=0, pooling=pooling),
+            priority=wire.priority or 0,
+            cache_salt=caller.tenant,
+            arrival_s=caller.arrival_s,
+        )
+
+
+def name_of(index: int, num_inputs: int) -> str:
+    """An input, as error messages name it."""
+    return "input" if num_inputs == 1 else f"input[{index}]"
+
+
+async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
+    """The vectors, fp32 in little-endian bytes, in the order of the inputs.
+
+    Raises `RequestError` or `EngineDeadError` where one input fails, and `RequestError` where one is not taken.
+    """
+    vectors = [b""] * len(request.inputs)
+    waiting = enumerate(request.submits())
+
+    async def work() -> None:
+        for i, submit in waiting:
+            vectors[i] = await _vector(router.submit(submit), name_of(i, len(vectors)))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(MAX_AT_ONCE, len(vectors))):
+                group.create_task(work())
+    except ExceptionGroup as failed:
+        # Those that failed after the first were ended by it, or fail for the same reason.
+        raise failed.exceptions[0] from None
+    return tuple(vectors)
+
+
+async def _vector(stream: TokenStream, where: str) -> bytes:
+    """What one input gives. Raises `RequestError` and `EngineDeadError`."""
+    try:
+        async for delta in stream:
+            if delta.finish_reason == "error":
+                failure = delta.failure or _UNNAMED
+                param = where if failure.param == "prompt" else failure.param
+                raise RequestError(failure.code, failure.message, param)
+            if delta.finish_reason == "abort":
+                raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
+            if delta.finish_reason is not None:
+                assert delta.embedding, "an input ended without its vector"
+                return delta.embedding
+    finally:
+        stream.abort()
+    raise AssertionError("a stream ended without a terminal delta")

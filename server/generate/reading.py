@@ -1,0 +1,156 @@
+"""One choice's text as events: content, reasoning and calls in order, and how many of its tokens are reasoning.
+
+The bridge between a `Reader`, which knows text alone, and the events of a choice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from inferd.server.generate.events import (
+    Event,
+    ReasoningDelta,
+    ScoredToken,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
+from inferd.server.tools.reader import Reader, Reading
+
+_SHORT_ID_CHARS = string.ascii_letters + string.digits
+_SHORT_ID_LENGTH = 9
+
+
+class Answer(Protocol):
+    """The text of one choice on its way to events."""
+
+    @property
+    def num_calls(self) -> int:
+        """Calls whose name is known."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """The answer ends here: no further call is wanted."""
+        ...
+
+    def token(self, offset: int) -> None:
+        """A token whose text begins `offset` characters into the choice's."""
+        ...
+
+    def feed(self, text: str) -> None:
+        """More of the text, of which nothing will be taken back."""
+        ...
+
+    def finish(self) -> None:
+        """No more text comes."""
+        ...
+
+    def events(
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+    ) -> Iterator[Event]:
+        """What became certain since the last call, with the tokens it came with."""
+        ...
+
+
+def answer_of(choice: int, reading: Reading | None) -> Answer:
+    return PlainAnswer(choice) if reading is None else ReadAnswer(choice, reading)
+
+
+class PlainAnswer:
+    """All of the text is content."""
+
+    num_calls = 0
+    is_full = False
+
+    def __init__(self, choice: int) -> None:
+        self._choice = choice
+        self._pieces: list[str] = []
+
+    def token(self, offset: int) -> None:
+        pass
+
+    def feed(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def finish(self) -> None:
+        pass
+
+    def events(
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+    ) -> Iterator[Event]:
+        text, self._pieces = "".join(self._pieces), []
+        if text or token_ids:
+            yield TextDelta(self._choice, text, token_ids, scored, num_cached_tokens)
+
+
+class ReadAnswer:
+    """Content, reasoning and calls, told apart."""
+
+    def __init__(self, choice: int, reading: Reading) -> None:
+        self.num_calls = 0
+        self._choice, self._reading = choice, reading
+        self._reader = Reader(reading)
+        self._offsets: list[int] = []
+        """Characters of the text before each token; rising, for those that add none are counted too."""
+        self._num_reasoning = 0
+        self._pieces: list[Piece] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._reader.is_full
+
+    def token(self, offset: int) -> None:
+        self._offsets.append(offset)
+
+    def feed(self, text: str) -> None:
+        if text:
+            self._pieces += self._reader.feed(text)
+
+    def finish(self) -> None:
+        self._pieces += self._reader.finish()
+
+    def events(
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+    ) -> Iterator[Event]:
+        pieces, self._pieces = joined(self._pieces), []
+        content = ""
+        if pieces and isinstance(pieces[0], Content):
+            content, pieces = pieces[0].text, pieces[1:]
+        num_more = self._more_reasoning()
+        if content or token_ids or num_more:
+            yield TextDelta(self._choice, content, token_ids, scored, num_cached_tokens, num_more)
+        yield from self._events_of(pieces, num_cached_tokens)
+
+    def _events_of(self, pieces: Iterable[Piece], num_cached_tokens: int) -> Iterator[Event]:
+        for piece in pieces:
+            match piece:
+                case Content():
+                    yield TextDelta(self._choice, piece.text, (), (), num_cached_tokens)
+                case Reasoning():
+                    if self._reading.shows_reasoning:
+                        yield ReasoningDelta(self._choice, piece.text)
+                case CallBegun():
+                    self.num_calls += 1
+                    yield ToolCallStart(self._choice, self.num_calls - 1, self._new_id(), piece.name)
+                case CallArguments():
+                    yield ToolCallArguments(self._choice, self.num_calls - 1, piece.text)
+
+    def _new_id(self) -> str:
+        if self._reading.format.has_short_ids:
+            return "".join(secrets.choice(_SHORT_ID_CHARS) for _ in range(_SHORT_ID_LENGTH))
+        return f"call_{secrets.token_hex(12)}"
+
+    def _more_reasoning(self) -> int:
+        """Tokens that begin inside reasoning, markers included, beyond those already counted."""
+        spans = self._reader.reasoning_spans
+        total = sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, start) for start, end in spans)
+        if self._reader.reasoning_start is not None:
+            total += len(self._offsets) - bisect_left(self._offsets, self._reader.reasoning_start)
+        more, self._num_reasoning = total - self._num_reasoning, total
+        return more

@@ -1,0 +1,196 @@
+"""This interface as an OpenAPI 3.1 document, made from the tables of routes, fields and errors. Knows no HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inferd.server import anthropic_errors, errors
+from inferd.server.api.routes import ROUTES, Access, Route
+from inferd.server.schema.fields import RequestFields, Wire, wire_fields
+from inferd.server.schema.kinds import Schema, Text
+from inferd.server.schema.timeouts import HEADER, TIMEOUT
+
+_ANSWERED_WITH_BODY = (400, 404, 408, 413, 415, 429, 500, 503)
+_ERROR = {"$ref": "#/components/responses/Error"}
+_ANTHROPIC_ERROR = {"$ref": "#/components/responses/AnthropicError"}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole document; `version` is inferd's."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route)
+    types = {route.fields for route in ROUTES if route.fields is not None}
+    schemas = {fields.__name__: schema_of(fields) for fields in sorted(types, key=lambda fields: fields.__name__)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "inferd",
+            "version": version,
+            "summary": "An OpenAI-compatible LLM serving daemon.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, "Error": _error_schema(), "AnthropicError": _anthropic_error_schema()},
+            "responses": {
+                "Error": {"description": "OpenAI's error envelope.", "content": _json_content("Error")},
+                "AnthropicError": {
+                    "description": "Anthropic's error envelope.",
+                    "content": _json_content("AnthropicError"),
+                },
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def schema_of(fields: type[RequestFields]) -> Schema:
+    """A request body: every field with type, bounds and default, and other servers' names for some of them."""
+    declared = wire_fields(fields)
+    properties = {name: _property(wire) for name, wire in declared.items()}
+    for alias, name in fields.aliases.items():
+        properties[alias] = {**_property(declared[name]), "description": f"Another name of `{name}`."}
+    return {
+        "type": "object",
+        "description": (fields.__doc__ or "").strip(),
+        "properties": properties,
+        "required": [name for name, wire in declared.items() if wire.required],
+        "additionalProperties": False,
+    }
+
+
+def default_of(wire: Wire) -> object:
+    """What holds where the field is not given, if that is one value for every model and request; else None."""
+    try:
+        value = json.loads(wire.unset)
+    except ValueError:
+        return None
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def _property(wire: Wire) -> Schema:
+    schema, text, default = wire.kind.schema(), _described(wire), default_of(wire)
+    described: Schema = {"description": text} if text else {}
+    if default is not None:
+        described["default"] = default
+    return {**(schema if wire.required else _or_null(schema)), **described}
+
+
+def _described(wire: Wire) -> str:
+    text = wire.about if wire.has_effect else f"Accepted, and without effect. {wire.about}".strip()
+    return f"{text} Where it is not given: {wire.unset}." if default_of(wire) is None and wire.unset else text
+
+
+def _or_null(schema: Schema) -> Schema:
+    """JSON null stands for "not given" in every field that need not be."""
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    return {"anyOf": [*options, {"type": "null"}]}
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "tags": [route.area],
+        "summary": route.about,
+        "security": _security(route),
+        "responses": _responses(route),
+    }
+    parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.fields is not None:
+        operation["requestBody"] = {"required": True, "content": _json_content(route.fields.__name__)}
+    return operation
+
+
+def _security(route: Route) -> list[dict[str, list[str]]]:
+    """Each alone is enough."""
+    if route.access is Access.PUBLIC:
+        return []
+    own: list[dict[str, list[str]]] = [{"x-api-key": []}]
+    return [{"key": []}, *(own if anthropic_errors.is_anthropic(route.path) else ())]
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    statuses = {404} if "{" in route.path else set()
+    statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
+    if route.fields is not None:
+        statuses |= set(_ANSWERED_WITH_BODY)
+    if route.missing:
+        return {str(status): _ERROR for status in sorted(statuses | {501})}
+    content: dict[str, Any] = {"text/plain": {}} if route.path == "/metrics" else {"application/json": {}}
+    if route.fields is not None and "stream" in wire_fields(route.fields) and not route.path.endswith("/render"):
+        content["text/event-stream"] = {}
+    done = {"200": {"description": "Done.", "content": content}}
+    if anthropic_errors.is_anthropic(route.path):
+        statuses = {anthropic_errors.OVERLOADED if status == 503 else status for status in statuses}
+        return {**done, **{str(status): _ANTHROPIC_ERROR for status in sorted(statuses)}}
+    return {**done, **{str(status): _ERROR for status in sorted(statuses)}}
+
+
+def _path(route: Route) -> str:
+    return route.path.replace(":path}", "}")
+
+
+def _operation_id(route: Route) -> str:
+    words = [route.method.lower(), *_path(route).replace("{", "").replace("}", "").strip("/").split("/")]
+    return "_".join(words).replace(".", "_")
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    if "{" not in route.path:
+        return []
+    name = _path(route).partition("{")[2].partition("}")[0]
+    return [{"name": name, "in": "path", "required": True, "schema": Text(1).schema()}]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    """Lists are given by naming them again."""
+    declared = {} if route.query is None else wire_fields(route.query)
+    return [
+        {"name": name, "in": "query", "description": _described(wire), "schema": wire.kind.schema()}
+        for name, wire in declared.items()
+    ]
+
+
+def _header_parameters(route: Route) -> list[dict[str, Any]]:
+    if anthropic_errors.is_anthropic(route.path):
+        text = "Seconds from the request's arrival to the end of its answer."
+    elif route.fields is None or "timeout" not in wire_fields(route.fields):
+        return []
+    else:
+        text = "Seconds from the request's arrival to the end of its answer; of this and `timeout` the shorter holds."
+    return [{"name": HEADER, "in": "header", "description": text, "schema": TIMEOUT.schema()}]
+
+
+def _json_content(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _anthropic_error_schema() -> Schema:
+    told = {
+        "type": {"enum": sorted(set(anthropic_errors.TYPES.values()))},
+        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
+    }
+    shape = {"type": "object", "properties": told, "required": list(told), "additionalProperties": False}
+    whole = {"type": {"const": "error"}, "error": shape, "request_id": {"type": "string"}}
+    return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
+
+
+def _error_schema() -> Schema:
+    codes = sorted({row.wire_code for row in errors.ROWS.values() if row.wire_code})
+    error = {
+        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
+        "type": {"enum": sorted({row.type for row in errors.ROWS.values()})},
+        "param": {"type": ["string", "null"], "maxLength": errors.MAX_ECHO},
+        "code": {"enum": [*codes, None]},
+    }
+    shape = {"type": "object", "properties": error, "required": list(error), "additionalProperties": False}
+    return {"type": "object", "properties": {"error": shape}, "required": ["error"], "additionalProperties": False}

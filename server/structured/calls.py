@@ -1,0 +1,191 @@
+"""Tool calls as languages: what a model may write where calls are required, restricted, or to be exact.
+
+Pure functions of a format's spelling of calls and of the tools' schemas. Knows no fields but the tools themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inferd.server import errors
+from inferd.server.structured.language import (
+    Language,
+    either,
+    free_text,
+    free_text_until,
+    json_value,
+    literal,
+    marked,
+    one_of,
+    pattern,
+    repeat,
+    sequence,
+)
+from inferd.server.structured.schema import read_schema
+from inferd.server.structured.tags import Tokens
+from inferd.server.tools.format import CallSyntax, ReasoningSyntax
+
+Tool = Mapping[str, object]
+
+MAX_CALLS = 128
+"""In one answer that a grammar writes."""
+
+_BLANKS = pattern(r"[ \n]{0,4}")
+"""Between the end of reasoning and what follows it."""
+
+_CALL_RULE = "tool_call"
+"""A call from its name on."""
+
+_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Which calls an answer may hold."""
+
+    tools: tuple[tuple[str, Tool], ...]
+    """(path of the tool in the request, tool) of those that may be called."""
+    is_required: bool
+    """The answer is calls and nothing else, reasoning excepted."""
+    is_single: bool
+    """At most one call."""
+
+
+def answer_with_calls(
+    rules: CallRules, syntax: CallSyntax, tokens: Tokens, answer: Language | None, before: Language
+) -> Language:
+    """What may be written: `before` (reasoning), then calls, or `answer` (None: free text with calls in it).
+
+    `tokens` are the special tokens that markers may be made of. Raises `RequestError` for a tool whose parameters
+    cannot be enforced.
+    """
+    writer = _Writer(rules, syntax, tokens)
+    if rules.is_required:
+        return sequence(before, writer.calls(""))
+    if answer is not None:
+        return sequence(before, either(writer.calls(""), answer))
+    return sequence(before, writer.text_with_calls())
+
+
+def reasoning(
+    syntax: ReasoningSyntax | None, tokens: Tokens, *, is_open: bool, is_done: bool, budget: int | None = None
+) -> Language:
+    """Reasoning before an answer. `is_open`: the prompt has begun it, `is_done`: and ended it; else the model may.
+
+    `budget`: most tokens of it; see `can_bound`.
+    """
+    if syntax is None or (is_done and not is_open):
+        return literal("")
+    text = _until(syntax.end, tokens) if budget is None else sequence(_bounded(budget), marked(syntax.end, tokens))
+    rest = sequence(text, _BLANKS)
+    return rest if is_open else either(literal(""), sequence(marked(syntax.begin, tokens), rest))
+
+
+def can_bound(syntax: ReasoningSyntax | None, tokens: Tokens) -> bool:
+    """Whether reasoning can be cut at a number of tokens: where a token of its own ends it."""
+    return syntax is not None and any(syntax.end.startswith(token) for token in tokens)
+
+
+def _bounded(budget: int) -> Language:
+    """Any text of at most so many tokens."""
+    name = f"thought_{budget}"
+    return Language(name, (f"{name}[max_tokens={budget}]: /(.|\\n)*/",)) if budget else literal("")
+
+
+class _Writer:
+    def __init__(self, rules: CallRules, syntax: CallSyntax, tokens: Tokens) -> None:
+        self._rules, self._syntax, self._tokens = rules, syntax, tokens
+        self._is_single = rules.is_single or syntax.is_single
+        called = either(*(self._call(where, tool) for where, tool in rules.tools))
+        # A rule, because it stands twice below and has every tool's schema in it.
+        self._rest = Language(_CALL_RULE, (f"{_CALL_RULE}: {called.expression}", *called.rules), called.grammars)
+
+    def calls(self, written: str) -> Language:
+        """All calls of an answer, from behind `written`, what of them stands there already."""
+        syntax = self._syntax
+        first = (syntax.before_all + syntax.begin).removeprefix(written)
+        calls = sequence(marked(first, self._tokens), self._rest)
+        if not self._is_single:
+            further = sequence(marked(syntax.separator + syntax.begin, self._tokens), self._rest)
+            calls = sequence(calls, repeat(further, 0, MAX_CALLS - 1))
+        return sequence(calls, marked(syntax.after_all, self._tokens)) if syntax.after_all else calls
+
+    def text_with_calls(self) -> Language:
+        """Free text, in which the marker of a call begins one that is exact."""
+        trigger = self._syntax.trigger
+        if not trigger:
+            # Calls without a marker are whole answers, told by their first character.
+            return either(self.calls(""), pattern(r"(\s*[^\s{\[](.|\n)*)?"))
+        called = sequence(_until(trigger, self._tokens), self.calls(trigger))
+        if self._is_single:
+            return either(called, free_text())
+        return sequence(repeat(called, 0, None), free_text())
+
+    def _call(self, where: str, tool: Tool) -> Language:
+        """From a call's name to its end."""
+        function = tool["function"]
+        assert isinstance(function, Mapping)
+        name, is_strict = str(function["name"]), function.get("strict") is True
+        schema = _parameters(function.get("parameters"), f"{where}.function.parameters")
+        path = f"{where}.function.parameters"
+        if self._syntax.arguments == "xml":
+            read_schema(dict(schema), path, is_strict=is_strict)
+            arguments = self._tagged(schema, is_strict=is_strict)
+        else:
+            arguments = read_schema(dict(schema), path, is_strict=is_strict)
+        head = marked(name + self._syntax.between, self._tokens)
+        return sequence(head, arguments, marked(self._syntax.end, self._tokens)) if self._syntax.end else sequence(
+            head, arguments
+        )  # fmt: skip
+
+    def _tagged(self, schema: Mapping[str, object], *, is_strict: bool) -> Language:
+        """`<parameter=key>`, the value on lines of its own, `</parameter>`: in the order of the schema."""
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        assert isinstance(properties, Mapping) and isinstance(required, (list, tuple))
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        parts: list[Language] = []
+        for key, value in properties.items():
+            inner = {**value, **shared} if isinstance(value, Mapping) else {}
+            part = sequence(literal(f"<parameter={key}>\n"), _tagged_value(inner, is_strict=is_strict))
+            parts.append(part if key in required else repeat(part, 0, 1))
+        return sequence(*parts) if parts else literal("")
+
+
+_END_OF_TAG = "\n</parameter>\n"
+
+
+def _tagged_value(schema: Mapping[str, object], *, is_strict: bool) -> Language:
+    """Texts stand as they are, everything else as JSON."""
+    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
+        return sequence(one_of(listed), literal(_END_OF_TAG))
+    if schema.get("type") == "string":
+        return free_text_until(_END_OF_TAG)
+    return sequence(json_value(schema, is_lenient=not is_strict), literal(_END_OF_TAG))
+
+
+def _parameters(value: object, where: str) -> Mapping[str, object]:
+    """The schema of a tool's arguments, which are an object. Raises `RequestError`."""
+    if value is None:
+        return _NO_PARAMETERS
+    if not isinstance(value, Mapping):
+        raise errors.invalid_type(where, "an object", value)
+    if value.get("type", "object") != "object":
+        raise errors.invalid_value(f"{where}.type", value["type"], "The parameters of a function are an 'object'.")
+    for key, kind in (("properties", Mapping), ("required", list)):
+        if key in value and not isinstance(value[key], kind):
+            raise errors.invalid_type(f"{where}.{key}", "an object" if kind is Mapping else "an array", value[key])
+    return {**value, "type": "object"}
+
+
+def _until(marker: str, tokens: Tokens) -> Language:
+    """Any text up to and with the first `marker`, which free text cannot hold where a special token begins it."""
+    if any(marker.startswith(token) for token in tokens):
+        return sequence(free_text(), marked(marker, tokens))
+    return free_text_until(marker)
+
+
+def paths_of(tools: Sequence[Tool]) -> tuple[tuple[str, Tool], ...]:
+    """Each tool with its place in the request."""
+    return tuple((f"tools[{i}]", tool) for i, tool in enumerate(tools))

@@ -1,0 +1,203 @@
+"""`structural_tag`: free text in which marked parts follow grammars, read from the two forms that clients send.
+
+The older form names `triggers` and `structures`; the newer one is a tree of `format` nodes. Pure: what is wrong is
+refused with its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from inferd.server import errors
+from inferd.server.schema.kinds import Boolean, Text, check_array, check_properties
+from inferd.server.structured.language import (
+    Language,
+    either,
+    free_text,
+    free_text_until,
+    lark,
+    marked,
+    pattern,
+    repeat,
+    sequence,
+    token,
+)
+from inferd.server.structured.schema import read_schema
+
+Tokens = Mapping[str, int]
+"""Special tokens of the vocabulary: text -> id."""
+
+MAX_TAGS = 256
+MAX_TAG_DEPTH = 16
+_TEXT = Text(1, 65_536)
+
+
+def read_tags(value: object, where: str, tokens: Tokens) -> Language:
+    """The texts of a structural tag. Raises `RequestError`."""
+    if not isinstance(value, dict):
+        raise errors.invalid_type(where, "an object", value)
+    if "structures" in value or "triggers" in value:
+        return _older_form(value, where, tokens)
+    given = check_properties(value, where, ("type", "format"), ())
+    if given["type"] != "structural_tag":
+        raise errors.not_among(f"{where}.type", given["type"], ("structural_tag",))
+    return _Reader(tokens).node(given["format"], f"{where}.format", 0)
+
+
+def _older_form(value: Mapping[str, object], where: str, tokens: Tokens) -> Language:
+    """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
+    given = check_properties(value, where, ("structures", "triggers"), ("type",))
+    reader = _Reader(tokens)
+    tags = []
+    for i, item in enumerate(_array(given["structures"], f"{where}.structures")):
+        path = f"{where}.structures[{i}]"
+        tag = check_properties(item, path, ("begin", "end"), ("schema",))
+        content = read_schema(tag.get("schema", True), f"{path}.schema", is_strict=True)
+        begin, end = (_TEXT.read(tag["begin"], f"{path}.begin"), Text().read(tag["end"], f"{path}.end"))
+        tags.append((begin, sequence(content, marked(end, tokens))))
+    return reader.triggered(_texts(given["triggers"], f"{where}.triggers"), tags, where, 0, is_single=False)
+
+
+class _Reader:
+    """Reads the tree of the newer form for one vocabulary."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._readers: Mapping[str, Callable[[Mapping[str, object], str, int], Language]] = {
+            "const_string": self._const,
+            "json_schema": self._json,
+            "regex": self._regex,
+            "grammar": self._grammar,
+            "any_text": self._any_text,
+            "sequence": self._sequence,
+            "or": self._or,
+            "tag": self._tag,
+            "triggered_tags": self._triggered_tags,
+            "tags_with_separator": self._tags_with_separator,
+        }
+
+    def node(self, value: object, where: str, depth: int) -> Language:
+        if depth > MAX_TAG_DEPTH:
+            raise errors.invalid_value(where, value, f"At most {MAX_TAG_DEPTH} levels of formats are served.")
+        if not isinstance(value, dict):
+            raise errors.invalid_type(where, "an object", value)
+        kind = value.get("type")
+        if kind is None:
+            raise errors.missing(f"{where}.type")
+        if not isinstance(kind, str) or kind not in self._readers:
+            raise errors.not_among(f"{where}.type", kind, self._readers)
+        return self._readers[kind](value, where, depth)
+
+    def triggered(
+        self,
+        triggers: list[str],
+        tags: list[tuple[str, Language]],
+        where: str,
+        num_least: int,
+        *,
+        is_single: bool,
+    ) -> Language:
+        """Free text in which each trigger is followed by the rest of a tag that begins with it."""
+        branches: list[Language] = []
+        for begin, _ in tags:
+            if not any(begin.startswith(trigger) for trigger in triggers):
+                raise errors.invalid_value(f"{where}.triggers", begin, "Each tag must begin with one of the triggers.")
+        for trigger in triggers:
+            rests = [
+                sequence(marked(begin.removeprefix(trigger), self._tokens), rest) if begin != trigger else rest
+                for begin, rest in tags
+                if begin.startswith(trigger)
+            ]
+            if rests:
+                branches.append(sequence(self._until(trigger), either(*rests)))
+        tagged = either(*branches)
+        if is_single:
+            return tagged if num_least else either(tagged, free_text())
+        return sequence(repeat(tagged, num_least, None), free_text())
+
+    def _until(self, trigger: str) -> Language:
+        """Free text up to a trigger: the token that spells it, where there is one, or its text."""
+        if trigger in self._tokens:
+            return sequence(free_text(), token(trigger, self._tokens[trigger]))
+        return free_text_until(trigger)
+
+    def _const(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "value"), ())
+        return marked(_TEXT.read(given["value"], f"{where}.value"), self._tokens)
+
+    def _json(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "json_schema"), ("style",))
+        if given.get("style") not in (None, "json"):
+            raise errors.not_among(f"{where}.style", given["style"], ("json",))
+        return read_schema(given["json_schema"], f"{where}.json_schema", is_strict=True)
+
+    def _regex(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "pattern"), ())
+        return pattern(_TEXT.read(given["pattern"], f"{where}.pattern"))
+
+    def _grammar(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "grammar"), ())
+        return lark(_TEXT.read(given["grammar"], f"{where}.grammar"))
+
+    def _any_text(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        check_properties(value, where, ("type",), ())
+        return free_text()
+
+    def _sequence(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        return sequence(*self._elements(value, where, depth))
+
+    def _or(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        return either(*self._elements(value, where, depth))
+
+    def _elements(self, value: Mapping[str, object], where: str, depth: int) -> list[Language]:
+        given = check_properties(value, where, ("type", "elements"), ())
+        elements = _array(given["elements"], f"{where}.elements")
+        return [self.node(item, f"{where}.elements[{i}]", depth + 1) for i, item in enumerate(elements)]
+
+    def _tag(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        begin, rest = self._begun(value, where, depth)
+        return sequence(marked(begin, self._tokens), rest) if begin else rest
+
+    def _begun(self, value: object, where: str, depth: int) -> tuple[str, Language]:
+        """(begin, what follows it) of a tag. Free text as content reaches to the tag's end."""
+        tag = check_properties(value, where, ("begin", "content", "end"), ("type",))
+        begin, end = (Text(0, 65_536).read(tag[key], f"{where}.{key}") for key in ("begin", "end"))
+        content = tag["content"]
+        if isinstance(content, dict) and content.get("type") == "any_text" and end:
+            self._any_text(content, f"{where}.content", depth + 1)
+            return begin, self._until(end)
+        inner = self.node(content, f"{where}.content", depth + 1)
+        return begin, sequence(inner, marked(end, self._tokens)) if end else inner
+
+    def _tags(self, value: object, where: str, depth: int) -> list[tuple[str, Language]]:
+        return [self._begun(item, f"{where}[{i}]", depth) for i, item in enumerate(_array(value, where))]
+
+    def _triggered_tags(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "triggers", "tags"), ("at_least_one", "stop_after_first"))
+        tags = self._tags(given["tags"], f"{where}.tags", depth)
+        num_least = int(_flag(given, "at_least_one", where))
+        triggers = _texts(given["triggers"], f"{where}.triggers")
+        return self.triggered(triggers, tags, where, num_least, is_single=_flag(given, "stop_after_first", where))
+
+    def _tags_with_separator(self, value: Mapping[str, object], where: str, depth: int) -> Language:
+        given = check_properties(value, where, ("type", "tags", "separator"), ("at_least_one", "stop_after_first"))
+        tags = self._tags(given["tags"], f"{where}.tags", depth)
+        tag = either(*(sequence(marked(begin, self._tokens), rest) if begin else rest for begin, rest in tags))
+        separator = marked(Text(0, 65_536).read(given["separator"], f"{where}.separator"), self._tokens)
+        if not _flag(given, "stop_after_first", where):
+            tag = sequence(tag, repeat(sequence(separator, tag), 0, None))
+        return tag if _flag(given, "at_least_one", where) else repeat(tag, 0, 1)
+
+
+def _flag(given: Mapping[str, object], name: str, where: str) -> bool:
+    return Boolean().read(given[name], f"{where}.{name}") if given.get(name) is not None else False
+
+
+def _array(value: object, where: str) -> list[object]:
+    check_array(value, where, "an array of objects", 1, MAX_TAGS)
+    assert isinstance(value, list)
+    return value
+
+
+def _texts(value: object, where: str) -> list[str]:
+    return [_TEXT.read(item, f"{where}[{i}]") for i, item in enumerate(_array(value, where))]

@@ -1,0 +1,159 @@
+"""What a chat request asks of reasoning and calls: what the template is shown, how the answer is read, what it may be.
+
+Pure functions of the request's fields, the model's format and the rendered prompt. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.tool_choice import ToolChoice
+from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, paths_of, reasoning
+from inferd.server.structured.formats import AnswerLanguage
+from inferd.server.structured.language import Language, free_text, sequence
+from inferd.server.text.model import ServedModel
+from inferd.server.tools.detect import PLAIN_CALLS
+from inferd.server.tools.format import Format
+from inferd.server.tools.reader import Reader, Reading
+
+Tool = Mapping[str, object]
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""How templates name the variable that turns reasoning on, where it has no levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How an answer is read, and what it may be."""
+
+    reading: Reading | None
+    """None: it is one text."""
+    answer: AnswerLanguage | None
+    """None: any text."""
+
+
+def check_tools(wire: ChatRequest) -> None:
+    """What the fields of tools say together. Raises `RequestError`."""
+    choice = wire.tool_choice
+    for name, is_given in (
+        ("tool_choice", choice is not None and choice.mode != "none"),
+        ("parallel_tool_calls", wire.parallel_tool_calls is False),
+    ):
+        if is_given and not wire.tools:
+            raise RequestError(
+                "invalid_value", f"The '{name}' parameter is only allowed when 'tools' are specified.", name
+            )
+    known = [_name_of(tool) for tool in wire.tools or ()]
+    for name, where in (choice.names if choice is not None else None) or ():
+        if name not in known:
+            raise errors.not_among(where, name, known[:10])
+
+
+def tools_shown(wire: ChatRequest) -> tuple[Tool, ...] | None:
+    """The tools as the template is given them."""
+    return None if _choice(wire).mode == "none" else wire.tools
+
+
+def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | None:
+    """`chat_template_kwargs` with `reasoning_effort` under the template's own name for it. Raises `RequestError`."""
+    effort = wire.reasoning_effort
+    if effort is None:
+        return wire.chat_template_kwargs
+    given = wire.chat_template_kwargs or {}
+    name = next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
+    value: object = effort if name == "reasoning_effort" else effort != "none"
+    if not name:
+        rule = "This model's chat template has no switch for reasoning; leave the field out."
+        raise errors.unsupported_parameter("reasoning_effort", rule)
+    if name in given:
+        message = f"Only one of 'reasoning_effort' and 'chat_template_kwargs.{name}' can be given."
+        raise RequestError("invalid_value", message, "reasoning_effort")
+    return {**given, name: value}
+
+
+def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> Asked:
+    """`prompt`: as it was rendered. `answer`: what the other fields say it may be.
+
+    Raises `RequestError` for what cannot be enforced as asked.
+    """
+    form, tokens, special_ids = model.format, model.tokenizer.added_tokens, model.tokenizer.special_ids
+    budget = wire.thinking_token_budget
+    if budget is not None and not (form.reads_reasoning and can_bound(form.reasoning_syntax, tokens)):
+        rule = "This model's reasoning ends with no token that could be forced; bound the answer with 'max_tokens'."
+        raise errors.unsupported_parameter("thinking_token_budget", rule)
+    choice, tools = _choice(wire), tools_shown(wire) or ()
+    rules = _rules(choice, tools, wire)
+    is_enforced = bool(tools) and (
+        rules.is_required
+        or choice.names is not None
+        or answer is not None
+        or budget is not None
+        or any(map(_is_strict, tools))
+    )
+    if is_enforced and _needs_plain_calls(form, rules, answer):
+        form = form.with_plain_calls(PLAIN_CALLS)
+    markers = form.special_markers(special_ids, with_calls=bool(tools))
+    reading = Reading(
+        format=form,
+        with_calls=bool(tools),
+        tools=tools,
+        prefill=form.prefill(prompt),
+        max_calls=1 if tools and rules.is_single else None,
+        shows_reasoning=wire.include_reasoning is not False,
+        kept_ids=frozenset(special_ids[marker] for marker in markers),
+    )
+    is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)
+    before = _before(reading, tokens, budget)
+    if is_enforced and form.call_syntax is not None:
+        language = answer_with_calls(rules, form.call_syntax, tokens, answer.language if answer else None, before)
+        answer = AnswerLanguage("tools" if answer is None else answer.param, language)
+    elif form.reads_reasoning and (answer is not None or budget is not None):
+        rest = free_text() if answer is None else answer.language
+        answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
+    return Asked(reading if is_read else None, answer)
+
+
+def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:
+    names = None if choice.names is None else {name for name, _ in choice.names}
+    callable_tools = tuple((path, tool) for path, tool in paths_of(tools) if names is None or _name_of(tool) in names)
+    return CallRules(
+        callable_tools,
+        is_required=choice.mode == "required",
+        is_single=choice.is_single or wire.parallel_tool_calls is False,
+    )
+
+
+def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | None) -> bool:
+    """Where calls must be written by a grammar, and the model's own way is not known or cannot be written by one."""
+    if form.call_syntax is not None:
+        return False
+    return not form.reads_calls or rules.is_required or answer is not None
+
+
+def _before(reading: Reading, tokens: Mapping[str, int], budget: int | None) -> Language:
+    syntax = reading.format.reasoning_syntax if reading.format.reads_reasoning else None
+    reader = Reader(replace(reading, prefill=""))
+    reader.feed(reading.prefill)
+    is_done = bool(reader.reasoning_spans) or (syntax is not None and reading.prefill.rstrip().endswith(syntax.end))
+    return reasoning(syntax, tokens, is_open=reader.reasoning_start is not None, is_done=is_done, budget=budget)
+
+
+def _choice(wire: ChatRequest) -> ToolChoice:
+    """OpenAI's default: the model decides."""
+    return wire.tool_choice or ToolChoice("auto")
+
+
+def _name_of(tool: Tool) -> str:
+    function = tool["function"]
+    assert isinstance(function, Mapping)
+    return str(function["name"])
+
+
+def _is_strict(tool: Tool) -> bool:
+    function = tool["function"]
+    assert isinstance(function, Mapping)
+    return function.get("strict") is True

@@ -1,0 +1,210 @@
+"""The formats that published models use and whose checkpoints do not say so themselves: response templates by name.
+
+Markers are written as the families' chat templates write them. A new format is one entry here, one rule in `detect` and
+one sample in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inferd.server.tools.format import CallSyntax, ReasoningSyntax
+
+Field = Mapping[str, object]
+
+NONE = "none"
+HARMONY = "harmony"
+PLAIN = "json"
+"""Calls as JSON without a marker: what is used where a call is required of a model whose format is not known."""
+
+START_ANCHORS = (
+    "<|im_start|>assistant<|im_sep|>",
+    "<|im_start|>assistant",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "<|start_of_role|>assistant<|end_of_role|>",
+    "<start_of_turn>model",
+    "<|turn>model",
+    "<|start|>assistant",
+    "<|assistant|>",
+    "<\uff5cAssistant\uff5c>",
+    "[/INST]",
+)
+"""What stands before an assistant's turn."""
+
+_OBJECT = {"type": "function", "function": "{content}"}
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_NAME = r"(?P<name>[\w.\-]{1,128})"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls are written."""
+
+    field: Field | None
+    syntax: CallSyntax | None = None
+    """None: no grammar can write it, so a required call is written as `PLAIN`."""
+    is_bare: bool = False
+    has_short_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How reasoning is written, and the answer beside it where that has markers of its own."""
+
+    fields: Mapping[str, Field]
+    syntax: ReasoningSyntax | None = None
+
+
+def _json(open_: str, close: str | None = None) -> Field:
+    ends = {} if close is None else {"close": close}
+    return {"open": open_, **ends, "repeats": True, "content": "json", "transform": _OBJECT}
+
+
+def _named(open_pattern: str, **ends: object) -> Field:
+    return {"open_pattern": open_pattern, **ends, "repeats": True, "content": "json", "transform": _NAMED}
+
+
+def _tagged(begin: str, end: str) -> ReasoningFormat:
+    field = {"open": begin, "close": end, "content": "text", "repeats": True, "join": "\n"}
+    return ReasoningFormat({"reasoning_content": field}, ReasoningSyntax(begin, end))
+
+
+_DEEPSEEK_BEGIN, _DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
+_DEEPSEEK_CALL, _DEEPSEEK_CALL_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
+_DEEPSEEK_SEP = "<\uff5ctool\u2581sep\uff5c>"
+
+CALLS: dict[str, CallFormat] = {
+    # Qwen 2.5 and 3, Hermes 2 and 3, SmolLM3, Granite 4.
+    "hermes": CallFormat(
+        _json("<tool_call>", "</tool_call>"),
+        CallSyntax("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    ),
+    # Qwen3-Coder, Qwen 3.5. The outer tag is forgotten at times, and so is the end of an argument.
+    "qwen3_coder": CallFormat(
+        {
+            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]{1,128})>",
+            "close_pattern": r"</function>(?:\s*</tool_call>)?",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?"
+                r"(?:</parameter>|(?=<parameter=)|\Z)"
+            },
+            "transform": _NAMED,
+        },
+        CallSyntax("<tool_call>", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", arguments="xml"),
+    ),
+    # Llama 3.1, 3.2, 3.3.
+    "llama3_json": CallFormat(
+        _json("<|python_tag|>"), CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "), is_bare=True
+    ),
+    # Mistral: a list of calls, and since the eleventh tokenizer the name before its arguments.
+    "mistral": CallFormat(
+        _named(rf"\[TOOL_CALLS\](?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]|(?=\s*\[\s*\{{))"),
+        CallSyntax("[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
+        has_short_ids=True,
+    ),
+    "mistral_args": CallFormat(
+        _named(rf"\[TOOL_CALLS\](?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]|(?=\s*\[\s*\{{))"),
+        CallSyntax("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "", separator=""),
+        has_short_ids=True,
+    ),
+    # DeepSeek V3 and R1, with their distilled models.
+    "deepseek_v3": CallFormat(
+        _named(
+            rf"(?:{_DEEPSEEK_BEGIN}\s*)?{_DEEPSEEK_CALL}function{_DEEPSEEK_SEP}{_NAME}\n```json\n",
+            close_pattern=rf"\n?```{_DEEPSEEK_CALL_END}(?:\s*{_DEEPSEEK_END})?",
+        ),
+        CallSyntax(
+            _DEEPSEEK_BEGIN,
+            f"{_DEEPSEEK_CALL}function{_DEEPSEEK_SEP}",
+            "\n```json\n",
+            f"\n```{_DEEPSEEK_CALL_END}",
+            before_all=_DEEPSEEK_BEGIN,
+            after_all=_DEEPSEEK_END,
+        ),
+    ),
+    "deepseek_v31": CallFormat(
+        _named(
+            rf"(?:{_DEEPSEEK_BEGIN}\s*)?{_DEEPSEEK_CALL}{_NAME}{_DEEPSEEK_SEP}",
+            close_pattern=rf"{_DEEPSEEK_CALL_END}(?:\s*{_DEEPSEEK_END})?",
+        ),
+        CallSyntax(
+            _DEEPSEEK_BEGIN,
+            _DEEPSEEK_CALL,
+            _DEEPSEEK_SEP,
+            _DEEPSEEK_CALL_END,
+            separator="",
+            before_all=_DEEPSEEK_BEGIN,
+            after_all=_DEEPSEEK_END,
+        ),
+    ),
+    "gemma4": CallFormat(
+        {
+            "open_pattern": r"<\|tool_call>call:(?P<name>\w{1,128})",
+            "close": "<tool_call|>",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+            "transform": _NAMED,
+        }
+    ),
+    # Phi-4-mini.
+    "phi4": CallFormat(
+        _json("<|tool_call|>", "<|/tool_call|>"),
+        CallSyntax("<|tool_call|>", '{"name": "', '", "arguments": ', "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),
+    ),
+    # Granite 3.
+    "granite": CallFormat(
+        _json("<|tool_call|>"),
+        CallSyntax("<|tool_call|>", '{"name": "', '", "arguments": ', "}", ", ", "<|tool_call|>[", "]"),
+    ),
+    # gpt-oss.
+    HARMONY: CallFormat(
+        _named(
+            r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\."
+            rf"{_NAME}(?:<\|channel\|>(?:commentary|analysis))?(?: ?(?:<\|constrain\|>)?json)?<\|message\|>",
+            close_pattern=r"<\|call\|>",
+        ),
+        CallSyntax(
+            "<|channel|>commentary to=",
+            "<|channel|>commentary to=functions.",
+            " <|constrain|>json<|message|>",
+            "",
+            is_single=True,
+        ),
+    ),
+    PLAIN: CallFormat(
+        None, CallSyntax("", '{"name": "', '", "arguments": ', "}", ", ", "[", "]"), is_bare=True
+    ),
+}  # fmt: skip
+
+REASONING: dict[str, ReasoningFormat] = {
+    # DeepSeek R1, Qwen 3, QwQ, SmolLM3, Phi-4-reasoning.
+    "think": _tagged("<think>", "</think>"),
+    # Magistral and its successors.
+    "mistral": _tagged("[THINK]", "[/THINK]"),
+    "gemma4": _tagged("<|channel>thought\n", "<channel|>"),
+    # gpt-oss: what is said before a call is part of the answer.
+    HARMONY: ReasoningFormat(
+        {
+            "reasoning_content": {
+                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+                "close": ["<|end|>", "<|return|>"],
+                "content": "text",
+                "repeats": True,
+                "join": "\n",
+            },
+            "content": {
+                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)"
+                r"(?: ?<\|constrain\|>\w{1,32})?<\|message\|>",
+                "close": ["<|end|>", "<|return|>"],
+                "content": "text",
+                "repeats": True,
+                "join": "\n",
+            },
+        },
+        ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ),
+}

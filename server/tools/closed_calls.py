@@ -1,0 +1,73 @@
+"""Calls that can be read only when their region has closed, such as those in tags: transformers' parser reads them.
+
+One region at a time, so that what it cannot read is known to be that region's text, and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from transformers.utils.chat_parsing.response_parser import ResponseParser
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+from inferd.server.tools.format import Region
+
+
+def calls_of(
+    region: Region, opening: str, body: str, closing: str, tools: Sequence[Mapping[str, object]]
+) -> list[tuple[str, str]] | None:
+    """(name, arguments as JSON) of each call between two markers; None where that is no call.
+
+    `tools` say which arguments are numbers.
+    """
+    if _leaves_text(region, body):
+        return None
+    field = region.field
+    # The anchor tells a prompt from an answer, and there is no prompt here.
+    alone = ResponseTemplate(defaults={}, fields={field.name: field}, start_anchor_re=None)
+    try:
+        parser = ResponseParser(alone, prefix="", tools=[dict(tool) for tool in tools])
+        parser.feed(opening + body + closing)
+        message, _ = parser.finalize()
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+    found = message.get(field.name)
+    return _normal(found if isinstance(found, list) else [found])
+
+
+def _leaves_text(region: Region, body: str) -> bool:
+    """Whether there is something between the tags that no argument stands for."""
+    return region.tag_pattern is not None and bool(re.sub(region.tag_pattern, "", body, flags=re.DOTALL).strip())
+
+
+def _normal(found: Sequence[object]) -> list[tuple[str, str]] | None:
+    calls: list[tuple[str, str]] = []
+    for item in found:
+        if isinstance(item, list):
+            inner = _normal(item)
+            if inner is None:
+                return None
+            calls += inner
+            continue
+        function = item.get("function", item) if isinstance(item, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return None
+        arguments = function.get("arguments", {})
+        calls.append((function["name"], arguments if isinstance(arguments, str) else _dumped(arguments)))
+    return calls
+
+
+def _dumped(arguments: object) -> str:
+    text = json.dumps(arguments, ensure_ascii=False)
+    # Half of a surrogate pair can be spelt in JSON and not in UTF-8.
+    return text if _is_utf8(text) else json.dumps(arguments)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

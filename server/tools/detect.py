@@ -1,0 +1,151 @@
+"""Finds a checkpoint's format: what it says itself, else what its chat template and its special tokens show.
+
+A setting has the last word; two formats that do not go together are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from inferd.engine.api.errors import ModelError
+from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, REASONING, START_ANCHORS, CallFormat
+from inferd.server.tools.format import CallSyntax, Format, ReasoningSyntax
+
+AUTO = "auto"
+OWN = "own"
+"""The name of what a checkpoint declares itself, in the `response_template` of its tokenizer."""
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_FROM_OWN, _FROM_TEMPLATE, _FROM_SETTINGS = "the checkpoint's response_template", "the chat template", "settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Clues:
+    """What a checkpoint shows of its format."""
+
+    chat_template: str = ""
+    """All of its templates."""
+    tokens: Collection[str] = ()
+    """Texts of its added tokens."""
+    model_type: str = ""
+    response_template: Mapping[str, object] | None = None
+
+    def has(self, *texts: str) -> bool:
+        return all(text in self.chat_template for text in texts)
+
+
+_Rule = tuple[Callable[[Clues], bool], str]
+
+_CALL_RULES: tuple[_Rule, ...] = (
+    (lambda clues: clues.has("<|tool_call>call:"), "gemma4"),
+    (lambda clues: clues.has("<|channel|>", "to=functions"), HARMONY),
+    (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), "deepseek_v3"),
+    (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>"), "deepseek_v31"),
+    (lambda clues: clues.has("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),
+    (lambda clues: clues.has("[TOOL_CALLS]"), "mistral"),
+    (lambda clues: clues.has("<function=", "<parameter="), "qwen3_coder"),
+    (lambda clues: clues.has("<tool_call>"), "hermes"),
+    (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
+    (lambda clues: clues.has("<|tool_call|>"), "granite"),
+    (lambda clues: clues.has("<|python_tag|>") or clues.has('"name": function name', '"parameters"'), "llama3_json"),
+    # A template that shows no calls, of a family that writes them with a token of its own.
+    (lambda clues: clues.model_type.startswith("mistral") and "[ARGS]" in clues.tokens, "mistral_args"),
+    (lambda clues: clues.model_type.startswith("mistral") and "[TOOL_CALLS]" in clues.tokens, "mistral"),
+    (lambda clues: clues.model_type.startswith("qwen") and "<tool_call>" in clues.tokens, "hermes"),
+    (lambda clues: clues.model_type.startswith("granite") and "<|tool_call|>" in clues.tokens, "granite"),
+)
+
+_REASONING_RULES: tuple[_Rule, ...] = (
+    (lambda clues: clues.has("<|channel>"), "gemma4"),
+    (lambda clues: clues.has("<|channel|>", "analysis"), HARMONY),
+    (lambda clues: clues.has("[THINK]"), "mistral"),
+    (lambda clues: clues.has("think>"), "think"),
+    (lambda clues: "[THINK]" in clues.tokens and "[/THINK]" in clues.tokens, "mistral"),
+    (lambda clues: "<think>" in clues.tokens and "</think>" in clues.tokens, "think"),
+)
+
+
+def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Format:
+    """The format of a checkpoint. Raises `ModelError` for a template that cannot be read, and names that cannot be."""
+    own = clues.response_template
+    own_fields = (own or {}).get("fields")
+    declared = frozenset(own_fields) if isinstance(own_fields, Mapping) else frozenset()
+    has_calls, has_reasoning = "tool_calls" in declared, not declared.isdisjoint(_REASONING_FIELDS)
+    tools = _chosen("tool_format", tool_format, CALLS, _CALL_RULES, clues, is_own=has_calls)
+    reasoning = _chosen("reasoning_format", reasoning_format, REASONING, _REASONING_RULES, clues, is_own=has_reasoning)
+    if (HARMONY in (tools, reasoning) and not {tools, reasoning} <= {HARMONY, NONE, OWN}) or (
+        tools == HARMONY and reasoning == NONE
+    ):
+        raise ModelError(
+            f"--tool-format {tools} and --reasoning-format {reasoning} do not go together: calls and reasoning of "
+            f"{HARMONY} are parts of one format; choose {HARMONY} for both, or none for the calls"
+        )
+    source = _FROM_SETTINGS if {tool_format, reasoning_format} != {AUTO} else _FROM_OWN if own else _FROM_TEMPLATE
+    return _composed(own or {}, tools, reasoning, source)
+
+
+def _chosen(
+    setting: str, asked: str, known: Mapping[str, object], rules: tuple[_Rule, ...], clues: Clues, *, is_own: bool
+) -> str:
+    if asked == AUTO:
+        return OWN if is_own else next((name for shows, name in rules if shows(clues)), NONE)
+    if asked != NONE and asked not in known:
+        flag = "--" + setting.replace("_", "-")
+        raise ModelError(f"{flag} {asked} is not known: expected {AUTO}, {NONE} or one of {', '.join(sorted(known))}")
+    return asked
+
+
+def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str) -> Format:
+    """A response template of the parts that were chosen, with what each of them knows besides."""
+    own_fields = own.get("fields", {})
+    assert isinstance(own_fields, Mapping)
+    is_whole = OWN in (tools, reasoning)
+    fields: dict[str, object] = dict(own_fields) if is_whole else {"content": {"content": "text"}}
+    calls = CALLS.get(tools, CallFormat(None))
+    if tools != OWN:
+        fields.pop("tool_calls", None)
+        fields |= {} if calls.field is None else {"tool_calls": calls.field}
+    if reasoning != OWN:
+        for name in _REASONING_FIELDS:
+            fields.pop(name, None)
+        fields |= REASONING[reasoning].fields if reasoning in REASONING else {}
+    spec = {**own, "fields": fields} if is_whole else {"start_anchor": list(START_ANCHORS), "fields": fields}
+    found = Format.of_template(spec, tools, reasoning, source)
+    return replace(
+        found,
+        tool_name=tools if found.reads_calls or calls.is_bare else NONE,
+        reasoning_name=reasoning if found.reads_reasoning else NONE,
+        is_bare=calls.is_bare,
+        call_syntax=_own_calls(own_fields.get("tool_calls")) if tools == OWN else calls.syntax,
+        reasoning_syntax=_own_reasoning(own_fields) if reasoning == OWN else _syntax_of(reasoning),
+        has_short_ids=calls.has_short_ids,
+    )
+
+
+def _syntax_of(reasoning: str) -> ReasoningSyntax | None:
+    return REASONING[reasoning].syntax if reasoning in REASONING else None
+
+
+def _own_calls(field: object) -> CallSyntax | None:
+    """How to write the calls of a template that says how to read them: where the markers are literals around JSON."""
+    if not isinstance(field, Mapping) or field.get("content") != "json" or field.get("content_args"):
+        return None
+    begin, end = field.get("open"), field.get("close", "")
+    if not (isinstance(begin, str) and isinstance(end, str)):
+        return None
+    # The spelling of a call between the markers that all published templates of this kind share.
+    return CallSyntax(begin, f'{begin}\n{{"name": "', '", "arguments": ', f"}}\n{end}" if end else "}")
+
+
+def _own_reasoning(fields: Mapping[str, object]) -> ReasoningSyntax | None:
+    for name in _REASONING_FIELDS:
+        field = fields.get(name)
+        if isinstance(field, Mapping):
+            begin, end = field.get("open"), field.get("close")
+            return ReasoningSyntax(begin, end) if isinstance(begin, str) and isinstance(end, str) else None
+    return None
+
+
+NO_FORMAT = Format(NONE, NONE, _FROM_TEMPLATE)
+PLAIN_CALLS = replace(NO_FORMAT, tool_name=PLAIN, is_bare=True, call_syntax=CALLS[PLAIN].syntax)

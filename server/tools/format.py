@@ -1,0 +1,210 @@
+"""How one model writes reasoning, tool calls and content: a response template as transformers reads it, made ready to
+be followed token by token, and how calls are to be written where a grammar writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self, cast
+
+from transformers.utils.chat_parsing.response_templates import (
+    ResponseTemplate,
+    ResponseTemplateField,
+    load_response_template,
+)
+
+from inferd.engine.api.errors import ModelError
+from inferd.server.tools.markers import Marker
+
+Role = Literal["reasoning", "content", "call"]
+
+_ROLES: dict[str, Role] = {
+    "reasoning_content": "reasoning",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+    "content": "content",
+    "tool_calls": "call",
+}
+
+_LEADING_BLANKS = re.compile(r"^(\\s\*)+")
+"""Blanks beside a marker are the reader's business, and a search that begins with them is quadratic in their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls are written: `begin` name `between` arguments `end` for each of them."""
+
+    trigger: str
+    """The marker at the beginning of the first call; empty: an answer that is a call begins with it."""
+    begin: str
+    between: str
+    end: str
+    separator: str = "\n"
+    before_all: str = ""
+    after_all: str = ""
+    arguments: Literal["json", "xml"] = "json"
+    is_single: bool = False
+    """The model's turn ends with a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSyntax:
+    """What stands before and after reasoning, where the model writes it."""
+
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of an answer between markers."""
+
+    role: Role
+    open: Marker
+    close: Marker | None
+    """None: it ends with the answer or, for calls that are JSON, with the JSON."""
+    field: ResponseTemplateField
+    is_json: bool
+    """Calls: the text after the marker is JSON and can be read while it is written."""
+    joint: str
+    """Between two regions of one role."""
+
+    @property
+    def tag_pattern(self) -> str | None:
+        """Of calls written in tags: what one argument is."""
+        pattern = self.field.content_args.get("tag_pattern") if self.field.content == "xml-inline" else None
+        return pattern if isinstance(pattern, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What is known of a model's way to answer."""
+
+    tool_name: str
+    """Of the format of calls; "none" where none is known."""
+    reasoning_name: str
+    source: str
+    """Where it was found, as the READY card says it."""
+    template: ResponseTemplate | None = None
+    regions: tuple[Region, ...] = ()
+    is_bare: bool = False
+    """Calls may stand without a marker, where the answer begins."""
+    call_syntax: CallSyntax | None = None
+    reasoning_syntax: ReasoningSyntax | None = None
+    has_short_ids: bool = False
+    """The template takes ids of calls of nine letters and digits only."""
+
+    @classmethod
+    def of_template(cls, spec: Mapping[str, object], tool_name: str, reasoning_name: str, source: str) -> Self:
+        """Raises `ModelError` for a response template that transformers refuses."""
+        try:
+            template = load_response_template(dict(spec))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"the response_template of the tokenizer cannot be read: {error}") from error
+        regions = tuple(
+            _region(field, _ROLES[field.name])
+            for field in template.fields.values()
+            if field.name in _ROLES and field.open_re is not None
+        )
+        return cls(tool_name, reasoning_name, source, template, regions)
+
+    @property
+    def words(self) -> str:
+        """As the READY card says it."""
+        if not (self.reads_calls or self.reads_reasoning):
+            return "tool calls, reasoning: no format known, answers are one text"
+        return f"tool calls: {self.tool_name}, reasoning: {self.reasoning_name}, from {self.source}"
+
+    @property
+    def reads_calls(self) -> bool:
+        return self.is_bare or any(region.role == "call" for region in self.regions)
+
+    @property
+    def reads_reasoning(self) -> bool:
+        return any(region.role == "reasoning" for region in self.regions)
+
+    def watched(self, *, with_calls: bool) -> tuple[Region, ...]:
+        """The regions that are looked for; without tools, what looks like a call is text."""
+        return tuple(region for region in self.regions if with_calls or region.role != "call")
+
+    def special_markers(self, tokens: Iterable[str], *, with_calls: bool) -> frozenset[str]:
+        """Of these special tokens, those that markers are made of: a reader has to see them."""
+        regions = self.watched(with_calls=with_calls)
+        markers = [mark for region in regions for mark in (region.open, region.close) if mark is not None]
+        arguments = [str(region.field.content_args) for region in regions if region.field.content_args]
+        return frozenset(
+            token for token in tokens if token and (
+                any(marker.mentions(token) for marker in markers) or any(token in text for text in arguments)
+            )
+        )  # fmt: skip
+
+    def prefill(self, prompt: str) -> str:
+        """What of the answer stands in the prompt already: after the last marker of an assistant's turn."""
+        if self.template is None:
+            return ""
+        end = None
+        for match in self.template.start_anchor_re.finditer(prompt):
+            end = match.end()
+        return self._opening_at_end(prompt) if end is None else prompt[end:]
+
+    def _opening_at_end(self, prompt: str) -> str:
+        """Where nobody knows how a turn begins: a prompt that ends with an opening marker has opened that region."""
+        text = prompt.rstrip()
+        literals = [text for region in self.regions for text in region.field.open_literals or ()]
+        return next((literal for literal in literals if text.endswith(literal)), "")
+
+    def with_plain_calls(self, plain: Format) -> Format:
+        """This format's reasoning with calls written as `plain` has them."""
+        return replace(
+            self,
+            tool_name=plain.tool_name,
+            regions=self.watched(with_calls=False),
+            is_bare=True,
+            call_syntax=plain.call_syntax,
+        )
+
+
+def _region(field: ResponseTemplateField, role: Role) -> Region:
+    is_json = role == "call" and field.content == "json" and not field.content_args and _is_plain(field.transform)
+    close = None if field.close_re is None else _marker(field.close_re, field.close_literals)
+    return Region(role, _marker(field.open_re, field.open_literals), close, field, is_json, field.join or "\n")
+
+
+def _marker(pattern: object, literals: list[str] | None) -> Marker:
+    """The pattern with the blanks before it left out."""
+    compiled = cast("re.Pattern[str]", pattern)
+    source = compiled.pattern
+    trimmed = _LEADING_BLANKS.sub("", source)
+    if literals is None and trimmed and trimmed != source:
+        # `re` has no partial matches: the library's own compiler is the one that made the pattern.
+        compiled = _recompiled(trimmed)
+    is_final = literals is not None and not any(a != b and a.startswith(b) for a in literals for b in literals)
+    return Marker(compiled, is_final)
+
+
+def _recompiled(source: str) -> re.Pattern[str]:
+    spec = {"start_anchor": "-", "fields": {"x": {"open_pattern": source, "transform": "{content}"}}}
+    return cast("re.Pattern[str]", load_response_template(spec).fields["x"].open_re)
+
+
+def _is_plain(transform: object) -> bool:
+    """Whether the JSON is a call, a list of calls, or the arguments of a call whose name the marker has."""
+    if transform is None:
+        return True
+    if not isinstance(transform, dict):
+        return False
+    function = transform.get("function", transform)
+    if function == "{content}":
+        return True
+    if not isinstance(function, dict) or set(function) - {"name", "arguments", "type"}:
+        return False
+    shown = (function.get("name"), function.get("arguments"))
+    return shown in (
+        ("{name}", "{content}"),
+        ("{name}", "{arguments}"),
+        ("{name}", "{parameters}"),
+        ("{content.name}", "{content.arguments}"),
+        ("{content.name}", "{content.parameters}"),
+    )

@@ -1,0 +1,73 @@
+"""The markers that open and close a region of an answer, found in a text that arrives in pieces.
+
+A marker is a literal, one of several, or a regular expression of the `regex` library, which can tell a text that holds
+none from one that may hold one when more has come. The answer depends on the text alone, not on how it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_MARKER_CHARS = 512
+"""A longer match is text: what is held back for a marker, and searched again with each token, stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A marker at `text[start:end]`; `end` None: perhaps one, it depends on what follows."""
+
+    start: int
+    end: int | None
+    captures: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """One kind of marker."""
+
+    pattern: Any
+    """A compiled pattern of the `regex` library, which has no types."""
+    is_final: bool
+    """A complete match cannot grow: literals, none of which begins another."""
+
+    def find(self, text: str, start: int, *, is_end: bool) -> Found | None:
+        """The first one in `text[start:]`; `is_end`: no more text will come."""
+        while True:
+            match = self.pattern.search(text, start, partial=not is_end)
+            found = self._judged(match, text, is_end=is_end)
+            if found is None or (found.end or len(text)) - found.start <= MAX_MARKER_CHARS:
+                return found
+            start = found.start + 1
+
+    def at(self, text: str, start: int, *, is_end: bool) -> Found | None:
+        """The one that begins at `start`, if one does."""
+        return self._judged(self.pattern.match(text, start, partial=not is_end), text, is_end=is_end)
+
+    def mentions(self, token: str) -> bool:
+        """Whether the marker may hold this token's text."""
+        return token in self.pattern.pattern.replace("\\", "")
+
+    def _judged(self, match: Any, text: str, *, is_end: bool) -> Found | None:
+        if match is None or match.start() == len(text):
+            return None  # of an incomplete match of nothing, nothing has to be held back
+        if is_end:
+            return _found(match)
+        if match.partial or self._may_grow(match, text):
+            return Found(match.start(), None, {})
+        return _found(match)
+
+    def _may_grow(self, match: Any, text: str) -> bool:
+        """Whether more text could make the match a longer one."""
+        if self.is_final:
+            return False
+        if match.end() == len(text):
+            return True
+        longer = self.pattern.fullmatch(text, match.start(), partial=True)
+        return longer is not None and longer.partial
+
+
+def _found(match: Any) -> Found:
+    captures = {name: value for name, value in match.groupdict().items() if value is not None}
+    return Found(match.start(), match.end(), captures)

@@ -1,0 +1,103 @@
+"""Routes of administrators: who may call them, what they tell and do, and those that are not served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from inferd.engine.api.config import EngineConfig
+from inferd.server.api.routes import ROUTES, Access
+from inferd.server.app import AppOptions
+from inferd.server.settings import Settings
+
+ADMIN, USER = "the-admin-key", "a-users-key"
+PATHS = [(route.method, route.path) for route in ROUTES if route.access is Access.ADMIN]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def guarded(serve: Callable[[AppOptions], str]) -> str:
+    return serve(AppOptions(api_keys=(USER,), admin_keys=(ADMIN,), has_access_log=False))
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_only_an_admin_key_opens_them(guarded: str, router: Any, method: str, path: str) -> None:
+    for headers, status, code in (
+        ({}, 401, "invalid_api_key"),
+        (bearer("wrong"), 401, "invalid_api_key"),
+        (bearer(USER), 403, "insufficient_permissions"),
+    ):
+        response = httpx.request(method, guarded + path, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert httpx.request(method, guarded + path, headers=bearer(ADMIN)).status_code in (200, 501)
+    assert router.num_resets == (path == "/reset_prefix_cache")
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_without_an_admin_key_they_are_nobodys(http: httpx.Client, router: Any, method: str, path: str) -> None:
+    """Also on the loopback: whoever a proxy lets through comes from there."""
+    for headers in ({}, bearer("anything"), {"X-Forwarded-For": "127.0.0.1"}):
+        response = http.request(method, path, headers=headers)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (403, "insufficient_permissions")
+        assert "--admin-key" in error["message"]
+    assert router.num_resets == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["//reset_prefix_cache", "/reset_prefix_cache/", "/%72eset_prefix_cache", "/./reset_prefix_cache"]
+)
+def test_no_spelling_of_a_path_goes_around_the_key(guarded: str, router: Any, path: str) -> None:
+    response = httpx.post(guarded + path, headers=bearer(USER))
+    assert response.status_code in (403, 404)
+    assert router.num_resets == 0
+
+
+def test_an_admin_key_opens_the_other_routes_too(guarded: str, serve: Callable[[AppOptions], str]) -> None:
+    assert httpx.get(guarded + "/v1/models", headers=bearer(ADMIN)).status_code == 200
+    open_url = serve(AppOptions(admin_keys=(ADMIN,), has_access_log=False))
+    assert httpx.get(open_url + "/v1/models").status_code == 200, "an admin key alone closes nothing else"
+    assert httpx.post(open_url + "/reset_prefix_cache").status_code == 401
+
+
+def test_the_prefix_cache_is_reset_where_there_is_an_engine(guarded: str, router: Any) -> None:
+    assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).json() == {}
+    router.is_ready = False
+    assert httpx.post(guarded + "/reset_prefix_cache", headers=bearer(ADMIN)).status_code == 503
+    assert router.num_resets == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [(route.method, route.path) for route in ROUTES if route.missing])
+def test_what_is_not_served_says_what_to_do_and_not_to_ask_again(guarded: str, method: str, path: str) -> None:
+    response = httpx.request(method, guarded + path, headers=bearer(ADMIN), json={"lora_name": "x"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (501, "not_implemented", None)
+    assert error["message"] == next(route.missing for route in ROUTES if route.path == path)
+    assert response.headers["x-should-retry"] == "false"
+
+
+def test_the_configuration_is_told_with_its_sources_and_without_secrets(
+    serve: Callable[[AppOptions], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_MAX_BODY_BYTES", "1MiB")
+    settings = Settings.load({"api_key": (USER,), "admin_key": (ADMIN,), "port": 1234})
+    config = EngineConfig(model_path="/models/x", max_model_len=2048, kv_memory_bytes=2**20)
+    url = serve(AppOptions.from_settings(settings, config))
+    response = httpx.get(url + "/config", headers=bearer(ADMIN))
+    told = response.json()
+    assert told["port"] == {"value": "1234", "source": "flag --port", "became": None}
+    assert told["max_body_bytes"]["source"] == "env INFERD_MAX_BODY_BYTES"
+    assert told["max_model_len"] == {"value": "auto", "source": "default", "became": 2048}
+    assert told["kv_memory"]["became"] == 2**20
+    assert told["api_key"]["value"] == told["admin_key"]["value"] == "1 set"
+    assert USER not in response.text
+    assert ADMIN not in response.text
+    assert set(told) == set(Settings.model_fields)
+    assert json.loads(response.content)

@@ -1,0 +1,148 @@
+"""/v1/embeddings: inputs of every form, both formats, the order of the answer, and what is refused or given up."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import httpx
+import openai
+
+from inferd.engine.api.messages import Failure
+from inferd.engine.api.params import Pooling
+from inferd.server.generate.embed import MAX_AT_ONCE
+
+from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, VOCAB_SIZE, Script, vector_of
+from .test_stream import connected
+
+PATH = "/v1/embeddings"
+
+
+def numbers(token_ids: tuple[int, ...], count: int = HIDDEN_SIZE) -> list[float]:
+    return list(struct.unpack(f"<{count}f", vector_of(token_ids, count)))
+
+
+def refused(http: httpx.Client, **body: Any) -> tuple[int, str | None, str | None]:
+    response = http.post(PATH, json={"input": "x", **body})
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def test_text_and_ids_are_one_input(client: openai.OpenAI, router: Any) -> None:
+    ids = router.model.tokenizer.encode("Once upon", True)
+    inputs: list[Any] = ["Once upon", ["Once upon"], list(ids), [list(ids)]]
+    for given in inputs:
+        answer = client.embeddings.create(model="tiny", input=given)
+        assert (answer.object, answer.model) == ("list", "tiny")
+        assert [(item.object, item.index, item.embedding) for item in answer.data] == [("embedding", 0, numbers(ids))]
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (len(ids), len(ids))
+    assert [submit.prompt_ids for submit in router.submits] == [ids] * 4
+    assert {submit.params.max_tokens for submit in router.submits} == {0}
+
+
+def test_the_answer_is_written_as_openai_writes_it(http: httpx.Client) -> None:
+    plain = http.post(PATH, json={"input": [[5, 6], [7]], "encoding_format": "float"}).json()
+    assert plain == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": numbers((5, 6))},
+            {"object": "embedding", "index": 1, "embedding": numbers((7,))},
+        ],
+        "model": "tiny",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+    assert http.post(PATH, json={"input": [[5, 6], [7]]}).json() == plain
+    coded = http.post(PATH, json={"input": [[5, 6], [7]], "encoding_format": "base64"}).json()
+    decoded = [base64.b64decode(item["embedding"]) for item in coded["data"]]
+    assert decoded == [vector_of((5, 6), HIDDEN_SIZE), vector_of((7,), HIDDEN_SIZE)]
+    assert {**coded, "data": None} == {**plain, "data": None}
+
+
+def test_as_many_inputs_as_there_may_be_come_back_in_order(http: httpx.Client, router: Any) -> None:
+    inputs = [[i % VOCAB_SIZE] for i in range(2_048)]
+    answer = http.post(PATH, json={"input": inputs}).json()
+    assert [item["index"] for item in answer["data"]] == list(range(2_048))
+    assert [item["embedding"] for item in answer["data"]] == [numbers((ids[0],)) for ids in inputs]
+    assert len(router.submits) == len({submit.request_id for submit in router.submits}) == 2_048
+
+
+def test_what_is_asked_for_is_submitted(http: httpx.Client, router: Any) -> None:
+    http.post(PATH, json={"input": "one two", "priority": -2})
+    http.post(PATH, json={"input": [1, 2, 3, 4], "dimensions": 2, "pooling": "mean", "normalize": False, "user": "u"})
+    http.post(PATH, json={"input": [1, 2, 3, 4], "truncate_prompt_tokens": 3})
+    first, second, third = router.submits
+    assert first.params.pooling == Pooling("last", HIDDEN_SIZE)
+    assert first.priority == -2
+    assert second.params.pooling == Pooling("mean", 2, is_normalized=False)
+    assert (second.prompt_ids, third.prompt_ids) == ((1, 2, 3, 4), (2, 3, 4))
+
+
+def test_the_context_bounds_an_input_to_the_last_token(http: httpx.Client, router: Any) -> None:
+    assert http.post(PATH, json={"input": [1] * MAX_MODEL_LEN}).status_code == 200
+    response = http.post(PATH, json={"input": [[1], [1] * (MAX_MODEL_LEN + 1)]})
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    assert f"{MAX_MODEL_LEN + 1} tokens" in error["message"]
+    assert "completion" not in error["message"]
+    assert http.post(PATH, json={"input": [1] * 300, "truncate_prompt_tokens": -1}).status_code == 200
+    assert len(router.submits[-1].prompt_ids) == MAX_MODEL_LEN
+
+
+def test_what_is_refused(http: httpx.Client, router: Any) -> None:
+    assert refused(http, input=None) == (400, "missing_required_parameter", "input")
+    assert refused(http, input="") == (400, "empty_string", "input")
+    assert refused(http, input=["a", ""]) == (400, "empty_string", "input[1]")
+    assert refused(http, input=[]) == (400, "empty_array", "input")
+    assert refused(http, input=[[1]] * 2_049) == (400, "array_above_max_length", "input")
+    assert refused(http, input=[[1], [VOCAB_SIZE]]) == (400, "integer_above_max_value", "input[1][0]")
+    assert refused(http, dimensions=HIDDEN_SIZE + 1) == (400, "integer_above_max_value", "dimensions")
+    assert refused(http, dimensions=0) == (400, "integer_below_min_value", "dimensions")
+    assert refused(http, truncate_prompt_tokens=0) == (400, "integer_below_min_value", "truncate_prompt_tokens")
+    assert refused(http, encoding_format="int8") == (400, "invalid_value", "encoding_format")
+    assert refused(http, pooling="cls") == (400, "invalid_value", "pooling")
+    assert refused(http, messages=[]) == (400, "unsupported_parameter", "messages")
+    assert refused(http, temperature=1) == (400, "unknown_parameter", "temperature")
+    assert refused(http, model="other") == (404, "model_not_found", "model")
+    assert router.submits == []
+
+
+def test_an_engine_without_hidden_states_says_so_once(http: httpx.Client, router: Any) -> None:
+    router.hidden_size = 0
+    response = http.post(PATH, json={"input": "x"})
+    assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
+    assert response.headers["x-should-retry"] == "false"
+
+
+def test_an_input_that_fails_fails_the_request_and_ends_the_others(http: httpx.Client, router: Any) -> None:
+    router.will(Script(ends=False), Script(failure=Failure("context_length_exceeded", "too long", "prompt")))
+    response = http.post(PATH, json={"input": [[1], [2]]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input[1]")
+    router.wait_for(lambda: router.submits[0].request_id in router.aborted)
+    router.will(Script(dies=True))
+    assert refused(http) == (500, "engine_error", None)
+
+
+def test_a_client_that_leaves_ends_every_input_on_its_way(url: str, router: Any) -> None:
+    router.will(Script(ends=False))
+    with connected(url, PATH, {"input": [[1]] * (MAX_AT_ONCE + 5)}):
+        router.wait_for(lambda: len(router.submits) == MAX_AT_ONCE)
+    router.wait_for(lambda: len(router.aborted) == MAX_AT_ONCE)
+    assert len(router.submits) == MAX_AT_ONCE, "the others waited here"
+
+
+def test_a_deadline_ends_every_input(http: httpx.Client, router: Any) -> None:
+    router.will(Script(ends=False))
+    assert refused(http, input=[[1], [2]], timeout=1) == (408, "deadline_exceeded", None)
+    assert set(router.aborted) == {submit.request_id for submit in router.submits}
+
+
+def test_a_server_that_is_not_ready_says_so(http: httpx.Client, router: Any) -> None:
+    router.is_ready = False
+    assert refused(http) == (503, "server_is_overloaded", None)
+
+
+def test_a_request_is_counted(http: httpx.Client) -> None:
+    http.post(PATH, json={"input": ["a", "b"]})
+    page = http.get("/metrics").text
+    assert 'inferd_requests_arrived_total{api="embeddings"' in page

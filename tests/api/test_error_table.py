@@ -1,0 +1,167 @@
+"""The error table on the wire, byte for byte: every row before a stream, inside one, and plain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.messages import Failure
+from inferd.server import errors
+from inferd.server.app import AppOptions
+
+REFUSED, BROKEN, BUSY = "invalid_request_error", "server_error", "service_unavailable_error"
+BAD = (
+    "array_above_max_length", "context_length_exceeded", "decimal_above_max_value", "decimal_below_min_value",
+    "empty_array", "empty_string", "integer_above_max_value", "integer_below_min_value", "invalid_type",
+    "invalid_value", "missing_required_parameter", "object_above_max_properties", "string_above_max_length",
+    "unknown_parameter", "unsupported_parameter", "unsupported_value", "previous_response_not_found",
+)  # fmt: skip
+
+EXPECTED: dict[str, tuple[int, str, str | None]] = {
+    **{code: (400, REFUSED, code) for code in BAD},
+    "malformed_json": (400, REFUSED, None),
+    "invalid_api_key": (401, "authentication_error", "invalid_api_key"),
+    "insufficient_permissions": (403, REFUSED, "insufficient_permissions"),
+    "invalid_url": (404, REFUSED, None),
+    "model_not_found": (404, REFUSED, "model_not_found"),
+    "response_not_found": (404, REFUSED, "response_not_found"),
+    "method_not_supported": (405, REFUSED, "method_not_supported"),
+    "deadline_exceeded": (408, "timeout_error", "deadline_exceeded"),
+    "request_too_large": (413, REFUSED, "request_too_large"),
+    "unsupported_content_type": (415, REFUSED, "unsupported_content_type"),
+    "rate_limit_exceeded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "slow_down": (429, "rate_limit_error", "slow_down"),
+    "internal_error": (500, BROKEN, None),
+    "engine_error": (500, BROKEN, "engine_error"),
+    "numerical_error": (500, BROKEN, "numerical_error"),
+    "not_implemented": (501, BROKEN, "not_implemented"),
+    "server_is_overloaded": (503, BUSY, "server_is_overloaded"),
+}
+"""Code of ours -> (status, type, code on the wire), as OpenAI's clients know them."""
+
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+}
+
+
+def body_of(code: str, param: str | None) -> bytes:
+    _, kind, wire_code = EXPECTED[code]
+    wire = {"message": "Some words.", "type": kind, "param": param, "code": wire_code}
+    return json.dumps({"error": wire}, separators=(",", ":")).encode()
+
+
+def test_the_table_has_these_rows() -> None:
+    assert {code: (row.status, row.type, row.wire_code) for code, row in errors.ROWS.items()} == EXPECTED
+    assert all(row.about for row in errors.ROWS.values())
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("code", EXPECTED)
+def test_a_refusal_byte_for_byte(http: httpx.Client, router: Any, code: str, path: str) -> None:
+    for param in (None, "messages[1].content[0].text"):
+        for stream in (False, True):
+            router.refusal = RequestError(code, "Some words.", param)
+            response = http.post(path, json={**ASKED[path], "stream": stream})
+            assert (response.status_code, response.content) == (EXPECTED[code][0], body_of(code, param))
+            assert response.headers["content-type"] == "application/json"
+            assert response.headers["x-request-id"]
+            check_headers(response)
+
+
+def check_headers(response: httpx.Response) -> None:
+    headers = response.headers
+    assert headers.get("www-authenticate") == ("Bearer" if response.status_code == 401 else None)
+    assert headers.get("x-should-retry") == ("false" if response.status_code == 501 else None)
+    if response.status_code in (429, 503):
+        wait_ms = int(headers["retry-after-ms"])
+        assert 1_000 <= wait_ms <= 2_000
+        assert (int(headers["retry-after"]) - 1) * 1_000 < wait_ms <= int(headers["retry-after"]) * 1_000
+    else:
+        assert "retry-after" not in headers
+        assert "retry-after-ms" not in headers
+
+
+def test_callers_refused_together_do_not_come_back_together(http: httpx.Client, router: Any) -> None:
+    router.refusal = RequestError("server_is_overloaded", "x")
+    waits = {http.post("/v1/completions", json={"prompt": "hi"}).headers["retry-after-ms"] for _ in range(20)}
+    assert len(waits) > 5
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("code", EXPECTED)
+def test_a_failure_inside_a_stream_byte_for_byte(
+    http: httpx.Client, router: Any, script: Any, code: str, path: str
+) -> None:
+    router.will(script(text="some text", failure=Failure(code, "Some words.", "seed")))
+    response = http.post(path, json={**ASKED[path], "stream": True})
+    assert response.status_code == 200
+    events = response.content.split(b"\n\n")
+    assert events[-2:] == [b"data: " + body_of(code, "seed"), b""], "the last event, and nothing after it"
+    assert b"choices" in events[0]
+    plain = http.post(path, json=ASKED[path])
+    assert (plain.status_code, plain.content) == (EXPECTED[code][0], body_of(code, "seed"))
+
+
+def test_a_code_that_nobody_knows_is_a_500_without_its_words(http: httpx.Client, router: Any) -> None:
+    router.refusal = RequestError("no_such_code", "Some words.")
+    response = http.post("/v1/completions", json={"prompt": "hi"})
+    assert (response.status_code, response.json()["error"]["type"]) == (500, BROKEN)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {f"field_{i}": i for i in range(10_000)},
+        {"x" * 100_000: 1},
+        {"stop": ["x" * 5_000] * 16},
+        {"messages": [{"role": "r" * 50_000, "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "\u4e2d" * 50_000}]}]},
+        {"logit_bias": {"9" * 90_000: 1}},
+        {"tools": [{"type": "function", "function": {"name": "\n" * 60_000}}]},
+        {"model": "m" * 100_000},
+        {"seed": -(10**4_000)},
+    ],
+)
+def test_a_thousand_mistakes_are_one_short_error(http: httpx.Client, fields: dict[str, Any]) -> None:
+    """One is reported, and of what was sent at most 200 characters are shown."""
+    response = http.post("/v1/chat/completions", json={**ASKED["/v1/chat/completions"], **fields})
+    assert 400 <= response.status_code < 500
+    assert set(response.json()) == {"error"}
+    assert len(response.content) < 2_500
+    assert len(response.json()["error"]["message"]) <= errors.MAX_MESSAGE
+    assert len(response.json()["error"]["param"] or "") <= errors.MAX_ECHO
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": 1}]}]},
+         "messages[1].content[0].text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+         "messages[0].tool_calls[0].function.name"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"logit_bias": {"7": "x"}}, "logit_bias.7"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"repetition_detection": {"max_pattern_size": 4, "min_count": "2"}}, "repetition_detection.min_count"),
+    ],
+)  # fmt: skip
+def test_param_is_the_path_of_what_is_wrong(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    response = http.post("/v1/chat/completions", json={**ASKED["/v1/chat/completions"], **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_type", param)
+
+
+def test_no_body_is_waited_for_where_the_key_is_wrong(serve: Callable[[AppOptions], str], router: Any) -> None:
+    url = serve(AppOptions(api_keys=("right",), has_access_log=False))
+    response = httpx.post(f"{url}/v1/completions", json={"prompt": "hi"}, headers={"Authorization": "Bearer wrong"})
+    assert response.content == (
+        b'{"error":{"message":"Incorrect API key provided.","type":"authentication_error","param":null,'
+        b'"code":"invalid_api_key"}}'
+    )
+    check_headers(response)

@@ -1,0 +1,156 @@
+"""What ends an answer from outside: its timeout, and its own repetition; and the times that an answer tells."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from inferd.server.schema.timeouts import timeout_of
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"prompt": "hi"}
+BOTH = pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    parts = [part.removeprefix("data: ") for part in response.text.split("\n\n") if part.startswith("data: ")]
+    return [json.loads(part) for part in parts if part != "[DONE]"]
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["field", "header", "the shorter"])
+def test_a_plain_answer_that_takes_too_long_is_a_408(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any], where: str
+) -> None:
+    router.will(script(ends=False))
+    fields = {"field": {"timeout": 0.05}, "header": {}, "the shorter": {"timeout": 60}}[where]
+    headers = {} if where == "field" else {"X-Request-Timeout": "0.05"}
+    response = http.post(path, json={**body, **fields, "n": 2}, headers=headers)
+    error = response.json()["error"]
+    found = (response.status_code, error["type"], error["code"], error["param"])
+    assert found == (408, "timeout_error", "deadline_exceeded", None)
+    assert set(router.aborted) == {submit.request_id for submit in router.submits}, "nothing runs on for nobody"
+
+
+@BOTH
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any]
+) -> None:
+    router.will(script(ends=False))
+    response = http.post(path, json={**body, "timeout": 0.3, "stream": True})
+    events = events_of(response)
+    assert response.status_code == 200
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    assert "choices" in events[0]
+    assert not response.text.rstrip().endswith("[DONE]")
+    assert set(router.aborted) == {submit.request_id for submit in router.submits}
+
+
+@BOTH
+def test_a_stream_that_never_begins_is_a_408(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any]
+) -> None:
+    router.will(script(token_ids=(), ends=False))
+    response = http.post(path, json={**body, "timeout": 0.05, "stream": True})
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "deadline_exceeded")
+
+
+@BOTH
+def test_what_ends_in_time_is_left_alone(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    for stream in (False, True):
+        response = http.post(path, json={**body, "timeout": 60, "stream": stream})
+        assert response.status_code == 200
+        assert "error" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        ("soon", "invalid_value"),
+        ("nan", "invalid_value"),
+        ("0", "decimal_below_min_value"),
+        ("inf", "decimal_above_max_value"),
+    ],
+)
+def test_a_header_that_is_no_timeout(http: httpx.Client, router: Any, header: str, code: str) -> None:
+    response = http.post("/v1/completions", json=TEXT, headers={"X-Request-Timeout": header})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, "X-Request-Timeout")
+    assert router.submits == []
+
+
+def test_of_field_and_header_the_shorter_holds() -> None:
+    assert [timeout_of(2.0, "3"), timeout_of(3.0, "2"), timeout_of(None, "2"), timeout_of(2.0, None)] == [2.0] * 4
+    assert timeout_of(None, None) is None
+
+
+@BOTH
+@pytest.mark.parametrize("cut", [1, 3, 50])
+def test_an_answer_that_repeats_itself_is_ended_wherever_it_was_cut(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any], cut: int
+) -> None:
+    ids = router.model.tokenizer.encode("one two", False)
+    router.will(script(token_ids=(5, 6, 7, *ids * 20), cuts=(cut,), ends=False))
+    rule = {"max_pattern_size": len(ids), "min_count": 3}
+    asked = {**body, "repetition_detection": rule, "return_token_ids": True}
+    choice = http.post(path, json=asked).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [5, 6, 7, *ids * 3]
+    assert router.aborted[router.submits[0].request_id] == "stop"
+    last = events_of(http.post(path, json={**asked, "stream": True}))[-1]["choices"][0]
+    assert last["finish_reason"] == "repetition"
+    waits = http.post(path, json={**asked, "min_tokens": 20, "max_tokens": 40}).json()["choices"][0]
+    assert len(waits["token_ids"]) == 20, "not before min_tokens"
+
+
+def test_an_end_of_the_models_own_goes_first(http: httpx.Client, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(5, 5, 5)))
+    asked = {**TEXT, "repetition_detection": {"max_pattern_size": 1, "min_count": 3}}
+    assert http.post("/v1/completions", json=asked).json()["choices"][0]["finish_reason"] == "length"
+
+
+METRICS = {
+    "time_to_first_token_ms": 250.0,
+    "queue_time_ms": 1_000.0,
+    "generation_time_ms": 40.0,
+    "mean_itl_ms": 10.0,
+    "tokens_per_second": 17.24,
+}
+"""Of five tokens, as the scripted engine times them: 5 / 0.29 s."""
+
+
+@BOTH
+def test_metrics_come_where_they_are_asked_for(
+    http: httpx.Client, router: Any, script: Any, path: str, body: dict[str, Any]
+) -> None:
+    router.will(script(token_ids=(5, 6, 7, 8, 9)))
+    asked = {**body, "include_metrics": True}
+    assert http.post(path, json=asked).json()["metrics"] == pytest.approx(METRICS)
+    assert "metrics" not in http.post(path, json=body).json()
+    assert http.post(path, json={**asked, "n": 2}).json()["metrics"] is None
+    streamed = events_of(http.post(path, json={**asked, "stream": True, "stream_options": {"include_usage": True}}))
+    assert streamed[-1]["metrics"] == pytest.approx(METRICS)
+    assert streamed[-1]["choices"] == []
+    assert all("metrics" not in event for event in streamed[:-1])
+    refused = http.post(path, json={**asked, "stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include_metrics")
+
+
+def test_metrics_of_one_token_and_of_none(http: httpx.Client, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(5,)))
+    one = http.post("/v1/completions", json={**TEXT, "include_metrics": True}).json()["metrics"]
+    assert (one["mean_itl_ms"], one["generation_time_ms"], one["tokens_per_second"]) == (None, 0.0, 4.0)
+    asked = {**TEXT, "include_metrics": True, "max_tokens": 0, "echo": True}
+    none = http.post("/v1/completions", json=asked).json()["metrics"]
+    assert none["time_to_first_token_ms"] is None
+
+
+def test_the_official_client_sees_a_timeout_of_the_servers(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(ends=False))
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model="tiny", prompt="x", extra_body={"timeout": 0.05})
+    assert (caught.value.status_code, caught.value.code) == (408, "deadline_exceeded")

@@ -1,0 +1,104 @@
+"""What /v1/responses refuses, and that every field of OpenAI's call is either served or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import response_create_params
+
+from inferd.server.app import AppOptions
+from inferd.server.schema.fields import wire_fields
+from inferd.server.schema.responses import ResponsesRequest
+
+from .test_responses import WEATHER
+
+BASE: dict[str, Any] = {"input": "Hi"}
+
+
+def items(*some: dict[str, Any]) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "x"}, *some]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"input": None}, "missing_required_parameter", "input"),
+        ({"input": []}, "empty_array", "input"),
+        ({"input": 5}, "invalid_type", "input"),
+        (items({"role": "user", "content": [{"type": "input_text", "text": 1}]}), "invalid_type",
+         "input[1].content[0].text"),
+        (items({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}), "unsupported_value",
+         "input[1].content[0].type"),
+        (items({"role": "tool", "content": "x"}), "invalid_value", "input[1].role"),
+        (items({"content": "x"}), "missing_required_parameter", "input[1].type"),
+        (items({"type": "computer_call", "id": "x"}), "unsupported_value", "input[1].type"),
+        (items({"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"}), "invalid_value",
+         "input[1].arguments"),
+        (items({"type": "function_call_output", "call_id": "c", "output": "x"}), "invalid_value", "input[1].call_id"),
+        (items({"type": "reasoning", "encrypted_content": "gAAAA"}), "invalid_value", "input[1].encrypted_content"),
+        (items({"type": "item_reference", "id": "msg_none"}), "invalid_value", "input[1].id"),
+        ({"model": "other"}, "model_not_found", "model"),
+        ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),
+        ({"max_output_tokens": 10_000}, "integer_above_max_value", "max_output_tokens"),
+        ({"input": "word " * 400}, "context_length_exceeded", "input"),
+        ({"max_output_tokens": 250}, "context_length_exceeded", "input"),
+        ({"truncation": "auto", "input": "word " * 400}, "context_length_exceeded", "input"),
+        ({"previous_response_id": "resp_none"}, "previous_response_not_found", "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "invalid_value", "tools[0].name"),
+        ({"tools": [{**WEATHER, "strict": True, "parameters": {"type": "object", "not": {}}}]}, None,
+         "tools[0].parameters"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "invalid_value", "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "unsupported_value", "tool_choice.type"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, None, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "missing_required_parameter",
+         "text.format.schema"),
+        ({"tools": [{**WEATHER, "parameters": {"maximum": 10**30}}]}, "invalid_value", "tools[0].parameters"),
+        ({"text": {"verbosity": "low"}}, "unsupported_value", "text.verbosity"),
+        ({"text": {"format": {"type": "json_object"}}, "regex": "x"}, "invalid_value", "regex"),
+        ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning.effort"),
+        ({"reasoning": {"effort": "most"}}, "invalid_value", "reasoning.effort"),
+        ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
+        ({"include": ["file_search_call.results"]}, "unsupported_value", "include[0]"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ({"background": True, "stream": True}, "invalid_value", "background"),
+        ({"background": True, "store": False}, "invalid_value", "background"),
+        ({"metadata": {"a": 1}}, "invalid_type", "metadata.a"),
+        ({"metadata": {"k" * 65: "x"}}, "string_above_max_length", "metadata." + "k" * 65),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "object_above_max_properties", "metadata"),
+        ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
+        ({"max_tool_calls": 1}, "unsupported_parameter", "max_tool_calls"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
+        ({"inputs": "x"}, "unknown_parameter", "inputs"),
+        ({"chat_template_kwargs": {"messages": 1}}, "unsupported_parameter", "chat_template_kwargs.messages"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field_as_the_caller_knows_it(
+    http: httpx.Client, router: Any, fields: dict[str, Any], code: str | None, param: str
+) -> None:
+    response = http.post("/v1/responses", json={**BASE, **fields})
+    error = response.json()["error"]
+    assert response.status_code in (400, 404)
+    assert error["param"].startswith(param)
+    assert code is None or (error["code"], error["param"]) == (code, param)
+    for name in ("messages", "max_completion_tokens", "max_tokens", "response_format", ".function."):
+        assert f"'{name}'" not in error["message"] or name in fields or name == param.rpartition(".")[2]
+        assert f"your {name}" not in error["message"]
+    assert router.submits == []
+
+
+def test_every_field_of_openais_call_is_known() -> None:
+    names = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert names <= {*wire_fields(ResponsesRequest), *ResponsesRequest.refused}
+
+
+def test_unknown_fields_can_be_warned_of(serve: Callable[[AppOptions], str]) -> None:
+    url = serve(AppOptions(has_access_log=False, unknown_fields="warn"))
+    response = httpx.post(f"{url}/v1/responses", json={**BASE, "client_metadata": {}})
+    assert response.status_code == 200
+    assert "client_metadata" in response.headers["x-inferd-warning"]

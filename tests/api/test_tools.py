@@ -1,0 +1,305 @@
+"""Tools and reasoning on the wire: what the model writes, as the official client sees it, streamed and plain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from inferd.server.app import AppOptions
+from inferd.server.text.model import ServedModel
+from inferd.server.tools.detect import Clues, detect
+from tests.unit.tool_samples import SAMPLES, TOOLS, Sample, dumped
+
+from .conftest import Script, ScriptedRouter, serving
+
+MESSAGES: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+ASKED: Any = {"model": "tiny", "messages": MESSAGES, "tools": list(TOOLS), "seed": 1}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>'
+CUTS = [(1,), (2, 3), (64,), (5, 1)]
+
+Serve = Callable[[str, str], tuple[openai.OpenAI, ScriptedRouter]]
+
+
+@pytest.fixture
+def serving_format(model: ServedModel) -> Iterator[Serve]:
+    """Serves the embedded tokenizer as if its model wrote another format."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(tools: str, reasoning: str) -> tuple[openai.OpenAI, ScriptedRouter]:
+            served = replace(model, format=detect(Clues(), tools, reasoning))
+            router = ScriptedRouter(served)
+            url = stack.enter_context(serving(served, router, AppOptions(has_access_log=False)))
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20)
+            return stack.enter_context(client), router
+
+        yield serve
+
+
+def folded(chunks: list[Any]) -> dict[str, Any]:
+    """A message made of its deltas, by OpenAI's rules alone."""
+    message: dict[str, Any] = {"content": None, "reasoning": "", "calls": {}, "finish_reason": None}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            delta = choice.delta
+            if delta.content is not None:
+                message["content"] = (message["content"] or "") + delta.content
+            assert (delta.model_extra or {}).get("reasoning") == (delta.model_extra or {}).get("reasoning_content")
+            message["reasoning"] += (delta.model_extra or {}).get("reasoning") or ""
+            for call in delta.tool_calls or ():
+                if call.index not in message["calls"]:
+                    assert (call.id, call.type) != (None, None)
+                    assert (call.type, call.function.arguments) == ("function", "")
+                    message["calls"][call.index] = [call.function.name, ""]
+                else:
+                    assert (call.id, call.type, call.function.name) == (None, None, None)
+                message["calls"][call.index][1] += call.function.arguments
+            message["finish_reason"] = choice.finish_reason or message["finish_reason"]
+    return message
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_calls_come_back_as_calls(client: openai.OpenAI, router: Any, script: Any, cuts: Any) -> None:
+    router.will(script(text=f"{CALL}\n{NOW}", cuts=cuts))
+    answer = client.chat.completions.create(**ASKED)
+    message = answer.choices[0].message
+    assert message.content is None
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert message.tool_calls is not None
+    called = [(call.type, call.function.name, call.function.arguments) for call in message.tool_calls]
+    assert called == [("function", "get_weather", '{"city": "Paris"}'), ("function", "time.now", "{}")]
+    assert all(call.id.startswith("call_") and len(call.id) == 29 for call in message.tool_calls)
+    assert len({call.id for call in message.tool_calls}) == 2
+    chunks = list(client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    streamed = folded(chunks)
+    assert streamed["calls"] == {0: ["get_weather", '{"city": "Paris"}'], 1: ["time.now", "{}"]}
+    assert (streamed["content"], streamed["finish_reason"]) == (None, "tool_calls")
+    assert chunks[-1].usage == answer.usage
+
+
+def test_the_clients_own_stream_helper(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=f"I look.\n{CALL}"))
+    with client.chat.completions.stream(**ASKED) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert message.content == "I look."
+    assert message.tool_calls is not None
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"city": "Paris"}]
+
+
+def test_a_call_goes_back_with_its_result(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=CALL))
+    message = client.chat.completions.create(**ASKED).choices[0].message
+    assert message.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 C"}
+    client.chat.completions.create(**{**ASKED, "messages": [*MESSAGES, message.model_dump(), result]})
+    prompt = router.model.tokenizer.decode(router.submits[-1].prompt_ids, skip_special=False)
+    assert CALL in prompt
+    assert "18 C" in prompt
+
+
+def test_without_tools_and_with_none_wanted_a_call_is_text(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=CALL))
+    for fields in ({}, {"tools": []}, {"tools": list(TOOLS), "tool_choice": "none"}):
+        answer: Any = client.chat.completions.create(model="tiny", messages=MESSAGES, **fields)  # type: ignore[call-overload]
+        assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (CALL, None)
+        assert answer.choices[0].finish_reason == "stop"
+    prompts = [submit.prompt_ids for submit in router.submits]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
+def test_one_call_ends_the_answer_where_no_second_is_wanted(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=f"{CALL}\n{NOW}", ends=False, cuts=(64,)))
+    first = client.chat.completions.create(**ASKED, parallel_tool_calls=False)
+    assert first.choices[0].message.tool_calls is not None
+    assert [call.function.name for call in first.choices[0].message.tool_calls] == ["get_weather"]
+    assert first.choices[0].finish_reason == "tool_calls"
+    router.wait_for(lambda: list(router.aborted.values()) == ["stop"])
+    chunks = list(client.chat.completions.create(**ASKED, parallel_tool_calls=False, stream=True))
+    assert folded(chunks)["calls"] == {0: ["get_weather", '{"city": "Paris"}']}
+    assert first.usage is not None
+    ends_at = len(router.model.tokenizer.encode(CALL.partition("\n</")[0], False))
+    assert first.usage.completion_tokens == ends_at
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_call_cut_short_is_not_lost(client: openai.OpenAI, router: Any, script: Any, cuts: Any) -> None:
+    router.will(script(text=CALL, cuts=cuts))
+    ids = router.model.tokenizer.encode(CALL, False)
+    texts = set()
+    for max_tokens in range(1, len(ids)):
+        plain = client.chat.completions.create(**ASKED, max_tokens=max_tokens).choices[0]
+        stream = folded(list(client.chat.completions.create(**ASKED, max_tokens=max_tokens, stream=True)))
+        calls = {i: [c.function.name, c.function.arguments] for i, c in enumerate(plain.message.tool_calls or ())}
+        assert (stream["content"] or None, stream["calls"]) == (plain.message.content or None, calls)
+        assert plain.finish_reason == stream["finish_reason"] == "length"
+        texts.add((plain.message.content or "") + "".join(arguments for _, arguments in calls.values()))
+    assert max(texts, key=len) in ('<tool_call>\n{"name": "get_weather", "arguments": ', '{"city": "Paris"}')
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, sample in SAMPLES.items() if sample.tools != "json" and not sample.prompt]
+)
+def test_every_format_reaches_the_wire(serving_format: Serve, name: str) -> None:
+    sample = SAMPLES[name]
+    client, router = serving_format(sample.tools, sample.reasoning)
+    router.will(Script(text=sample.text, cuts=(1,)))
+    plain = client.chat.completions.create(**ASKED).choices[0].message
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in plain.tool_calls or ()]
+    assert (plain.content or "", calls) == (sample.content, list(sample.calls))
+    assert (plain.model_extra or {}).get("reasoning", "") == sample.thought
+    streamed = folded(list(client.chat.completions.create(**ASKED, stream=True)))
+    assert [(call[0], json.loads(call[1])) for call in streamed["calls"].values()] == list(sample.calls)
+    assert (streamed["content"] or "", streamed["reasoning"]) == (sample.content, sample.thought)
+
+
+THOUGHT = Sample("hermes", "think", "<think>\nParis, then.\n</think>\n\nIt is sunny.", "It is sunny.", "Paris, then.")
+
+
+def test_reasoning_has_two_names_and_is_counted(serving_format: Serve) -> None:
+    client, router = serving_format("hermes", "think")
+    count = router.model.tokenizer.encode
+    for cuts in CUTS:
+        router.will(Script(text=THOUGHT.text, cuts=cuts))
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES)
+        message, usage = answer.choices[0].message, answer.usage
+        assert (message.content, message.model_extra) == (
+            "It is sunny.", {"reasoning": "Paris, then.", "reasoning_content": "Paris, then."})  # fmt: skip
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == len(count("<think>\nParis, then.\n</think>", False))
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = list(
+            client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, stream_options=options)
+        )
+        assert chunks[-1].usage == usage
+        running = [chunk.usage.completion_tokens_details.reasoning_tokens for chunk in chunks]
+        assert running == sorted(running)
+
+
+def test_reasoning_can_be_hidden(serving_format: Serve) -> None:
+    client, router = serving_format("none", "think")
+    router.will(Script(text=THOUGHT.text))
+    hidden: Any = {"include_reasoning": False}
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=hidden)
+    assert answer.choices[0].message.content == "It is sunny."
+    assert not answer.choices[0].message.model_extra
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens
+    chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=hidden, stream=True))
+    assert (folded(chunks)["content"], folded(chunks)["reasoning"]) == ("It is sunny.", "")
+
+
+def test_logprobs_are_of_every_token_reasoning_and_calls_too(serving_format: Serve) -> None:
+    client, router = serving_format("hermes", "think")
+    text = f"<think>Hm.</think>Well.\n{CALL}"
+    router.will(Script(text=text, cuts=(3, 1)))
+    plain = client.chat.completions.create(**ASKED, logprobs=True).choices[0]
+    assert plain.logprobs is not None
+    assert plain.logprobs.content is not None
+    ids = [*router.model.tokenizer.encode(text, False), router.model.eos_token_ids[0]]
+    assert [bytes(token.bytes or ()) for token in plain.logprobs.content] == [
+        router.model.tokenizer.bytes.of(i) for i in ids
+    ]
+    chunks = list(client.chat.completions.create(**ASKED, logprobs=True, stream=True))
+    pieces = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+    assert [token for piece in pieces for token in piece or ()] == plain.logprobs.content
+    assert folded(chunks)["content"] == "Well."
+
+
+def test_each_choice_has_its_own_calls(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=CALL), script(text="No need."), script(text=NOW))
+    answer = client.chat.completions.create(**ASKED, n=3)
+    names = [[call.function.name for call in choice.message.tool_calls or ()] for choice in answer.choices]
+    assert names == [["get_weather"], [], ["time.now"]]
+    assert [choice.finish_reason for choice in answer.choices] == ["tool_calls", "stop", "tool_calls"]
+
+
+def test_a_stop_string_works_on_what_the_model_writes(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=f"Wait. {CALL}"))
+    answer = client.chat.completions.create(**ASKED, stop='"city"').choices[0]
+    assert answer.message.content == "Wait."
+    assert answer.message.tool_calls is not None
+    assert [call.function.arguments for call in answer.message.tool_calls] == ["{"]
+    assert (answer.model_extra or {})["stop_reason"] == '"city"'
+
+
+REQUIRED: Any = {"tool_choice": "required"}
+
+
+def test_a_required_call_is_a_grammar(client: openai.OpenAI, router: Any, script: Any) -> None:
+    router.will(script(text=CALL))
+    client.chat.completions.create(**ASKED)
+    client.chat.completions.create(**ASKED, **REQUIRED)
+    client.chat.completions.create(**ASKED, tool_choice={"type": "function", "function": {"name": "time.now"}})
+    free, required, named = (submit.params.grammar for submit in router.submits)
+    assert free == ""
+    assert "get_weather" in required
+    assert "time.now" in required
+    assert "time.now" in named
+    assert "get_weather" not in named
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"tool_choice": "sometimes"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": 1}, "invalid_type", "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.function"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+            "invalid_value", "tool_choice.function.name",
+        ),
+        ({"tool_choice": "required", "tools": None}, "invalid_value", "tool_choice"),
+        ({"parallel_tool_calls": False, "tools": None}, "invalid_value", "parallel_tool_calls"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "empty_array", "tool_choice.allowed_tools.tools",
+        ),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+        ({"reasoning_effort": "utmost"}, "invalid_value", "reasoning_effort"),
+        ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
+        ({"thinking_token_budget": -1}, "integer_below_min_value", "thinking_token_budget"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}], **REQUIRED},
+            "invalid_value", "tools[0].function.parameters.type",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+                "type": "object", "properties": {"a": {"not": {}}}}}}]},
+            "unsupported_value", "tools[0].function.parameters.properties.a.not",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused(http: httpx.Client, change: dict[str, Any], code: str, param: str) -> None:
+    answer = http.post("/v1/chat/completions", json={**ASKED, **change})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.dictionaries(st.text(max_size=8), st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=12), lambda inner: st.lists(inner, max_size=3),
+    max_leaves=6), max_size=4), cut=st.integers(1, 9))  # fmt: skip
+def test_any_arguments_come_back_as_they_were_written(
+    client: openai.OpenAI, router: Any, script: Any, arguments: dict[str, Any], cut: int
+) -> None:
+    router.reset()
+    router.will(script(text=f'<tool_call>{{"name": "f", "arguments": {dumped(arguments)}}}</tool_call>', cuts=(cut,)))
+    plain = client.chat.completions.create(**ASKED, max_tokens=140).choices[0]
+    assume(plain.finish_reason != "length")
+    assert plain.message.tool_calls is not None
+    assert plain.message.tool_calls[0].function.arguments == dumped(arguments)
+    streamed = folded(list(client.chat.completions.create(**ASKED, stream=True, max_tokens=140)))
+    assert streamed["calls"] == {0: ["f", dumped(arguments)]}

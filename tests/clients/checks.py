@@ -1,0 +1,77 @@
+"""What the checks of Python clients share: where the server is, and how a check reports. Standard library only, as it
+runs in each client's own environment."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+URL = os.environ["INFERD_URL"]
+BASE_URL = f"{URL}/v1"
+KEY = os.environ["INFERD_KEY"]
+MODEL = "tiny"
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+WEATHER_QUESTION = "What is the weather in Paris?"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+_CHECKS: list[Callable[[], Any]] = []
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Marks a check, which fails by raising; its docstring's first line, or its name, says what holds."""
+    _CHECKS.append(function)
+    return function
+
+
+def raised(kind: type[Exception], call: Callable[[], object]) -> Any:
+    """The error of this kind that `call` raises."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def run() -> None:
+    """Every check of the script, in order; exits with 1 where one failed."""
+    failed = 0
+    for function in _CHECKS:
+        what = (function.__doc__ or function.__name__.replace("_", " ")).strip().splitlines()[0]
+        try:
+            result = function()
+            if inspect.isawaitable(result):
+                asyncio.run(_wait(result))
+        except Exception:
+            failed += 1
+            print(f"FAILED {what}", flush=True)
+            traceback.print_exc(file=sys.stdout)
+        else:
+            print(f"ok {what}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+async def _wait(result: Any) -> None:
+    await result

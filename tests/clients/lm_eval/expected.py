@@ -1,0 +1,25 @@
+"""transformers' own answer, run where it is installed: stdin [[context, continuation], ...] -> stdout [[sum of the
+continuation's log probabilities, whether it is the greedy one], ...], of the embedded model in float32."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inferd.engine.tiny import MODEL_DIR
+
+tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
+scores = []
+for context, continuation in json.load(sys.stdin):
+    context_ids = tokenizer.encode(context, add_special_tokens=False)
+    ids = tokenizer.encode(context + continuation, add_special_tokens=False)
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    own = range(len(context_ids), len(ids))
+    total = sum(float(logprobs[i - 1, ids[i]]) for i in own)
+    scores.append([total, all(int(logprobs[i - 1].argmax()) == ids[i] for i in own)])
+json.dump(scores, sys.stdout)

@@ -1,0 +1,221 @@
+"""Real clients against a real server: `make clients`.
+
+Every folder beside this file is one client: what it needs (`requirements.txt` or `package.json`, exact versions; a
+program that is on the PATH anyway has neither) and what it checks (`check.py` or `check.mjs`). Each gets an environment
+of its own under build/clients, made once; all talk to one server with the embedded model. Prints a table with the
+clients' versions, and exits with 1 where a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / "build" / "clients"
+KEY = "sk-clients"
+READY_S, CHECK_S, INSTALL_S = 120, 300, 900
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One folder."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def is_node(self) -> bool:
+        return (self.folder / "package.json").exists()
+
+    @property
+    def requirements(self) -> Path:
+        return self.folder / ("package.json" if self.is_node else "requirements.txt")
+
+    @property
+    def version(self) -> str:
+        """Of the package that is checked: the first that is named; a program's own word, where it is none."""
+        if not self.requirements.exists():
+            words = subprocess.run([self.name, "--version"], capture_output=True, text=True, check=True).stdout.split()
+            return " ".join(words[:2])
+        text = self.requirements.read_text()
+        if self.is_node:
+            return " ".join(next(iter(json.loads(text)["dependencies"].items())))
+        return re.sub(r"\[.*?\]", "", text.splitlines()[0]).replace("==", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    client: Client
+    passed: int
+    failed: int
+    seconds: float
+
+
+def clients() -> list[Client]:
+    return [Client(path) for path in sorted(HERE.iterdir()) if path.is_dir() and list(path.glob("check.*"))]
+
+
+def main() -> int:
+    options = _options()
+    chosen = [client for client in clients() if not options.only or client.name in options.only]
+    unknown = set(options.only or ()) - {client.name for client in chosen}
+    if unknown:
+        print(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in clients())}")
+        return 2
+    outcomes = []
+    with _server(options.base_url) as url:
+        for client in chosen:
+            print(f"\n== {client.version}", flush=True)
+            outcomes.append(_run(client, url))
+    _report(outcomes)
+    return int(any(outcome.failed for outcome in outcomes))
+
+
+def _run(client: Client, url: str) -> Outcome:
+    started = time.monotonic()
+    try:
+        command = _prepare(client)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"  FAILED  the environment could not be made: {error}")
+        return Outcome(client, 0, 1, time.monotonic() - started)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+        "INFERD_URL": url,
+        "INFERD_KEY": KEY,
+        "INFERD_PYTHON": sys.executable,
+        "INFERD_TINY": str(ROOT / "engine" / "tiny" / "model"),
+        "PYTHONPATH": str(HERE),
+        "DO_NOT_TRACK": "1",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    started = time.monotonic()
+    passed = failed = 0
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    watchdog = threading.Timer(CHECK_S, os.killpg, (process.pid, signal.SIGKILL))
+    watchdog.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        print("  " + line, end="", flush=True)
+        passed += line.startswith("ok ")
+        failed += line.startswith("FAILED ")
+    code = process.wait()
+    watchdog.cancel()
+    if not failed and (code or not passed):
+        print(f"  FAILED  ended with {code} after {passed} checks")
+        failed += 1
+    return Outcome(client, passed, failed, time.monotonic() - started)
+
+
+def _prepare(client: Client) -> list[str]:
+    """The client's environment, made anew where what it needs has changed; the command that checks."""
+    if not client.requirements.exists():
+        return [sys.executable, "-P", str(client.folder / "check.py")]
+    home = ENVIRONMENTS / client.name
+    digest = hashlib.sha256(client.requirements.read_bytes()).hexdigest()
+    stamp = home / ".installed"
+    if not stamp.exists() or stamp.read_text() != digest:
+        print(f"  installing into {home.relative_to(ROOT)} (once)", flush=True)
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        if client.is_node:
+            shutil.copy(client.requirements, home)
+            install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
+            subprocess.run(install, cwd=home, check=True, timeout=INSTALL_S)
+        else:
+            subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True, timeout=INSTALL_S)
+            pip = [home / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*pip, "-r", client.requirements], check=True, timeout=INSTALL_S)
+        stamp.write_text(digest)
+    if client.is_node:
+        # Modules are looked for from where a script lies.
+        for script in (client.folder / "check.mjs", HERE / "checks.mjs"):
+            shutil.copy(script, home)
+        return ["node", str(home / "check.mjs")]
+    return [str(home / "venv/bin/python"), "-P", str(client.folder / "check.py")]
+
+
+@contextmanager
+def _server(given: str | None) -> Iterator[str]:
+    """The given server, or one of our own with the embedded model."""
+    if given:
+        yield given.rstrip("/")
+        return
+    command = [str(Path(sys.executable).parent / "inferd"), "serve", "tiny", "--port", "0", "--api-key", KEY]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        lines: queue.Queue[str | None] = queue.Queue()
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.write(line)
+                lines.put(line)
+            lines.put(None)
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            yield _url_of(lines)
+        except BaseException:
+            log.seek(0)
+            print(log.read()[-10_000:])
+            raise
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _url_of(lines: queue.Queue[str | None]) -> str:
+    """From the card that is printed once the server is ready."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        line = lines.get(timeout=max(0.1, deadline - time.monotonic()))
+        if line is None:
+            raise RuntimeError("the server ended before it was ready")
+        found = re.search(r"curl .*?(http://[^/ ]+:\d+)", line)
+        if found:
+            return found.group(1)
+
+
+def _report(outcomes: list[Outcome]) -> None:
+    table = Table("client", "checks", "seconds", "")
+    for outcome in outcomes:
+        mark = f"{outcome.failed} FAILED" if outcome.failed else "ok"
+        table.add_row(outcome.client.version, str(outcome.passed + outcome.failed), f"{outcome.seconds:.1f}", mark)
+    Console().print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="CLIENT", help="a folder's name; may be given again")
+    parser.add_argument("--base-url", help=f"a running server with the embedded model and the key {KEY}")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""A device that keeps what CUDA graphs promise and refuse, on the processor, for tests of what is recorded.
+
+What torch and C++ kernels do is kept operation by operation, with the very tensors that they were given, and done again
+without the Python around it: what is read at another address than at the capture, or from the host, is not seen. A
+replay finds memory that was taken while capturing full of NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from inferd.engine.worker.device import CpuDevice, HostCopy, Recording
+from inferd.kernels import native
+from inferd.kernels.tape import NotRecordableError
+
+_WARM_UP_RUNS = 2
+_OPS_THAT_WAIT = ("item", "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
+_POISON = {torch.float64: float("nan"), torch.float32: float("nan"), torch.bfloat16: float("nan"), torch.bool: True}
+_POISONED_INTEGER = 99
+
+_Kernel = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+def waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the host would have to wait for an accelerator: a value is asked for, or a size that depends on one."""
+    name = func.name().removeprefix("aten::").split(".")[0]
+    if name == "repeat_interleave":
+        return isinstance(args[-1], Tensor) and kwargs.get("output_size") is None
+    if name in ("index", "index_put", "index_put_"):
+        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1]))
+    return name in _OPS_THAT_WAIT
+
+
+class CapturingDevice(CpuDevice):
+    """The processor as a GPU: it pads, records whole steps, and copies results while the next step runs."""
+
+    row_buckets: Sequence[int] = (1, 2, 4, 7)
+    records_all = True
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.events: list[str] = []
+        """What the device was asked for."""
+        self.is_busy = False
+        """Whether it does what it was asked for: what else runs was launched from outside."""
+
+    @contextmanager
+    def doing(self, event: str) -> Iterator[None]:
+        self.events.append(event)
+        self.is_busy = True
+        yield
+        self.is_busy = False
+
+    def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        with self.doing("to device"):
+            return super().to_device(values, dtype)
+
+    def write(self, goal: Tensor, values: Sequence[int]) -> None:
+        with self.doing("write"):
+            super().write(goal, values)
+
+    def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
+        with self.doing(f"copy {len(tensors)}"):
+            return super().copy_to_host([tensor.clone() for tensor in tensors])
+
+    def record(self, run: Callable[[], Tensor]) -> Recording:
+        capture = _Capture()
+        for _ in range(_WARM_UP_RUNS):
+            run()
+        with capture, native.recorded(capture.keep_kernel):
+            output = run()
+        graph = _Graph(self, capture, output)
+        graph.replay()
+        self.events[-1] = "record"
+        return graph
+
+
+class _Graph:
+    def __init__(self, device: CapturingDevice, capture: _Capture, output: Tensor) -> None:
+        self._device, self._capture, self.output = device, capture, output
+
+    def replay(self) -> None:
+        with self._device.doing("replay"):
+            for tensor in self._capture.taken:
+                tensor.fill_(_POISON.get(tensor.dtype, _POISONED_INTEGER))
+            for call in self._capture.calls:
+                call()
+
+
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Callable[[], None]] = []
+        self.taken: list[Tensor] = []
+        """Whose memory is the recording's."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Being skipped has torch import its compiler."""
+        return False
+
+    def keep_kernel(self, address: int, packed: bytes) -> None:
+        kernel = _Kernel(address)
+        self.calls.append(lambda: kernel(packed))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if waits(func, args, given):
+            raise NotRecordableError(f"{func} waits for the device")
+        if func is torch.ops.aten.lift_fresh.default:
+            raise NotRecordableError("host memory is gone when a recording is replayed")
+        results = func(*args, **given)
+        made = _tensors(results)
+        addresses = {_memory(tensor) for tensor in _tensors((args, given))}
+        self.taken += [tensor for tensor in made if _memory(tensor) not in addresses]
+        if not func.name().startswith("aten::empty"):
+            self.calls.append(lambda: _again(func, args, given, made))
+        return results
+
+
+def _again(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
+    """Into the memory that the first run's results lie in."""
+    for kept, result in zip(made, _tensors(func(*args, **kwargs)), strict=True):
+        if _memory(kept) != _memory(result):
+            kept.copy_(result)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    """A packed weight says nothing of its own."""
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()

@@ -1,0 +1,118 @@
+"""What is left behind by a capture that fails: torch's part of a GPU is played, by what its source says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.engine.worker.cuda import CudaDevice
+from inferd.kernels.tape import NotRecordableError
+
+
+class Stream:
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self._gpu, self.name = gpu, name
+
+    def wait_stream(self, other: Stream) -> None:
+        assert self._gpu.capturing is None
+        self._gpu.events.append(f"{self.name} waits for {other.name}")
+
+
+class Gpu:
+    """Streams, captures and their memory pools. A capture that was invalidated cannot be ended: its stream stays the
+    current one, and its pool is taken for good."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.current, self.side = Stream(self, "current"), Stream(self, "side")
+        self.now = self.current
+        self.capturing: int | None = None
+        self.is_invalid = False
+        self._num_pools, self._taken = 0, set[int]()
+        for name, value in {
+            "set_device": lambda _: None,
+            "get_device_name": lambda _: "a GPU",
+            "graph_pool_handle": self._pool,
+            "Stream": lambda _: self.side,
+            "current_stream": lambda: self.now,
+            "set_stream": lambda stream: setattr(self, "now", stream),
+            "stream": self._on,
+            "CUDAGraph": lambda: self,
+            "graph": self._capture,
+        }.items():
+            patch.setattr(torch.cuda, name, value)
+
+    def _pool(self) -> int:
+        self._num_pools += 1
+        return self._num_pools
+
+    @contextmanager
+    def _on(self, stream: Stream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        try:
+            yield
+        finally:
+            self.now = before
+
+    @contextmanager
+    def _capture(self, graph: Gpu, *, pool: int, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        assert graph is self and capture_error_mode == "thread_local"
+        if pool in self._taken:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        before, self.now = self.now, stream
+        self._taken.add(pool)
+        self.capturing, self.is_invalid = pool, False
+        try:
+            yield
+        finally:
+            self.capturing = None
+            if self.is_invalid:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self._taken.remove(pool)
+            self.now = before
+
+    def replay(self) -> None:
+        assert self.now is self.current and self.capturing is None
+        self.events.append("replay")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(monkeypatch)
+
+
+def failing(gpu: Gpu, error: Exception, at_run: int) -> Callable[[], Tensor]:
+    runs: list[int] = []
+
+    def run() -> Tensor:
+        assert gpu.now is gpu.side
+        runs.append(1)
+        if len(runs) == at_run:
+            gpu.is_invalid = not isinstance(error, torch.OutOfMemoryError)
+            raise error
+        return torch.zeros(1)
+
+    return run
+
+
+FAILURES: list[Any] = [
+    pytest.param(RuntimeError("operation not permitted when stream is capturing"), 3, id="invalid"),
+    pytest.param(torch.OutOfMemoryError("tried to allocate 2 GiB"), 3, id="no memory"),
+    pytest.param(torch.OutOfMemoryError("tried to allocate 2 GiB"), 2, id="no memory before the capture"),
+]
+
+
+@pytest.mark.parametrize(("error", "at_run"), FAILURES)
+def test_a_failed_capture_costs_itself_alone(gpu: Gpu, error: Exception, at_run: int) -> None:
+    device = CudaDevice()
+    with pytest.raises(NotRecordableError, match=f"the step cannot be captured: {error}"):
+        device.record(failing(gpu, error, at_run))
+    assert gpu.now is gpu.current
+    assert gpu.events == ["side waits for current", "current waits for side"]
+    assert float(device.record(lambda: torch.zeros(1)).output) == 0.0
+    assert gpu.events[2:] == ["side waits for current", "current waits for side", "replay"]

@@ -1,0 +1,225 @@
+"""Steps that are one replay, from the slots of their rows to the ids drawn into them, give what is computed call by
+call: the same results, ids and KV, for requests of all kinds in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.sample.sampler import Sampler
+from inferd.engine.sched.plan import Admission, Row, RowStatus, StepPlan, StepResult, TableUpdate
+from inferd.engine.worker import graphs
+from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.runner import Runner
+from inferd.engine.worker.slots import Slots
+from tests.cpu.capturing import CapturingDevice
+from tests.cpu.checkpoints import Case, random_decoder
+
+VOCAB, BLOCK, MAX_LEN, NUM_SLOTS, BLOCKS_EACH = 199, 16, 64, 6, 4
+WINDOWED = Case("gemma2", "gemma2", {"vocab_size": VOCAB, "num_hidden_layers": 3, "head_dim": 32, "sliding_window": 20})
+CAPPED = Case("granite", "granite", {"vocab_size": VOCAB, "num_hidden_layers": 2, "logits_scaling": 3.0})
+PLAIN = ({"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.7}, {"temperature": 0.0, "top_k": 3})
+SPECIAL: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.9, "top_k": 7, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "bad_words": ((3, 4),)},
+    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 1.0, "presence_penalty": 0.5, "logprobs": 0},
+    {"temperature": 0.5, "allowed_token_ids": (7,), "eos_token_ids": (7,), "min_tokens": 30},
+)
+
+pytestmark = pytest.mark.usefixtures("_cpp")
+
+
+@pytest.fixture
+def _cpp(kernels: str) -> None:
+    if kernels != "cpp":
+        pytest.skip("plain PyTorch is not recorded")
+
+
+class Engine:
+    """A runner, and what it computes with."""
+
+    def __init__(self, case: Case, device: CpuDevice, dtype: torch.dtype = torch.bfloat16) -> None:
+        decoder = random_decoder(case, dtype)
+        self.num_groups = len(decoder.arch.cache_groups)
+        self.num_blocks = NUM_SLOTS * BLOCKS_EACH * self.num_groups
+        self.kv = KVPool.allocate(decoder.arch, self.num_blocks, BLOCK, dtype, device)
+        self.kv.data.zero_()
+        self.slots = Slots(NUM_SLOTS, MAX_LEN, BLOCK, device, self.num_groups)
+        self.runner = Runner(decoder, self.kv, self.slots, Sampler(NUM_SLOTS, VOCAB, "cpu"), device)
+
+    def state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What steps leave behind for others: ids, and the KV of all blocks that a request may have."""
+        return self.slots.token_ids, self.kv.data[:, : self.num_blocks].view(torch.uint8)
+
+
+@dataclass
+class Company:
+    """Requests that come and go, over slots and blocks of their own, as plans."""
+
+    num_groups: int
+    kinds: Sequence[Mapping[str, Any]]
+    random: Random
+    running: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By slot: tokens computed, tokens that exist."""
+
+    def plans(self, count: int) -> Iterator[StepPlan]:
+        for step_id in range(count):
+            for slot, (_, total) in list(self.running.items()):
+                if total == MAX_LEN or self.random.random() < 0.04:
+                    del self.running[slot]
+            free = sorted(set(range(NUM_SLOTS)) - set(self.running))
+            admitted = self.random.sample(free, 1) if free and self.random.random() < 0.4 else []
+            admissions = tuple(self._admission(slot) for slot in admitted)
+            tables = tuple(self._table(slot, group) for slot in admitted for group in range(self.num_groups))
+            if self.running:
+                yield StepPlan(step_id, admissions, tables, tuple(self._rows()))
+
+    def _admission(self, slot: int) -> Admission:
+        ids = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(1, 12)))
+        asked = {"max_tokens": 50, "seed": self.random.randrange(2**53), **self.random.choice(self.kinds)}
+        self.running[slot] = 0, len(ids)
+        return Admission(slot, str(slot), ids, len(ids), SamplingParams(**asked))
+
+    def _table(self, slot: int, group: int) -> TableUpdate:
+        first = (slot * self.num_groups + group) * BLOCKS_EACH
+        return TableUpdate(slot, group, 0, tuple(range(first, first + BLOCKS_EACH)))
+
+    def _rows(self) -> Iterator[Row]:
+        """Decodes of some; prompts whole, in pieces, or in a piece of one token."""
+        for slot in self.random.sample(list(self.running), self.random.randrange(1, len(self.running) + 1)):
+            computed, total = self.running[slot]
+            num_tokens = self.random.choice([total - computed, self.random.randrange(1, total - computed + 1)])
+            samples = computed + num_tokens == total
+            self.running[slot] = computed + num_tokens, total + samples
+            yield Row(slot, computed, num_tokens, samples)
+
+
+def by_calls(case: Case, dtype: torch.dtype = torch.bfloat16) -> Engine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuDevice, "row_buckets", (0,))
+        return Engine(case, CpuDevice(1), dtype)
+
+
+def is_decode(plan: StepPlan) -> bool:
+    return all(row.num_tokens == 1 and row.samples for row in plan.rows)
+
+
+@pytest.mark.parametrize("kinds", [PLAIN, SPECIAL, PLAIN + SPECIAL], ids=["plain", "special", "mixed"])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(WINDOWED, torch.bfloat16), (CAPPED, torch.float32)], ids=["windowed", "capped"]
+)
+def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequence[Mapping[str, Any]]) -> None:
+    device = CapturingDevice()
+    recorded, called = Engine(case, device, dtype), by_calls(case, dtype)
+    num_decodes, launched = 0, list[Any]()
+    expected = list[StepResult]()
+    for plan in Company(called.num_groups, kinds, Random(1)).plans(150):
+        launched.append(recorded.runner.launch(plan))
+        expected.append(called.runner.execute(plan))
+        num_decodes += is_decode(plan)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
+    # All are waited for in the end: what a later step computes may not reach what an earlier one gave.
+    assert [step.wait().rows for step in launched] == [result.rows for result in expected]
+    assert device.events.count("record") == 4
+    # The first recording, of the most rows, is of none of them.
+    assert device.events.count("record") + device.events.count("replay") == num_decodes + 1 > 60
+
+
+def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[int], StepPlan]:
+    """One request of each kind, its prompt of 5 tokens computed; gives the plan of the n-th decode of all."""
+    company = Company(engine.num_groups, kinds, Random(2))
+    slots = range(len(kinds))
+    admissions = tuple(
+        Admission(slot, str(slot), (slot, 2, 3, 4, 5), 5, SamplingParams(max_tokens=50, seed=slot, **kind))
+        for slot, kind in enumerate(kinds)
+    )
+    tables = tuple(company._table(slot, group) for slot in slots for group in range(engine.num_groups))
+    engine.runner.execute(StepPlan(0, admissions, tables, tuple(Row(slot, 0, 5, True) for slot in slots)))
+    return lambda step: StepPlan(step, (), (), tuple(Row(slot, 4 + step, 1, True) for slot in slots))
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What is launched but by the device itself."""
+
+    def __init__(self, device: CapturingDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self.names = device, list[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not self._device.is_busy and not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_plain_step_is_one_copy_one_replay_and_one_copy_back() -> None:
+    device = CapturingDevice()
+    engine = Engine(WINDOWED, device)
+    plan = decoding(engine, PLAIN[:3])
+    engine.runner.execute(plan(1))
+    device.events.clear()
+    with Launches(device) as launches:
+        engine.runner.launch(plan(2))
+    assert device.events == ["write", "replay", "copy 1"]
+    assert launches.names == []
+
+
+def test_special_rows_cost_launches_of_their_own_alone() -> None:
+    device = CapturingDevice()
+    engine = Engine(WINDOWED, device)
+    plan = decoding(engine, [*PLAIN[:3], SPECIAL[0]])
+    engine.runner.execute(plan(1))
+    device.events.clear()
+    with Launches(device) as launches:
+        engine.runner.launch(plan(2))
+    assert device.events == ["write", "replay", "to device", "to device", "to device", "copy 1"]
+    assert launches.names
+
+
+def test_a_row_without_numbers_fails_alone() -> None:
+    """Its KV holds a NaN; neighbours of all kinds, and padding, draw what they would without it."""
+    kinds = [*PLAIN[:2], SPECIAL[1], *PLAIN[:2]]
+    device = CapturingDevice()
+    sound, broken = by_calls(WINDOWED), Engine(WINDOWED, device)
+    plan, _ = decoding(sound, kinds), decoding(broken, kinds)
+    rows = broken.slots.block_tables[:, [1, 2, 3], 0].flatten().tolist()
+    broken.kv.data[:, rows] = float("nan")
+    for step in range(1, 8):
+        expected, results = sound.runner.execute(plan(step)).rows, broken.runner.execute(plan(step)).rows
+        assert [row.status for row in results] == [RowStatus(row in (1, 2, 3)) for row in range(5)]
+        assert [results[row] for row in (0, 4)] == [expected[row] for row in (0, 4)]
+    assert device.events.count("replay") == 7
+    assert bool((broken.slots.token_ids < VOCAB).all() and (broken.slots.token_ids >= 0).all())
+
+
+def test_padding_that_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison sees a row of padding that is taken for the request in slot 0."""
+    monkeypatch.setattr(graphs, "_PADDING", 0)
+    with pytest.raises(AssertionError):
+        test_a_replayed_step_is_the_step(WINDOWED, torch.bfloat16, PLAIN)
+
+
+def test_a_step_that_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Sampler.draw
+
+    def waiting(self: Sampler, logits: torch.Tensor, *rest: Any) -> Any:
+        logits.max().item()
+        return draw(self, logits, *rest)
+
+    monkeypatch.setattr(Sampler, "draw", waiting)
+    device = CapturingDevice()
+    refused, called = Engine(CAPPED, device), by_calls(CAPPED)
+    for plan in Company(1, PLAIN + SPECIAL, Random(3)).plans(40):
+        assert refused.runner.execute(plan).rows == called.runner.execute(plan).rows
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(refused.state(), called.state(), strict=True))
+    assert "record" not in device.events and "replay" not in device.events

@@ -1,0 +1,121 @@
+"""A start: what it runs before anybody asks, and what it says where there is no room. A GPU is played by the processor,
+whose kernels take any length."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, locate
+from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, resolve
+from inferd.engine.api.errors import CapacityError
+from inferd.engine.api.machine import Machine
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.planner import format_bytes
+from inferd.engine.worker import load
+from inferd.engine.worker.device import CpuDevice
+from inferd.engine.worker.kv import KVPool
+from inferd.engine.worker.runner import Runner
+from inferd.engine.worker.tuning import Tuning
+from inferd.kernels.paged_attention import AttentionBatch
+
+FREE_BYTES = 300 * 2**20
+PATH = locate(EMBEDDED_NAME, None)
+FACTS = ModelFacts.of(Checkpoint.read(PATH))
+
+
+@pytest.fixture(scope="module")
+def config() -> EngineConfig:
+    asked = EngineConfig(
+        model_path=str(PATH), device="cpu", kv_memory_bytes=2**22, max_num_seqs=2, num_threads=1, max_model_len=200
+    )
+    return resolve(asked, FACTS, Machine.detect())[0]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(position, tokens) of every row that was computed call by call."""
+    found: list[tuple[int, int]] = []
+    build = AttentionBatch.build
+
+    def built(rows: Sequence[tuple[int, int]], *given: Any, **options: Any) -> AttentionBatch:
+        found.extend(rows)
+        return build(rows, *given, **options)
+
+    monkeypatch.setattr(AttentionBatch, "build", built)
+    monkeypatch.setattr(CpuDevice, "row_buckets", (0,))
+    monkeypatch.setattr(load, "_open_device", lambda _: CpuDevice(1))
+    monkeypatch.setattr(Tuning, "open", lambda *_: None)
+    monkeypatch.setattr(Machine, "detect", lambda: Machine(1, 2**34, FREE_BYTES))
+    monkeypatch.setattr(Machine, "on", lambda self, _: self)
+    return found
+
+
+def start(config: EngineConfig) -> None:
+    load.load_worker(config, time.monotonic(), lambda _: None)
+
+
+def test_a_processor_runs_a_prompt_and_a_token(config: EngineConfig, spans: list[tuple[int, int]]) -> None:
+    start(config)
+    assert spans == [(0, 16), (16, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "longest"),
+    [({}, 199), ({"max_num_batched_tokens": 100}, 100), ({"num_blocks": 1, "max_model_len": 32}, 31)],
+    ids=["of a sequence", "of a step", "of the pool"],
+)
+def test_a_gpu_runs_prompts_of_all_lengths(
+    config: EngineConfig, changed: dict[str, Any], longest: int, spans: list[tuple[int, int]]
+) -> None:
+    """None is more than twice as long as another."""
+    start(msgspec.structs.replace(config, device="cuda", **changed))
+    assert spans[:2] == [(0, 16), (16, 1)]
+    lengths = [num_tokens for position, num_tokens in spans[2:] if position == 0]
+    assert len(lengths) == len(spans) - 2
+    assert (lengths[0], lengths[-1]) == (1, longest)
+    assert all(shorter < longer <= 2 * shorter + 1 for shorter, longer in pairwise(lengths))
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("tried to allocate 7 GiB")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_room_is_told_with_what_is_free_and_what_would_fit(
+    device: str, config: EngineConfig, spans: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = msgspec.structs.replace(config, device=device)
+    planned = plan_of(asked, FACTS.arch)
+    for owner, method, what, kv_bytes in (
+        (
+            Runner,
+            "execute",
+            f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},",
+            2**22,
+        ),
+        (KVPool, "allocate", f"the KV cache of {format_bytes(planned.kv_bytes)}", 0),
+    ):
+        monkeypatch.setattr(owner, method, no_room)
+        with pytest.raises(CapacityError) as told:
+            start(asked)
+        length = longest_beside_weights(asked, FACTS.arch, FREE_BYTES + kv_bytes)
+        assert length > 1
+        assert str(told.value) == (
+            f"{what} could not be allocated (tried to allocate 7 GiB), and 300.0 MiB of memory are free: "
+            f"--max-model-len up to {length} would fit; free some, or give a smaller --kv-memory, or "
+            "--kv-cache-dtype fp8"
+        )
+
+
+def test_the_longest_context_beside_the_weights(config: EngineConfig) -> None:
+    lengths = [longest_beside_weights(config, FACTS.arch, free_bytes) for free_bytes in (0, 2**28, 2**40)]
+    assert lengths[0] == 0
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == FACTS.arch.max_positions

@@ -1,0 +1,158 @@
+"""Every field of every request type at and beyond its bounds, against the real engine.
+
+The cases are made from the table of fields itself: whatever they say, the answer is 2xx or 4xx in OpenAI's shape, the
+engine is the same process as before, and every block is free again.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from inferd.server import anthropic_errors, errors
+from inferd.server.api.routes import ROUTES
+from inferd.server.schema.fields import RequestFields, wire_fields
+
+from .conftest import Daemon
+from .test_client import wait_idle
+
+BASES: dict[str, str] = {
+    "ChatRequest": '"messages":[{"role":"user","content":"x"}],"max_completion_tokens":2',
+    "CompletionRequest": '"prompt":"x","max_completion_tokens":2',
+    "MessagesRequest": '"messages":[{"role":"user","content":"x"}],"max_tokens":2',
+    "CountTokensRequest": '"messages":[{"role":"user","content":"x"}]',
+    "EmbeddingRequest": '"input":"x"',
+    "ResponsesRequest": '"input":"x","max_output_tokens":2',
+    "TokenizeRequest": '"prompt":"x"',
+    "DetokenizeRequest": '"tokens":[1]',
+}
+"""A body that is taken as it is, without its braces."""
+
+HOSTILE = (
+    "NaN", "Infinity", "-Infinity", "-0.0", "0", "-1", "1", "1.5", "1e-320", "1e400", "2147483648", "-2147483649",
+    "9223372036854775808", "1" + "0" * 400, "null", "true", '"x"', '""', '"\\u0000"', '"\\ud800"', "[]", "[1]", '["x"]',
+    "[null]", "[[1]]", "[-1]", "[4294967296]", "[9223372036854775808]", "{}", '{"x":1}', '{"0":0.5}', '{"0":1e400}',
+    '{"type":"x"}', "[{}]",
+)  # fmt: skip
+"""What no field, or only some, can take; as JSON text, or what some take for JSON."""
+
+MAX_GENERATED = 70_000
+"""Longest string or list that is made to lie at a bound."""
+
+
+def at_bounds(schema: dict[str, Any], depth: int = 0) -> Iterator[str]:
+    """JSON texts at the bounds that `schema` states and one step beyond them, also within lists and objects."""
+    for option in schema.get("anyOf", ()):
+        yield from at_bounds(option, depth)
+    yield from (json.dumps(value) for value in schema.get("enum", ()))
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        step = 1 if kind == "integer" else 1e-6
+        for bound, beyond in ((schema.get("minimum"), -step), (schema.get("maximum"), step)):
+            if bound is not None:
+                yield from (json.dumps(bound), json.dumps(bound + beyond))
+    if kind == "string":
+        yield from (json.dumps("a" * length) for length in lengths(schema, "minLength", "maxLength"))
+    if kind == "array":
+        item = next(iter(at_bounds(schema.get("items", {}), depth + 1)), "1")
+        yield from ("[" + ",".join([item] * length) + "]" for length in lengths(schema, "minItems", "maxItems"))
+    if kind == "array" and depth < 2:
+        yield from (f"[{value}]" for value in at_bounds(schema.get("items", {}), depth + 1))
+    if kind == "object":
+        yield from objects(schema, depth)
+
+
+def objects(schema: dict[str, Any], depth: int) -> Iterator[str]:
+    """One key at a time at its bounds and with every hostile value; one key too many."""
+    for name, value in schema.get("properties", {}).items():
+        hostile = HOSTILE if depth < 2 else ()
+        for text in (*hostile, *at_bounds(value, depth + 1)):
+            yield f'{{"{name}":{text}}}'
+    for count in lengths(schema, "", "maxProperties"):
+        yield "{" + ",".join(f'"{i}":0' for i in range(count)) + "}"
+
+
+def lengths(schema: dict[str, Any], low_name: str, high_name: str) -> list[int]:
+    low, high = schema.get(low_name), schema.get(high_name)
+    found = [] if low is None else [low - 1, low]
+    return found if high is None or high >= MAX_GENERATED else [*found, high, high + 1]
+
+
+def bodies(fields: type[RequestFields]) -> Iterator[bytes]:
+    """The base with one field more, or with that field in place of the base's, or with it twice."""
+    base = BASES[fields.__name__]
+    given = json.loads("{" + base + "}")
+    for name, wire in wire_fields(fields).items():
+        others = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in given.items() if key != name)
+        for text in dict.fromkeys((*HOSTILE, *at_bounds(wire.kind.schema()))):
+            yield f'{{{others}{"," if others else ""}"{name}":{text}}}'.encode()
+        yield f'{{{base},"{name}":null,"{name}":null}}'.encode()
+
+
+def post(daemon: Daemon, path: str, some: list[bytes]) -> list[tuple[bytes, int, bytes]]:
+    """(body, status, answer) of each, over one connection that is opened anew where the server closed it."""
+    where = urlsplit(daemon.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+    answers = []
+    for body in some:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answers.append((body, response.status, response.read()))
+    connection.close()
+    return answers
+
+
+@pytest.mark.parametrize("path", [route.path for route in ROUTES if route.fields is not None])
+def test_no_value_of_any_field_harms_anyone(daemon: Daemon, path: str) -> None:
+    fields = next(route.fields for route in ROUTES if route.path == path)
+    assert fields is not None
+    pid = daemon.engine_pid
+    everything = list(bodies(fields))
+    with ThreadPoolExecutor(8) as pool:
+        parts = pool.map(lambda i: post(daemon, path, everything[i::8]), range(8))
+        answers = [answer for part in parts for answer in part]
+    assert {status for _, status, _ in answers} >= {200, 400}
+    for body, status, answer in answers:
+        assert 200 <= status < 300 or 400 <= status < 500, (body[:300], status, answer[:300])
+        if status >= 400:
+            (check_anthropic_error if anthropic_errors.is_anthropic(path) else check_error)(body, answer)
+        assert b'"type":"server_error"' not in answer and b'"type":"api_error"' not in answer, body[:300]
+    wait_idle(daemon)
+    assert daemon.engine_pid == pid
+    assert daemon.get("/ready").status_code == 200
+
+
+def check_error(body: bytes, answer: bytes) -> None:
+    error = json.loads(answer)["error"]
+    assert set(error) == {"message", "type", "param", "code"}, body[:300]
+    assert error["message"]
+    assert any((row.type, row.wire_code) == (error["type"], error["code"]) for row in errors.ROWS.values()), error
+    assert len(answer) < 2_500
+
+
+def check_anthropic_error(body: bytes, answer: bytes) -> None:
+    told = json.loads(answer)
+    assert (set(told), told["type"]) == ({"type", "error", "request_id"}, "error"), body[:300]
+    assert set(told["error"]) == {"type", "message"}
+    assert told["error"]["message"]
+    assert told["error"]["type"] in anthropic_errors.TYPES.values()
+    assert len(answer) < 2_500
+
+
+def test_the_generator_reaches_both_sides_of_every_bound() -> None:
+    """It would prove nothing if it made nothing: some bounds, by hand."""
+    made = set(at_bounds({"type": "integer", "minimum": 0, "maximum": 20}))
+    assert made == {"0", "-1", "20", "21"}
+    texts = set(at_bounds({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 2}))
+    assert {'[""]', '["a"]', '["",""]', '["","",""]'} <= texts
+    nested = {"type": "object", "properties": {"a": {"type": "number", "maximum": 2}}}
+    assert {'{"a":2}', '{"a":2.000001}', '{"a":NaN}'} <= set(at_bounds(nested))
+    for route in ROUTES:
+        if route.fields is not None:
+            assert len(list(bodies(route.fields))) > 30 * len(wire_fields(route.fields))

@@ -1,0 +1,99 @@
+"""/v1/embeddings of the embedded model, asked by OpenAI's client while others generate."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .conftest import Daemon
+from .test_client import wait_idle
+from .test_serve import counter
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+TEXTS = ["a cat", "a dog", "What is inference?", "The moon is far away. " * 20, "caf\u00e9 \U0001f600"]
+
+
+def embed(client: openai.OpenAI, texts: Any, **options: Any) -> list[list[float]]:
+    answer = client.embeddings.create(model="tiny", input=texts, **options)
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    return [item.embedding for item in answer.data]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_are_those_of_transformers(daemon: Daemon, pooling: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32).eval()
+    found = embed(daemon.client(), TEXTS, extra_body={"pooling": pooling})
+    for text, vector in zip(TEXTS, found, strict=True):
+        with torch.no_grad():
+            states = model.model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0]
+        expected = states[-1] if pooling == "last" else states.mean(dim=0)
+        similarity = torch.nn.functional.cosine_similarity(torch.tensor(vector), expected, dim=0)
+        assert float(similarity) > 0.999, text
+        assert math.isclose(math.hypot(*vector), 1.0, abs_tol=1e-6)
+
+
+def test_both_formats_carry_the_same_numbers_in_the_order_of_the_inputs(daemon: Daemon) -> None:
+    client = daemon.client()
+    coded = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="base64")
+    raw = [base64.b64decode(item.embedding) for item in coded.data]  # type: ignore[arg-type]
+    floats = embed(client, TEXTS, encoding_format="float")
+    assert raw == [struct.pack(f"<{len(vector)}f", *vector) for vector in floats]
+    assert embed(client, TEXTS) == floats, "as the client asks by itself"
+    assert [embed(client, text)[0] for text in TEXTS] == floats, "each alone"
+    assert embed(client, TEXTS[::-1]) == floats[::-1]
+    assert (
+        coded.usage.prompt_tokens
+        == coded.usage.total_tokens
+        == sum(client.embeddings.create(model="tiny", input=text).usage.prompt_tokens for text in TEXTS)
+    )
+
+
+def test_leading_components_are_scaled_anew(daemon: Daemon) -> None:
+    client = daemon.client()
+    (whole,), (cut,) = embed(client, "a cat"), embed(client, "a cat", dimensions=16)
+    length = math.hypot(*whole[:16])
+    assert cut == pytest.approx([value / length for value in whole[:16]], abs=1e-7)
+    (raw,) = embed(client, "a cat", dimensions=16, extra_body={"normalize": False})
+    assert math.hypot(*raw) > 2.0
+    with pytest.raises(openai.BadRequestError) as caught:
+        embed(client, "a cat", dimensions=len(whole) + 1)
+    assert (caught.value.param, caught.value.code) == ("dimensions", "integer_above_max_value")
+    assert f"<= {len(whole)}" in caught.value.message
+
+
+def test_company_changes_no_bit_and_nothing_is_left_behind(daemon: Daemon) -> None:
+    client = daemon.client()
+    alone = embed(client, TEXTS, extra_body={"pooling": "mean"})
+    texts = [f"Sentence {i} about {'things ' * (i % 37)}" for i in range(400)]
+    finished = r'inferd_requests_finished_total\{[^}]*finish_reason="stop"[^}]*\}'
+    before, drawn = counter(daemon, finished), counter(daemon, "inferd_generation_tokens_total")
+
+    def ask(i: int) -> list[list[float]]:
+        return embed(client, [*texts, *TEXTS] if i == 0 else TEXTS, extra_body={"pooling": "mean"})[-len(TEXTS) :]
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == [alone] * 6
+    wait_idle(daemon)
+    assert counter(daemon, finished) - before == 400 + 6 * len(TEXTS)
+    assert counter(daemon, "inferd_generation_tokens_total") == drawn
+
+
+def test_what_is_too_long_is_refused_or_cut_as_asked(daemon: Daemon) -> None:
+    client = daemon.client()
+    limit = client.models.list().data[0].max_model_len  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError) as caught:
+        embed(client, [[5], [5] * (limit + 1)])
+    assert (caught.value.param, caught.value.code) == ("input[1]", "context_length_exceeded")
+    (whole,) = embed(client, [[5] * limit])
+    (cut,) = embed(client, [[7, *[5] * limit]], extra_body={"truncate_prompt_tokens": -1})
+    assert cut == whole

@@ -1,0 +1,192 @@
+"""A whole decoder in the kernels of a GPU, interpreted: linear layers that take in what stands around them, and with
+invariant ones bits of a token that are its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partialmethod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.engine.layers.linear import Linear
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.recipe import recipes
+from inferd.kernels import gpu, registry
+from inferd.kernels.linear import LINEAR, Choices
+from inferd.kernels.linear.fused import GATE_UP_ACT, LINEAR_RESIDUAL, NORM_LINEAR
+from inferd.kernels.linear.tuning import LIBRARY, Table, cases
+from inferd.kernels.paged_attention import PAGED_ATTENTION
+from tests.cpu.checkpoints import Case, random_decoder
+from tests.cpu.paging import Pool, Request
+from tests.kernels import interpreter
+from tests.kernels.conftest import forced, is_on_gpu
+
+pytest.importorskip("triton")
+
+FUSED_OPS = (NORM_LINEAR, LINEAR_RESIDUAL, GATE_UP_ACT)
+SMALL = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Linear layers and what they take in are Triton's, all else plain: it is quicker."""
+    if is_on_gpu(request.config):
+        pytest.skip("decoders of tests are the processor's; benchmarks.gpu.checks has those of a GPU")
+    gpu.interpret(True)
+    interpreter.repair()
+    yield from forced("", "reference")
+    gpu.interpret(False)
+
+
+def decoder_of(
+    case: Case, multiply: str, choices: Choices | None = None, quantization: str = "none", dtype: Any = torch.bfloat16
+) -> Decoder:
+    """With weights that bfloat16 holds, so that every dtype has the same."""
+    LINEAR.force(multiply)
+    random = recipes(choices or Choices())[quantization]
+    decoder = random_decoder(Case(case.name, case.model_type, SMALL | case.config), dtype, random)
+    LINEAR.force(None)
+    return decoder
+
+
+def hidden_of(decoder: Decoder, num_rows: int) -> Tensor:
+    """[num_rows, hidden] of a step that decodes one token in each of as many requests, behind 3 others."""
+    pool = Pool(decoder, num_blocks=2 * num_rows, block_size=16)
+    requests = [Request([(7 * row + 3 * place) % 61 for place in range(4)]) for row in range(num_rows)]
+    with torch.inference_mode():
+        pool.step([(request, 3) for request in requests])
+        return torch.cat(pool.step([(request, 1) for request in requests]))
+
+
+FAMILIES = [
+    (Case("llama", "llama", {}), 4, 4),
+    (Case("qwen2, with biases", "qwen2", {}), 4, 4),
+    (Case("gemma2, norms behind too, in fp32", "gemma2", {"sliding_window": 70}), 4, 0),
+    (Case("granite, scaled", "granite", {"residual_multiplier": 0.3}), 4, 0),
+    (Case("olmo2, norms only behind", "olmo2", {}), 0, 0),
+    (Case("starcoder2, layer norms and no gate", "starcoder2", {"sliding_window": 70}), 0, 4),
+]
+"""With how many products of two layers take in a norm, and how many an add."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each fused form of a layer was called."""
+    counts: Counter[str] = Counter()
+    for name in ("after_norm", "add_to"):
+
+        def called(*given: Any, name: str, run: Any) -> Tensor:
+            counts[name] += 1
+            result: Tensor = run(*given)
+            return result
+
+        monkeypatch.setattr(Linear, name, partialmethod(called, name=name, run=getattr(Linear, name)))
+    return counts
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    return float((found.float() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize(("case", "num_norms", "num_adds"), FAMILIES, ids=[case.name for case, *_ in FAMILIES])
+def test_fused_layers_are_as_near_to_the_formula_as_plain_ones(
+    case: Case, num_norms: int, num_adds: int, calls: Counter[str]
+) -> None:
+    """They round less: 0.89 to 1.05 times as far off in these cases."""
+    exact = hidden_of(decoder_of(case, "onednn_packed", dtype=torch.float32), 3).float()
+    decoder = decoder_of(case, "triton_few_rows")
+    fused = hidden_of(decoder, 3)
+    # The prompt's step has 9 rows, more than few.
+    assert (calls["after_norm"], calls["add_to"]) == (num_norms, num_adds)
+    for op in FUSED_OPS:
+        op.force("plain")
+    plain = hidden_of(decoder, 3)
+    assert calls.total() == num_norms + num_adds
+    assert (torch.equal(fused, plain)) == (num_norms + num_adds == 0)
+    tolerance = 1.3 * distance(plain, exact)
+    assert distance(fused, exact) < tolerance < 0.02
+
+
+@pytest.mark.parametrize("wrong", ["norm", "eps", "residual"])
+def test_the_tolerance_sees_a_wrong_one(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = FAMILIES[0][0]
+    decoder = decoder_of(case, "triton_few_rows")
+    right = hidden_of(decoder, 3)
+    norm, add = Linear.after_norm, Linear.add_to
+    if wrong == "residual":
+        monkeypatch.setattr(Linear, "add_to", lambda self, residual, x: add(self, residual.roll(1, 0), x))
+    else:
+        monkeypatch.setattr(
+            Linear,
+            "after_norm",
+            lambda self, x, weight, eps, gate=None: norm(
+                self, x, weight.roll(1) if wrong == "norm" else weight, eps if wrong == "norm" else 1.0, gate
+            ),
+        )
+    assert distance(hidden_of(decoder, 3), right.float()) > 0.06
+
+
+@pytest.mark.parametrize(("num_rows", "is_fused"), [(8, True), (9, False)])
+def test_few_rows_are_few(num_rows: int, is_fused: bool, calls: Counter[str]) -> None:
+    hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows"), num_rows)
+    assert calls.total() == (8 if is_fused else 0)
+
+
+def test_a_layer_that_the_library_multiplies_faster_takes_nothing_in(calls: Counter[str]) -> None:
+    """And the others go on: where only one of two neighbours is fused, the stream is added between them."""
+    down = {case.name: LIBRARY for case in cases(32, 40, "torch.bfloat16")}
+    decoder = decoder_of(FAMILIES[0][0], "triton_few_rows", Choices(table=Table("here", down)))
+    mixed = hidden_of(decoder, 3)
+    assert (calls["after_norm"], calls["add_to"]) == (4, 2)
+    fused = hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows"), 3)
+    assert distance(mixed, fused.float()) < 0.02
+
+
+def test_float16_takes_in_adds_alone(calls: Counter[str]) -> None:
+    """A norm multiplies by its factor last, and float16 may not hold what lies before."""
+    hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows", dtype=torch.float16), 3)
+    assert (calls["after_norm"], calls["add_to"]) == (0, 4)
+
+
+ONE_LAYER = Case("qwen2, one layer", "qwen2", {"num_hidden_layers": 1})
+PROMPT = [(5 * place + 1) % 61 for place in range(12)]
+
+
+def logits_of(decoder: Decoder, chunks: list[int], num_neighbours: int) -> Tensor:
+    """[vocab] behind the prompt, computed in `chunks` among others that have a chunk of their own in every step."""
+    pool = Pool(decoder, num_blocks=4 * (num_neighbours + 1), block_size=16)
+    target = Request(PROMPT)
+    others = [Request([(11 * row + place) % 61 for place in range(12)]) for row in range(num_neighbours)]
+    with torch.inference_mode():
+        for step, count in enumerate(chunks):
+            rows = [(other, 1 + (step + place) % 3) for place, other in enumerate(others)]
+            place = num_neighbours // 2
+            hidden = pool.step([*rows[:place], (target, count), *rows[place:]])
+        last = torch.stack([row[-1] for row in hidden])
+        return decoder.logits(last)[place]
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Counter[str]) -> None:
+    """Attention stays plain: interpreting it takes minutes, and its own tests hold it to the same."""
+    for op in registry.ops().values():
+        if "triton" in op.implementation_names and op is not PAGED_ATTENTION:
+            op.force("triton")
+    decoder = decoder_of(ONE_LAYER, "triton_invariant", Choices(is_invariant=True), quantization)
+    alone = logits_of(decoder, [12], 0)
+    assert torch.equal(logits_of(decoder, [11, 1], 0), alone)
+    assert torch.equal(logits_of(decoder, [7, 4, 1], 3), alone)
+    assert calls.total() == 0
+
+
+def test_the_others_do_not() -> None:
+    """So that the comparison is one: few rows have a kernel that rounds elsewhere."""
+    decoder = decoder_of(ONE_LAYER, "triton_few_rows")
+    assert not torch.equal(logits_of(decoder, [11, 1], 0), logits_of(decoder, [12], 0))

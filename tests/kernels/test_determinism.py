@@ -1,0 +1,105 @@
+"""Deterministic results on a GPU: for every op, what runs there computes a row from that row alone, or is refused by
+name. No GPU is needed to choose."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+from inferd.engine.api.errors import ModelError
+from inferd.engine.worker.determinism import refuse_varying
+from inferd.kernels import gpu, registry
+from inferd.kernels.registry import Choice, KernelError, always
+from tests.conftest import ROOT
+
+pytest.importorskip("triton")
+
+NOT_CALLED = {
+    *("linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # a processor's
+    *("norm_linear", "linear_residual", "gate_up_act"),  # of layers that are bound for few rows
+}
+"""Ops that a deterministic GPU does not come to; `test_decoder_kernels` counts the calls of the last three."""
+SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
+"""Numbers in a key, by field; any other is 4,096."""
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    gpu.interpret(False)
+    yield
+    for op in registry.ops().values():
+        op.force(None)  # and with it what was chosen here
+
+
+def ops() -> dict[str, registry.Op[Any, Any]]:
+    """Every op of every kernel."""
+    for path in (ROOT / "kernels").glob("*/*.py"):
+        if "Op(" in path.read_text():
+            importlib.import_module(f"inferd.kernels.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+    return {name: op for name, op in registry.ops().items() if name not in NOT_CALLED}
+
+
+def choose(name: str, **changed: object) -> Choice:
+    """What a GPU runs: deterministic, in bfloat16, and plain where nothing else is said."""
+    op = registry.ops()[name]
+    predicate = next(one.predicate for one in op._implementations if one.predicate is not always)
+    key_type = importlib.import_module(predicate.__module__).Key
+    values: dict[str, object] = {"device_type": "cuda", "is_invariant": True, **changed}
+    for field, kind in get_type_hints(key_type).items():
+        values.setdefault(field, {torch.dtype: torch.bfloat16, int: SIZES.get(field, 4096), bool: False}.get(kind))
+    return op.choice(key_type(**{field: values[field] for field in key_type._fields}))
+
+
+def test_every_op_runs_in_what_does_not_vary() -> None:
+    found = {name: choose(name) for name in ops()}
+    assert {choice.op for choice in found.values() if choice.varies is not None} == set()
+    assert len(found) > 20
+    assert {found[name].chosen for name in ("linear", "linear_fp8", "paged_attention", "rms_norm", "sample")} == {
+        "triton_invariant", "triton",
+    }  # fmt: skip
+    assert choose("linear_fp8", has_blocks=True).chosen == "triton"
+    refuse_varying(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("linear", {"is_invariant": False}, "linear runs in triton_few_rows, where more rows have other kernels"),
+        ("linear", {"is_invariant": False, "dtype": torch.float32}, "linear runs in torch, where its library chooses"),
+        ("linear_fp8", {"is_invariant": False}, "linear_fp8 runs in scaled_mm, where its library chooses"),
+        (
+            "paged_attention", {"dtype": torch.float32, "kv_dtype": torch.float32},
+            "paged_attention runs in reference, where rows of one length are multiplied together "
+            r"\(triton multiplies 16-bit numbers, not torch.float32\)",
+        ),
+        ("rms_norm", {"size": 40000}, "rms_norm runs in reference, where torch shares the sum"),
+        ("add_layer_norm", {"size": 40000}, "add_layer_norm runs in reference"),
+        ("rope_and_cache", {"head_dim": 1024}, "rope_and_cache runs in reference"),
+    ],
+)  # fmt: skip
+def test_what_varies_is_refused_by_name(name: str, changed: dict[str, object], words: str) -> None:
+    ops()
+    with pytest.raises(ModelError, match=f"this model gives none: {words}.*; give --no-deterministic"):
+        refuse_varying([choose("sample"), choose(name, **changed)])
+
+
+def test_the_same_on_a_processor_is_nobodys_concern() -> None:
+    ops()
+    refuse_varying([choose("rms_norm", device_type="cpu"), choose("linear", device_type="cpu", is_invariant=False)])
+
+
+def test_an_invariant_product_is_never_the_librarys() -> None:
+    """Neither cuBLAS in 16 bits nor `torch._scaled_mm` in 8, whatever else is missing."""
+    ops()
+    for name, library in (("linear", "torch"), ("linear", "triton_few_rows"), ("linear_fp8", "scaled_mm")):
+        registry.ops()[name].force(library)
+        with pytest.raises(KernelError, match=r"by the number of rows|more rows have other kernels"):
+            choose(name)
+    registry.ops()["linear"].force(None)
+    with pytest.raises(KernelError, match=r"linear: nothing can run for .*float64"):
+        choose("linear", dtype=torch.float64)

@@ -1,0 +1,103 @@
+"""What a predicate lets run on a GPU was compiled: for each op and each mix of dtypes that it takes there is a shipped
+form of those dtypes, and no form is of a mix that is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_type_hints
+
+import pytest
+import torch
+
+from inferd.kernels import aot, gpu, registry
+from tests.conftest import ROOT
+
+pytest.importorskip("triton")
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
+"""Numbers in a key, by field; any other is 4,096."""
+
+
+class Case(NamedTuple):
+    """A Triton implementation, the shipped op of its kernel, and which arguments have the dtypes of its keys."""
+
+    op: str
+    kernel: str
+    arguments: dict[str, str]
+    implementation: str = "triton"
+
+
+def rows(op: str, argument: str = "x", **more: str) -> Case:
+    return Case(op, op, {"dtype": argument, **more})
+
+
+CASES = (
+    *(rows(op, weight_dtype="weight") for op in ("rms_norm", "add_rms_norm", "rms_norm_fp8", "add_rms_norm_fp8")),
+    *(rows(op) for op in ("layer_norm", "add_layer_norm", "gelu", "scaled_add", "quantize_fp8")),
+    *(rows(op, "gate_up") for op in ("silu_mul", "gelu_mul", "silu_mul_fp8", "gelu_mul_fp8")),
+    rows("argmax", "logits"),
+    *(rows(op, "q", kv_dtype="kv") for op in ("rope_and_cache", "paged_attention")),
+    Case("linear", "linear_few_rows", {"dtype": "x"}, "triton_few_rows"),
+    Case("linear", "linear_invariant", {"dtype": "x"}, "triton_invariant"),
+    rows("linear_fp8", "out"),
+    rows("norm_linear"),
+    rows("linear_residual"),
+    Case("gate_up_act", "gate_up", {"dtype": "x"}),
+    Case("gate_up_act", "norm_gate_up", {"dtype": "x"}),
+)
+
+
+def implementations() -> Iterator[tuple[registry.Op[Any, Any], registry.Implementation[Any, Any]]]:
+    """Every one that is Triton's, of every op."""
+    for path in (ROOT / "kernels").glob("*/*.py"):
+        if "Op(" in path.read_text() or path.name == "__init__.py":
+            importlib.import_module(f"inferd.kernels.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+    for op in registry.ops().values():
+        yield from ((op, one) for one in op._implementations if one.name.startswith("triton"))
+
+
+def hints_of(predicate: Callable[[Any], str | None]) -> tuple[Any, dict[str, Any]]:
+    """The kind of an op's keys, and the types of their fields."""
+    kind = importlib.import_module(predicate.__module__).Key
+    return kind, get_type_hints(kind)
+
+
+def test_every_implementation_that_has_a_choice_of_dtypes_has_a_case() -> None:
+    found = {(op.name, one.name) for op, one in implementations() if torch.dtype in hints_of(one.predicate)[1].values()}
+    assert found == {(case.op, case.implementation) for case in CASES}
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    gpu.interpret(False)
+
+
+def keys(predicate: Callable[[Any], str | None]) -> Iterator[Any]:
+    """Every key of the op on a GPU, by all dtypes and switches."""
+    kind, hints = hints_of(predicate)
+    values: dict[Any, tuple[Any, ...]] = {torch.dtype: DTYPES, bool: (False, True)}
+    axes = [values.get(hint, (SIZES.get(name, 4096),)) for name, hint in hints.items() if name != "device_type"]
+    return (kind("cuda", *values) for values in itertools.product(*axes))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.kernel}")
+def test_what_is_taken_is_what_is_shipped(case: Case) -> None:
+    (taken_by,) = (
+        one.predicate for op, one in implementations() if (op.name, one.name) == (case.op, case.implementation)
+    )
+    taken = {
+        tuple(gpu.DTYPES[getattr(key, field)] for field in case.arguments)
+        for key in keys(taken_by)
+        if taken_by(key) is None
+    }
+    shipped = {
+        tuple(form.signature[argument].removeprefix("*") for argument in case.arguments.values())
+        for form in aot.all_shipped()
+        if form.op == case.kernel
+    }
+    assert taken == shipped and taken

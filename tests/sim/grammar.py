@@ -1,0 +1,119 @@
+"""Grammars of the simulation: which tokens may come next follows from all the tokens before, so that one lost, repeated
+or mixed up with another request's changes the text.
+
+A grammar's text says everything: "words" of a number each, in the order of `SimulatedGrammar`'s fields.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from inferd.engine.grammar.ports import WORD_BITS, GrammarError
+
+VOCAB_SIZE = 64
+NUM_WORDS = -(-VOCAB_SIZE // WORD_BITS)
+NEVER = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One grammar. Numbers of output tokens, `NEVER` for what does not happen."""
+
+    seed: int
+    end: int
+    """After so many tokens nothing may follow."""
+    dead: int
+    """After so many nothing may follow, and it is not complete."""
+    complex: int
+    """After so many it cannot be followed further."""
+    ticks: int
+    """How long it takes to compile."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.seed} {self.end} {self.dead} {self.complex} {self.ticks}"
+
+    @classmethod
+    def read(cls, text: str) -> Rule:
+        return cls(*map(int, text.split()))
+
+
+@dataclass(slots=True)
+class SimulatedGrammar:
+    """A request's place in its rule."""
+
+    rule: Rule
+    ending_ids: tuple[int, ...]
+    token_ids: list[int] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.failure and len(self.token_ids) >= self.rule.end
+
+    @property
+    def is_accepting(self) -> bool:
+        at = len(self.token_ids)
+        return (
+            not self.failure and at != self.rule.dead and (at >= self.rule.end or hash((self.rule.seed, at)) % 2 == 0)
+        )
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if token_id not in self.allowed():
+                self.failure = f"{token_id} is not allowed"
+            self.token_ids.append(token_id)
+            if len(self.token_ids) == self.rule.complex:
+                self.failure = "too complex"
+
+    def allowed(self) -> set[int]:
+        """What may come next."""
+        at = len(self.token_ids)
+        if self.failure or at == self.rule.dead:
+            return set()
+        chosen = {i for i in range(VOCAB_SIZE) if hash((self.rule.seed, *self.token_ids, i)) % 5 < 2}
+        ending = set(self.ending_ids)
+        return chosen | ending if self.is_accepting else chosen - ending
+
+    def fill(self, words: array[int], first_word: int) -> None:
+        for i in range(NUM_WORDS):
+            words[first_word + i] = 0
+        for token_id in self.allowed():
+            words[first_word + token_id // WORD_BITS] |= 1 << token_id % WORD_BITS
+
+
+def allowed_by(words: Sequence[int]) -> list[int]:
+    """The tokens of one mask, ascending."""
+    return [i for i in range(VOCAB_SIZE) if words[i // WORD_BITS] >> i % WORD_BITS & 1]
+
+
+@dataclass(slots=True)
+class _Pending:
+    grammar: SimulatedGrammar
+    ready_tick: int
+    tick: Callable[[], int]
+
+    @property
+    def is_done(self) -> bool:
+        return self.tick() >= self.ready_tick
+
+    def take(self) -> SimulatedGrammar:
+        assert self.is_done, "taken before it was compiled"
+        if self.grammar.rule.end < 0:
+            raise GrammarError("no grammar")
+        return self.grammar
+
+
+@dataclass(slots=True)
+class SimulatedGrammars:
+    """Compiles in virtual time."""
+
+    tick: Callable[[], int]
+
+    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int]) -> _Pending:
+        rule = Rule.read(text)
+        grammar = SimulatedGrammar(rule, tuple(ending_ids))
+        grammar.accept(token_ids)
+        return _Pending(grammar, self.tick() + rule.ticks, self.tick)

@@ -1,0 +1,168 @@
+"""Inputs on their way through the router: how many at a time, in which order they answer, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pytest
+
+from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.engine.api.messages import Delta, Failure, Submit
+from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.server.generate.embed import MAX_AT_ONCE, EmbedRequest, embed
+from inferd.server.router import merge
+
+Answer = Delta | Exception
+
+
+@dataclass
+class Stream:
+    """Answers when it is told to."""
+
+    submit: Submit
+    answer: asyncio.Future[Answer]
+    is_aborted: bool = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        answer = await self.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def abort(self, reason: str = "abort") -> None:
+        self.is_aborted = True
+
+    def end(self, **fields: Any) -> None:
+        delta = Delta(request_id=self.submit.request_id, **{"finish_reason": "stop", **fields})
+        self.answer.set_result(delta)
+
+
+@dataclass
+class Router:
+    limit: int = 10**6
+    streams: list[Stream] = field(default_factory=list)
+
+    def submit(self, submit: Submit) -> Stream:
+        if len(self.streams) == self.limit:
+            raise RequestError("server_is_overloaded", "full")
+        self.streams.append(Stream(submit, asyncio.get_running_loop().create_future()))
+        return self.streams[-1]
+
+
+def request(num_inputs: int) -> EmbedRequest:
+    return EmbedRequest(
+        engine_id="e",
+        inputs=tuple((i,) for i in range(num_inputs)),
+        params=SamplingParams(max_tokens=0, seed=0, pooling=Pooling()),
+        priority=3,
+        cache_salt="salt",
+        arrival_s=1.5,
+    )
+
+
+async def settled() -> None:
+    """Until everything that can go on has."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def failing(router: Router, num_inputs: int, *ends: tuple[int, Any]) -> Exception:
+    """What the request fails with once these streams have ended so."""
+    task = asyncio.ensure_future(embed(router, request(num_inputs)))  # type: ignore[arg-type]
+    await settled()
+    for index, end in ends:
+        if isinstance(end, Exception):
+            router.streams[index].answer.set_result(end)
+        else:
+            router.streams[index].end(**end)
+    with pytest.raises((RequestError, EngineDeadError)) as caught:
+        await task
+    assert all(stream.is_aborted for stream in router.streams)
+    return caught.value
+
+
+def test_answers_that_come_in_any_order_are_given_in_that_of_the_inputs() -> None:
+    async def run() -> None:
+        router = Router()
+        task = asyncio.ensure_future(embed(router, request(5)))  # type: ignore[arg-type]
+        await settled()
+        for i in (3, 0, 4, 2, 1):
+            router.streams[i].end(embedding=bytes([i]))
+            await settled()
+        assert await task == tuple(bytes([i]) for i in range(5))
+        submits = [stream.submit for stream in router.streams]
+        assert [submit.request_id for submit in submits] == [f"e-{i}" for i in range(5)]
+        assert [submit.prompt_ids for submit in submits] == [(i,) for i in range(5)]
+        assert {(submit.priority, submit.cache_salt, submit.arrival_s) for submit in submits} == {(3, "salt", 1.5)}
+
+    asyncio.run(run())
+
+
+def test_an_input_goes_where_another_has_ended() -> None:
+    async def run() -> None:
+        router = Router()
+        num_inputs = MAX_AT_ONCE + 3
+        task = asyncio.ensure_future(embed(router, request(num_inputs)))  # type: ignore[arg-type]
+        await settled()
+        assert len(router.streams) == MAX_AT_ONCE
+        for num_ended in range(1, 4):
+            router.streams[7 * num_ended].end(embedding=b"x")
+            await settled()
+            assert len(router.streams) == MAX_AT_ONCE + num_ended
+        for stream in router.streams:
+            if not stream.answer.done():
+                stream.end(embedding=b"x")
+        assert len(await task) == num_inputs
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "param"),
+    [
+        ({"finish_reason": "error", "failure": Failure("numerical_error", "no")}, "numerical_error", None),
+        ({"finish_reason": "error", "failure": Failure("x", "no", "prompt")}, "x", "input[2]"),
+        ({"finish_reason": "error"}, "engine_error", None),
+        ({"finish_reason": "abort"}, "server_is_overloaded", None),
+    ],
+)
+def test_one_failure_is_that_of_all(end: dict[str, Any], code: str, param: str | None) -> None:
+    error = asyncio.run(failing(Router(), 4, (0, {"embedding": b"x"}), (2, end)))
+    assert isinstance(error, RequestError)
+    assert (error.code, error.param) == (code, param)
+
+
+def test_a_dead_engine_is_one_error() -> None:
+    ends = [(i, EngineDeadError("gone")) for i in range(4)]
+    assert isinstance(asyncio.run(failing(Router(), 4, *ends)), EngineDeadError)
+
+
+def test_an_input_that_is_not_taken_ends_those_that_were() -> None:
+    router = Router(limit=3)
+    error = asyncio.run(failing(router, 5))
+    assert isinstance(error, RequestError) and error.code == "server_is_overloaded"
+    assert len(router.streams) == 3
+
+
+def test_who_gives_up_ends_all() -> None:
+    async def run() -> None:
+        router = Router()
+        task = asyncio.ensure_future(embed(router, request(4)))  # type: ignore[arg-type]
+        await settled()
+        router.streams[1].end(embedding=b"x")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [stream.is_aborted for stream in router.streams] == [True] * 4
+
+    asyncio.run(run())
+
+
+def test_a_vector_survives_being_merged() -> None:
+    first, last = Delta(request_id="a", scheduled_s=1.0), Delta(request_id="a", finish_reason="stop", embedding=b"x")
+    assert merge([first, last]).embedding == b"x"

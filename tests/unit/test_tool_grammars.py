@@ -1,0 +1,225 @@
+"""What is asked of calls and reasoning, as grammars: followed by llguidance on the embedded model's vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.grammar.vocabulary import load_vocabulary
+from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.fields import read
+from inferd.server.structured.formats import AnswerLanguage
+from inferd.server.structured.language import json_value
+from inferd.server.text.model import ServedModel
+from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown
+from inferd.server.tools.builtin import CALLS
+from inferd.server.tools.detect import Clues, detect
+from inferd.server.tools.format import CallSyntax
+from inferd.server.tools.reader import Reader
+from tests.unit.tool_samples import PARIS, TIME, TOOLS, WEATHER, call, dumped
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+VOCAB_SIZE = 3_072
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+PROMPT = "<|im_start|>assistant\n"
+SCHEMA = AnswerLanguage("response_format", json_value({"type": "object", "properties": {"a": {"type": "integer"}}}))
+
+
+@cache
+def vocabulary() -> LLTokenizer:
+    return load_vocabulary(MODEL_PATH, VOCAB_SIZE)
+
+
+@cache
+def served(tools: str = "auto", reasoning: str = "auto") -> ServedModel:
+    loaded = ServedModel.load(MODEL_PATH, ("m",), max_model_len=256, vocab_size=VOCAB_SIZE)
+    return loaded if tools == "auto" else replace(loaded, format=detect(Clues(), tools, reasoning))
+
+
+def wire(**fields: Any) -> ChatRequest:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": list(TOOLS), **fields}
+    given = read(ChatRequest, body)
+    check_tools(given)
+    return given
+
+
+def asked(model: ServedModel, prompt: str = PROMPT, answer: AnswerLanguage | None = None, **fields: Any) -> Asked:
+    return ask(wire(**fields), model, prompt, answer)
+
+
+def follows(what: Asked, model: ServedModel, text: str) -> bool:
+    """Whether the grammar takes this text, and may end there."""
+    assert what.answer is not None
+    matcher = LLMatcher(vocabulary(), what.answer.language.text())
+    assert not matcher.is_error(), matcher.get_error()
+    ids = model.tokenizer.encode(text, False)
+    return bool(matcher.try_consume_tokens(list(ids)) == len(ids) and matcher.is_accepting())
+
+
+def names_in(what: Asked, text: str) -> list[str]:
+    assert what.reading is not None
+    reader = Reader(what.reading)
+    pieces = [*reader.feed(text), *reader.finish()]
+    return [piece.name for piece in pieces if hasattr(piece, "name")]
+
+
+HERMES = f"<tool_call>\n{call(*PARIS)}\n</tool_call>"
+NOW = '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>'
+STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, TIME)]  # type: ignore[dict-item]
+
+
+def test_what_nothing_is_asked_of_is_free() -> None:
+    assert asked(served()).answer is None
+    assert asked(served(), tools=None) == Asked(None, None)
+    assert asked(served(), tool_choice="none") == Asked(None, None)
+    assert tools_shown(wire(tool_choice="none")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken", "refused"),
+    [
+        (
+            {"tool_choice": "required"},
+            [HERMES, f"{HERMES}\n{NOW}"],
+            ["", "Hi", HERMES.replace("get_weather", "get_rain"), f"{HERMES} and", HERMES.replace('"Paris"', "1")],
+        ),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [HERMES], [f"{HERMES}\n{NOW}"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "time.now"}}}, [NOW], [HERMES, f"{NOW}\n{NOW}"]),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+                {"type": "function", "function": {"name": "time.now"}}]}}},
+            ["Hi", "", f"Well. {NOW}", f"{NOW} and {NOW}"], [HERMES, f"Well. {HERMES}"],
+        ),
+        (
+            {"tools": STRICT},
+            ["Hi", HERMES, f"I look. {HERMES}\n{NOW} Done."],
+            [HERMES.replace("}}", ', "days": "x"}}'), HERMES.replace("city", "town"), "a <tool_call> is"],
+        ),
+    ],
+    ids=["required", "one call", "a named function", "allowed tools", "strict"],
+)  # fmt: skip
+def test_calls_are_held_to_what_was_asked(fields: dict[str, Any], taken: list[str], refused: list[str]) -> None:
+    what = asked(served(), **fields)
+    assert [text for text in taken if not follows(what, served(), text)] == []
+    assert [text for text in refused if follows(what, served(), text)] == []
+
+
+def test_tools_beside_a_schema_are_calls_or_the_schema() -> None:
+    what = asked(served(), answer=SCHEMA)
+    assert follows(what, served(), HERMES)
+    assert follows(what, served(), '{"a": 1}')
+    assert not follows(what, served(), '{"a": "x"}')
+    assert not follows(what, served(), "Hi")
+    assert what.answer is not None
+    assert what.answer.param == "response_format"
+
+
+def written(syntax: CallSyntax, *calls: tuple[str, dict[str, object]]) -> str:
+    """The calls as the format spells them."""
+    tags = [
+        "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+        if syntax.arguments == "xml"
+        else dumped(arguments)
+        for _, arguments in calls
+    ]
+    each = [
+        f"{syntax.begin}{name}{syntax.between}{arguments}{syntax.end}"
+        for (name, _), arguments in zip(calls, tags, strict=True)
+    ]
+    return syntax.before_all + syntax.separator.join(each) + syntax.after_all
+
+
+@pytest.mark.parametrize("name", [name for name, calls in CALLS.items() if calls.syntax is not None])
+def test_what_a_grammar_writes_the_reader_reads(name: str) -> None:
+    model = served("none" if name == "json" else name, "harmony" if name == "harmony" else "none")
+    syntax, now = CALLS[name].syntax, ("time.now", dict[str, object]())
+    assert syntax is not None
+    what = asked(model, prompt="<|start|>assistant", tool_choice="required")
+    several = [(PARIS,)] if syntax.is_single else [(PARIS,), (PARIS, now), (now, now, PARIS)]
+    for calls in several:
+        text = written(syntax, *calls)
+        assert follows(what, model, text), text
+        assert names_in(what, text) == [name for name, _ in calls]
+    one = asked(model, prompt="<|start|>assistant", tool_choice="required", parallel_tool_calls=False)
+    assert follows(one, model, written(syntax, PARIS))
+    assert not follows(one, model, written(syntax, PARIS, now))
+    assert names_in(one, written(syntax, PARIS, now)) == ["get_weather"]
+    assert not follows(what, model, written(syntax, ("get_rain", {})))
+
+
+def test_reasoning_comes_first_where_the_model_reasons() -> None:
+    model = served("hermes", "think")
+    what = asked(model, tool_choice="required")
+    assert follows(what, model, HERMES)
+    assert follows(what, model, THOUGHT + HERMES)
+    assert not follows(what, model, THOUGHT)
+    opened = asked(model, prompt=f"{PROMPT}<think>\n", tool_choice="required")
+    assert follows(opened, model, f"Hm.\n</think>\n\n{HERMES}")
+    assert not follows(opened, model, HERMES)
+    done = asked(model, prompt=f"{PROMPT}<think>\n\n</think>\n\n", tool_choice="required")
+    assert follows(done, model, HERMES)
+    assert not follows(done, model, THOUGHT + HERMES)
+    schema = asked(model, tools=None, answer=SCHEMA)
+    assert follows(schema, model, THOUGHT + '{"a": 1}')
+    assert follows(schema, model, '{"a": 1}')
+    assert not follows(schema, model, "Hi")
+
+
+def test_a_format_that_is_not_known_is_written_as_json() -> None:
+    model = served("none", "none")
+    what = asked(model, tool_choice="required")
+    text = f"[{call(*PARIS)}]"
+    assert follows(what, model, text)
+    assert not follows(what, model, "Hi")
+    assert names_in(what, text) == ["get_weather"]
+    assert asked(model).reading is None
+    gemma = asked(served("gemma4", "none"), tool_choice="required")
+    assert names_in(gemma, text) == ["get_weather"]
+    free = asked(served("gemma4", "none"), tools=STRICT)
+    assert free.answer is None
+    assert names_in(free, '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>') == ["get_weather"]
+
+
+def test_a_thinking_budget_forces_the_end() -> None:
+    """The embedded vocabulary has no token for `</think>`, but one for `</tool_call>`: it may end reasoning as well."""
+    own = {
+        "start_anchor": PROMPT,
+        "fields": {"thinking": {"open": "<tool_call>", "close": "</tool_call>"}, "content": {}},
+    }
+    model = replace(served(), format=detect(Clues(response_template=own)))
+    words = " a b c d e f g h"
+    ids = model.tokenizer.encode(words, False)
+    what = asked(model, prompt=f"{PROMPT}<tool_call>", tools=None, thinking_token_budget=len(ids))
+    assert follows(what, model, f"{words}</tool_call> Yes.")
+    assert follows(what, model, " a</tool_call> Yes.")
+    assert not follows(what, model, f"{words} i</tool_call> Yes.")
+    none = asked(model, prompt=f"{PROMPT}<tool_call>", tools=None, thinking_token_budget=0)
+    assert follows(none, model, "</tool_call>Yes.")
+    assert not follows(none, model, " a</tool_call>Yes.")
+    with pytest.raises(RequestError, match="no token that could be forced"):
+        asked(served("hermes", "think"), thinking_token_budget=3)
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "kwargs"),
+    [
+        ("{{ reasoning_effort }}", "low", {"reasoning_effort": "low"}),
+        ("{% if enable_thinking %}", "none", {"enable_thinking": False}),
+        ("{% if enable_thinking %}", "high", {"enable_thinking": True}),
+        ("{% if thinking is defined %}", "none", {"thinking": False}),
+    ],
+)
+def test_reasoning_effort_has_the_templates_own_name(template: str, effort: str, kwargs: dict[str, object]) -> None:
+    given = template_kwargs(wire(reasoning_effort=effort, chat_template_kwargs={"a": 1}), template)
+    assert given == {"a": 1, **kwargs}
+    (name,) = kwargs
+    with pytest.raises(RequestError, match=f"Only one of 'reasoning_effort' and 'chat_template_kwargs.{name}'"):
+        template_kwargs(wire(reasoning_effort=effort, chat_template_kwargs={name: 1}), template)
+    with pytest.raises(RequestError, match="no switch for reasoning"):
+        template_kwargs(wire(reasoning_effort=effort), "{{ messages }}")
