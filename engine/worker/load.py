@@ -20,7 +20,7 @@ from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.planner import format_bytes
+from inferd.engine.api.planner import MemoryPlan, format_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, Progress, StoredTensor, load
@@ -62,8 +62,8 @@ class _Laps:
 
 def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[Runner, Ready]:
     """Load weights, allocate the KV pool, run once. Raises `ModelError` or `CapacityError`."""
-    assert config.num_threads is not None and config.max_model_len is not None and config.block_size is not None
-    assert config.num_blocks is not None and config.max_num_seqs is not None and config.deterministic is not None
+    assert config.max_model_len is not None and config.block_size is not None
+    assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
     laps = _Laps(started_s, report)
     device = _open_device(config)
@@ -80,16 +80,7 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     )
     choices = Choices(deterministic, None if tuning is None else tuning.table)
     decoder = _build_decoder(config, arch, dtype, device, choices)
-    before_bytes = device.memory_in_use()
-    try:
-        _load_weights(decoder, checkpoint)
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"the weights of {format_bytes(planned.weights_bytes)} do not fit beside what the GPU holds ({error}): "
-            "free it, or give --quantization"
-        ) from error
-    device.give_back_freed()
-    weights_bytes = device.memory_in_use() - before_bytes
+    weights_bytes = _weigh_in(decoder, checkpoint, planned, device)
     laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
 
     # Before the KV pool takes what is left of a GPU's memory.
@@ -98,27 +89,14 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     peaks = measure(device, dtype, config.quantization, Choices(deterministic))
     laps.done("peaks", str(peaks))
 
-    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
-    try:
-        kv = KVPool.allocate(arch, config.num_blocks, config.block_size, kv_dtype, device)
-    except RuntimeError as error:
-        raise _no_room(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+    kv = _allocate_pool(config, arch, planned, device)
     laps.done(
         "kv cache",
         f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}",
     )
 
-    num_groups = len(arch.cache_groups)
-    try:
-        slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
-        sampler = Sampler(config.max_num_seqs, arch.vocab_size, device.torch_device)
-        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=deterministic)
-        for plan in _warm_up_plans(config, num_groups):
-            runner.execute(plan)
-    except torch.OutOfMemoryError as error:
-        what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
-        raise _no_room(what, error, config, arch, kv.num_bytes) from error
+    runner = _warmed_up(config, decoder, kv, planned, device)
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
@@ -141,6 +119,46 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
         deterministic=deterministic,
         kernels=kernels,
     )
+
+
+def _weigh_in(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
+    """Load the weights; the bytes that they took. Raises `ModelError` or `CapacityError`."""
+    before_bytes = device.memory_in_use()
+    try:
+        _load_weights(decoder, checkpoint)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"the weights of {format_bytes(planned.weights_bytes)} do not fit beside what the GPU holds ({error}): "
+            "free it, or give --quantization"
+        ) from error
+    device.give_back_freed()
+    return device.memory_in_use() - before_bytes
+
+
+def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device: Device) -> KVPool:
+    assert config.num_blocks is not None and config.block_size is not None
+    dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else getattr(torch, config.dtype)
+    try:
+        return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device)
+    except RuntimeError as error:
+        raise _no_room(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+
+
+def _warmed_up(config: EngineConfig, decoder: Decoder, kv: KVPool, planned: MemoryPlan, device: Device) -> Runner:
+    """The runner, after steps of the kinds that it will run."""
+    assert config.max_num_seqs is not None and config.max_model_len is not None
+    assert config.block_size is not None and config.deterministic is not None
+    num_groups = len(decoder.arch.cache_groups)
+    try:
+        slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, device, num_groups)
+        sampler = Sampler(config.max_num_seqs, decoder.arch.vocab_size, device.torch_device)
+        runner = Runner(decoder, kv, slots, sampler, device, is_deterministic=config.deterministic)
+        for plan in _warm_up_plans(config, num_groups):
+            runner.execute(plan)
+    except torch.OutOfMemoryError as error:
+        what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
+        raise _no_room(what, error, config, decoder.arch, kv.num_bytes) from error
+    return runner
 
 
 def _open_device(config: EngineConfig) -> Device:
