@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
@@ -41,6 +42,10 @@ _PATIENCE_S = 0.25
 
 _LEAST_PRIORITY = 19
 
+_TOOK_TOO_LONG = Verdict(error=f"it takes more than {CHECK_TIMEOUT_S:g} s to compile; make it smaller or simpler")
+_FORGIVEN_AFTER_S = 60.0
+"""Such a verdict may be a busy machine's: after so long the grammar is tried again."""
+
 _MAX_KEPT_BYTES = 64 * 2**20
 _MAX_PENDING = 256
 
@@ -55,6 +60,8 @@ class GrammarChecker:
         self._num_pending = 0
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_bytes = 0
+        self._forgiven_s: dict[bytes, float] = {}
+        """When grammars that took too long are tried again, on the event loop's clock."""
 
     async def check(self, text: str, param: str) -> str:
         """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`."""
@@ -122,11 +129,11 @@ class GrammarChecker:
             await self._discard(process)
             return verdict
         except TimeoutError:
-            error = f"it takes more than {CHECK_TIMEOUT_S:g} s to compile; make it smaller or simpler"
+            verdict = _TOOK_TOO_LONG
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
-            error = "it takes more memory to compile than a grammar may; make it smaller or simpler"
+            verdict = Verdict(error="it takes more memory to compile than a grammar may; make it smaller or simpler")
         await self._discard(process)
-        return Verdict(error=error)
+        return verdict
 
     async def _discard(self, process: Process) -> None:
         self._process = None
@@ -149,7 +156,7 @@ class GrammarChecker:
         return process
 
     def _recall(self, digest: bytes) -> Verdict | None:
-        if digest not in self._kept:
+        if digest not in self._kept or self._forgiven_s.get(digest, math.inf) <= _now():
             return None
         self._kept.move_to_end(digest)
         return self._kept[digest]
@@ -157,10 +164,18 @@ class GrammarChecker:
     def _keep(self, digest: bytes, verdict: Verdict) -> None:
         if verdict.is_broken:
             return
+        if digest in self._kept:
+            self._forget(digest)
         self._kept[digest] = verdict
         self._kept_bytes += _size_of(verdict)
+        if verdict is _TOOK_TOO_LONG:
+            self._forgiven_s[digest] = _now() + _FORGIVEN_AFTER_S
         while self._kept_bytes > _MAX_KEPT_BYTES:
-            self._kept_bytes -= _size_of(self._kept.popitem(last=False)[1])
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, digest: bytes) -> None:
+        self._kept_bytes -= _size_of(self._kept.pop(digest))
+        self._forgiven_s.pop(digest, None)
 
 
 def refusal(param: str, reason: str) -> RequestError:
@@ -169,14 +184,19 @@ def refusal(param: str, reason: str) -> RequestError:
     return RequestError("invalid_value", f"Invalid value for '{param}': {reason}.", param)
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _size_of(verdict: Verdict) -> int:
     return 256 + 4 * len(verdict.text) + len(verdict.error)
 
 
 def _step_back(process: Process) -> None:
     """Let a grammar that takes long have the processor after all others: the engine's steps share every core, and one
-    core that is busy holds them all up. Beside a grammar without end another stream kept 370 and 220 tokens a second
-    of 800, and 65 without this (embedded model, 2 cores of an AMD EPYC Zen 4, 2026-11-21).
+    core that is busy holds them all up. Beside a grammar without end another stream of some 700 tokens a second fell to
+    65 without this (embedded model, 2 cores of an AMD EPYC Zen 4, 2026-11-21). What it falls to with it was not
+    measured.
 
     Linux weighs sessions before it weighs the processes in one, where it groups by session.
     """
