@@ -111,8 +111,8 @@ def test_work_that_ends_about_when_its_time_does_gives_a_result_or_the_error() -
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
             names = {await loop.run_in_executor(pool, threading.get_ident)}
-            for i in range(200):
-                num = 20_000 * (i % 20)
+            for i in range(100):
+                num = 200_000 * (i % 10)  # up to about 40 ms; the lock changes hands every 5
                 try:
                     assert await loop.run_in_executor(pool, Limited(functools.partial(count, num), 0.001)) == num
                     ends.add("result")
