@@ -173,6 +173,7 @@ def logits_of(decoder: Decoder, chunks: list[int], num_neighbours: int) -> Tenso
         return decoder.logits(last)[place]
 
 
+@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Counter[str]) -> None:
     """Attention stays plain: interpreting it takes minutes, and its own tests hold it to the same."""
