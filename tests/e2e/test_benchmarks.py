@@ -52,7 +52,7 @@ def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
 
 
 def test_grammars_are_measured_beside_free_text(tmp_path: Path) -> None:
-    asked = ["--shape", "smoke", "--streams", "2", "--tokens", "4", "--rounds", "1"]
+    asked = ["--shape", "smoke", "--streams", "4", "--tokens", "12", "--rounds", "1"]
     printed = run("structured.py", "--dir", tmp_path, *asked)
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]] == [
         "smoke, free",
