@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.stacks import sample_into
-from inferd.engine import process
+from inferd.engine import boot, process
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.messages import Phase, Ready
@@ -90,7 +90,7 @@ def main() -> int:
         return load_free(config, started_s, report, asked.step_ms / 1e3)
 
     process.load_worker = load_worker  # type: ignore[attr-defined, assignment]
-    return process.main()
+    return boot.main()
 
 
 if __name__ == "__main__":

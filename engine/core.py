@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
+from inferd.engine.api.flight import NO_RECORDER, Recorder
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, StepOutput, Submit
 from inferd.engine.api.params import ParamError, check_token_ids
-from inferd.engine.api.work import NO_WORK, WorkModel
+from inferd.engine.api.work import NO_WORK, StepWork, WorkModel
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.request import Request
@@ -31,6 +32,8 @@ class _Launched:
 
     plan: StepPlan
     handle: Handle
+    work: StepWork
+    """As planned: without prompt positions that are scored."""
     awaits_masks: bool
     """Nothing has been drawn yet."""
 
@@ -52,8 +55,12 @@ class EngineCore:
         clock: Callable[[], float] = monotonic,
         work: WorkModel = NO_WORK,
         grammars: Grammars | None = None,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
-        """`work` says what the model's steps cost; without `grammars` requests that name one are refused."""
+        """`work` says what the model's steps cost; without `grammars` requests that name one are refused.
+
+        `recorder` is told of a step before it is launched and after its results have come.
+        """
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
         self._scheduler = scheduler
@@ -63,6 +70,7 @@ class EngineCore:
         self._clock = clock
         self._work = work
         self._grammars = grammars or NoGrammars()
+        self._recorder = recorder
         self._live: dict[str, Generation] = {}
         self._compiling: dict[str, PendingGrammar] = {}
         """Of live requests that wait for their grammar, and are not known to the scheduler."""
@@ -94,7 +102,8 @@ class EngineCore:
         if failure is not None:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
-        generation = Generation(_request_of(submit, self._scheduler.config.max_model_len, now))
+        request = _request_of(submit, self._scheduler.config.max_model_len, now)
+        generation = Generation(request, submit.num_prompt_logprobs)
         ended = generation.ended_before()
         if ended is not None:
             self._outbox.append(generation.delta(finish_reason=ended[0], stop_token_id=ended[1]))
@@ -222,8 +231,12 @@ class EngineCore:
         for admission in plan.admissions:
             self._by_slot[admission.slot] = self._live[admission.request_id]
         awaits_masks = any(row.samples and self._by_slot[row.slot].grammar is not None for row in plan.rows)
+        _, starts, counts, samples = zip(*plan.rows, strict=True)
+        work = self._work.step(starts, counts, sum(samples))
+        rows = [(self._by_slot[slot].tag, start + count) for slot, start, count, _ in plan.rows]
+        self._recorder.launched(plan.step_id, rows, work)
         handle = self._executor.launch(plan, awaits_masks=awaits_masks)
-        self._launched.append(_Launched(plan, handle, awaits_masks))
+        self._launched.append(_Launched(plan, handle, work, awaits_masks))
 
     def _draw_next(self) -> None:
         """Let the oldest launched step draw: what every step before it drew is known."""
@@ -255,18 +268,21 @@ class EngineCore:
         """Wait for the oldest launched step, apply it, and report it."""
         launched = self._launched.popleft()
         plan, result = launched.plan, launched.handle.wait()
+        self._recorder.ended(plan.step_id)
         now, last_end_s = self._clock(), self._last_end_s
         self._last_end_s = now
         self._num_steps += 1
         num_scored = self._num_scored
         deltas = self._apply(result)
-        _, starts, counts, samples = zip(*plan.rows, strict=True)
-        work = self._work.step(starts, counts, sum(samples) + self._num_scored - num_scored)
+        work, num_scored = launched.work, self._num_scored - num_scored
+        if num_scored:
+            _, starts, counts, samples = zip(*plan.rows, strict=True)
+            work = self._work.step(starts, counts, sum(samples) + num_scored)
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
             step_duration_s=result.duration_s,
-            step_num_tokens=sum(counts),
+            step_num_tokens=plan.num_tokens,
             step_num_rows=len(plan.rows),
             step_phase=work.phase,
             step_own_s=min(result.duration_s, now - last_end_s),
@@ -354,4 +370,5 @@ def _request_of(submit: Submit, max_model_len: int, now: float) -> Request:
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         emitted_ids=submit.emitted_ids,
+        alone_until=submit.alone_until,
     )

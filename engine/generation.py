@@ -5,6 +5,7 @@ Turns applied rows into deltas. Knows no queue, no blocks, no launched steps.
 
 from __future__ import annotations
 
+from inferd.engine.api.flight import tag_of
 from inferd.engine.api.messages import Delta, Failure, FinishReason, WireLogprobs
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
@@ -15,16 +16,18 @@ from inferd.engine.sched.scheduler import AppliedRow
 class Generation:
     """One accepted request, until its last delta."""
 
-    __slots__ = ("_ending_ids", "_is_first_delta", "_num_prompt_logprobs", "grammar", "request")
+    __slots__ = ("_ending_ids", "_is_first_delta", "_num_prompt_logprobs", "grammar", "request", "tag")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, num_prompt_logprobs: int = 0) -> None:
+        """`num_prompt_logprobs`: of a replay, prompt positions whose logprobs were delivered before."""
         params = request.params
         self.request = request
+        self.tag = tag_of(request.request_id)
+        """Its name in the flight record."""
         self.grammar: Grammar | None = None
         """Where its output stands; None where it may be any, and until its grammar is compiled."""
         self._ending_ids = frozenset(params.eos_token_ids + params.stop_token_ids)
-        # A replay's prompt logprobs were sent before its first token was.
-        self._num_prompt_logprobs = request.num_prompt - 1 if request.num_output else 0
+        self._num_prompt_logprobs = num_prompt_logprobs
         """Prompt positions whose logprobs were sent, counted after the first, which has none."""
         self._is_first_delta = True
 

@@ -1,18 +1,17 @@
 """The engine process: frames in, `EngineCore.step`, frames out, and a heartbeat beside it.
 
-Started by the supervisor, which writes one line of JSON to standard input and keeps it open: the end of that input
-means the server is gone or wants this process gone, and then it exits at once. It holds nothing that cannot be rebuilt.
+Entered by `boot`, which ends this process with its server's. It holds nothing that cannot be rebuilt.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-import shutil
 import signal
 import sys
-import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,8 @@ import zmq
 
 from inferd.engine.api.client import HIGH_WATER_MARK, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.config import precision_of
-from inferd.engine.api.errors import StartError
+from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.flight import FlightRecord
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
 from inferd.engine.api.messages import (
     Abort,
@@ -42,14 +42,24 @@ from inferd.engine.core import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
+from inferd.engine.watch import StepWatch
+from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
+from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
 from inferd.engine.worker.load import load_worker
+from inferd.engine.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 _IDLE_POLL_MS = 1000
 _COMPILING_POLL_MS = 1
 """Grammars are compiled on a thread that cannot wake the loop."""
+_EXIT_FAILED = 1
+_PR_SET_PDEATHSIG = 1
+
+FAULTS_VARIABLE = "_INFERD_TEST_FAULTS"
+"""Faults for tests, with commas between: see `worker/faults`. No setting, and read here alone."""
+TEST_VARIABLE = "_INFERD_TEST"
+"""Must be 1 where faults are asked for."""
 
 
 class EngineLink:
@@ -57,6 +67,8 @@ class EngineLink:
 
     def __init__(self, run_dir: Path, generation: int) -> None:
         self._generation = generation
+        self.damage: dict[int, str] = {}
+        """For tests: frame to send -> what becomes of it."""
         self._num_sent = self._num_received = 0
         context = zmq.Context()
         self._in, self._out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -66,7 +78,9 @@ class EngineLink:
         self._out.connect(from_engine_endpoint(run_dir))
 
     def send(self, message: FromEngine) -> None:
-        self._out.send(encode(message, self._generation, self._num_sent))
+        frame = encode(message, self._generation, self._num_sent)
+        for sent in damaged(frame, self.damage[self._num_sent]) if self._num_sent in self.damage else (frame,):
+            self._out.send(sent)
         self._num_sent += 1
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
@@ -83,29 +97,39 @@ class EngineLink:
         self._out.close(linger=1000)
 
 
-def main() -> int:
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    _die_with_the_server(Path(launch.run_dir))
+def main(line: bytes) -> int:
+    """`line`: a `Launch` as JSON. Returns only where the engine cannot start."""
+    launch = msgspec.json.decode(line, type=Launch)
     logging.basicConfig(
         level=launch.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s"
     )
     run_dir = Path(launch.run_dir)
     link = EngineLink(run_dir, launch.generation)
+    # All that lies in the run directory is opened before the first message: then it is taken away.
+    flight = FlightRecord(run_dir / "flight")
     with Heartbeat(run_dir / "heartbeat") as heartbeat:
         try:
-            core, ready = build(launch, link)
+            core, ready = build(launch, link, heartbeat, flight)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
             return error.exit_code
         link.send(ready)
+        _be_killed_with_the_server(launch.server_pid)
         heartbeat.phase = EnginePhase.SERVING
-        serve(core, link, heartbeat)
+        try:
+            serve(core, link, heartbeat)
+        except Exception:
+            logger.exception("the engine failed")
+            # At once: threads of the worker may never end.
+            os._exit(_EXIT_FAILED)
 
 
-def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
-    """Load the worker, reporting each phase, and put the core in front of it."""
+def build(launch: Launch, link: EngineLink, heartbeat: Heartbeat, flight: FlightRecord) -> tuple[EngineCore, Ready]:
+    """Load the worker, reporting each phase, and put the core in front of it. Raises `StartError`."""
     config = launch.config
+    faults = _faults_of(os.environ, launch.generation)
+    link.damage = {fault.at: fault.what for fault in faults if fault.where == "frame"}
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, launch.spawned_s, link.send).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
@@ -123,13 +147,34 @@ def build(launch: Launch, link: EngineLink) -> tuple[EngineCore, Ready]:
     )
     core = EngineCore(
         Scheduler(limits, cache),
-        ThreadExecutor(worker, thread),
+        ThreadExecutor(_with_faults(worker, faults), thread),
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=WorkModel.of(worker.arch, precision_of(config), ready.max_model_len),
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
+        recorder=StepWatch(flight, heartbeat, ready.peaks),
     )
     return core, ready
+
+
+def _faults_of(environ: Mapping[str, str], generation: int) -> list[Fault]:
+    """What a test wants to go wrong in this life of the engine. Raises `ConfigError`."""
+    text = environ.get(FAULTS_VARIABLE, "")
+    if not text:
+        return []
+    if environ.get(TEST_VARIABLE) != "1":
+        raise ConfigError(
+            f"{FAULTS_VARIABLE} breaks the engine on purpose, for tests: unset it, or set {TEST_VARIABLE}=1"
+        )
+    try:
+        faults = [Fault.parse(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{FAULTS_VARIABLE}: {error}") from error
+    return [fault for fault in faults if fault.life in (None, generation)]
+
+
+def _with_faults(worker: Runner, faults: list[Fault]) -> Worker:
+    return FaultyWorker(worker, faults) if faults else worker
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:
@@ -168,22 +213,13 @@ def _take(core: EngineCore, message: ToEngine) -> None:
             core.reset_prefix_cache()
 
 
-def _die_with_the_server(run_dir: Path) -> None:
-    """Exit at the end of standard input, which comes however the server ends, and leave no sockets behind.
+def _be_killed_with_the_server(server_pid: int) -> None:
+    """Have the kernel end this process with the server's, also where it is stopped or a library holds the interpreter.
 
-    A terminal's Ctrl-C is the server's to handle: it lets running requests finish.
+    Not before the supervisor has taken the run directory away: what dies so cleans nothing up.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        # Not through sys.stdin, whose lock this thread would hold while the interpreter ends.
-        while os.read(0, 4096):
-            pass
-        shutil.rmtree(run_dir, ignore_errors=True)
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server_pid:
         os._exit(0)
-
-    threading.Thread(target=watch, name="inferd-death-pipe", daemon=True).start()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,6 +28,8 @@ class Request:
     arrival_s: float
     priority: int = 0
     cache_salt: str = ""
+    alone_until: int = 0
+    """A suspect's: it runs alone until so many positions are computed. 0: no suspect."""
 
     cached: int = 0
     """Positions that the last admission took from the prefix cache."""
@@ -63,6 +65,7 @@ class Request:
         priority: int = 0,
         cache_salt: str = "",
         emitted_ids: tuple[int, ...] = (),
+        alone_until: int = 0,
     ) -> Request:
         """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
         return cls(
@@ -74,6 +77,7 @@ class Request:
             arrival_s=arrival_s,
             priority=priority,
             cache_salt=cache_salt,
+            alone_until=alone_until,
         )
 
     @property

@@ -124,6 +124,9 @@ class Metrics:
         self.prompt_tokens, self.computed_tokens, self.generation_tokens, self.steps = (
             Counter.zero() for _ in range(4)
         )
+        self.replayed = Counter.zero()
+        self.recovery = Histogram(_fine(0.001, ()))
+        self.recovery.cell()
         self.step_duration = Histogram(_fine(0.0001, ()))
         self.schedule_duration = Histogram(_fine(0.00001, ()))
         self.step_tokens = Histogram(tuple(sorted({*_COUNTS[:16], *ITERATION_TOKENS})))
@@ -203,6 +206,16 @@ class Metrics:
         self.cache_config.values.clear()
         self.cache_config.set(1, str(ready.block_size), str(ready.num_blocks))
 
+    def recovered(self, num_replayed: int, outage_s: float) -> None:
+        """The next engine took over what the last one left."""
+        self.replayed.add(num_replayed)
+        self.recovery.cell().observe(outage_s)
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that replaced one that died."""
+        return max(0, self._num_starts - 1)
+
     def engine_down(self) -> None:
         """No engine: nothing runs, waits or holds blocks."""
         for gauge in (self.up, self.running, self.waiting, self.kv_usage):
@@ -265,6 +278,8 @@ class Metrics:
         page.gauge("inferd_startup_phase_seconds", "Start-up, by phase.", self.phases, "phase")
         page.gauge("inferd_engine_up", "Whether an engine takes requests.", self.up)
         page.counter("inferd_engine_restarts", "Engines that replaced one that died.", self.restarts)
+        page.counter("inferd_requests_replayed", "Requests sent again to a new engine.", self.replayed)
+        page.histogram("inferd_engine_recovery_seconds", "From an engine's loss to the next one ready.", self.recovery)
         page.counter("inferd_engine_steps", "Engine steps.", self.steps)
         page.counter("inferd_prompt_tokens", "Prompt tokens taken in, prefix hits included.", self.prompt_tokens)
         page.counter("inferd_prompt_tokens_computed", "Prompt tokens computed.", self.computed_tokens)

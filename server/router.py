@@ -1,7 +1,8 @@
 """The async request router: admits requests, sends them to the engine, hands each token to the stream that awaits it.
 
-It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta,
-also when the engine dies. A stream's backlog is one merged delta, so a slow reader costs at most its own answer.
+It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta.
+When the engine dies, all live requests are sent again to the next one, each behind what it was given: a stream sees a
+pause. A stream's backlog is one merged delta, so a slow reader costs at most its own answer.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NoReturn, Self
+
+from msgspec import structs
 
 from inferd.engine.api.client import EngineClient
 from inferd.engine.api.errors import EngineDeadError, RequestError, start_error
@@ -28,12 +31,16 @@ from inferd.engine.api.messages import (
     ResetPrefixCache,
     StepOutput,
     Submit,
+    ToEngine,
 )
+from inferd.server.journal import Journal
 from inferd.server.metrics import Metrics, RequestRecord
+from inferd.server.quarantine import Quarantine
 
 logger = logging.getLogger(__name__)
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
+_GUILTY = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +50,18 @@ class RouterOptions:
     max_waiting: int = 2048
     """Requests the engine has not begun; one more is refused with 503."""
     retry_after_s: int = 1
+    outage_grace_s: float = 10.0
+    """Without an engine for longer than this, new requests are refused; until then they wait for the next one."""
 
 
 class TokenStream:
     """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
 
     def __init__(self, submit: Submit, abort: Callable[[str], None]) -> None:
-        self.submit = submit
+        self.journal = Journal(submit)
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
-        self.num_generated = self.num_cached = 0
         self.abort_reason: FinishReason | None = None
         self._abort = abort
         self._pending: list[Delta] = []
@@ -61,8 +69,16 @@ class TokenStream:
         self._closed = False
 
     @property
+    def submit(self) -> Submit:
+        return self.journal.submit
+
+    @property
     def request_id(self) -> str:
         return self.submit.request_id
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.journal.emitted_ids)
 
     @property
     def has_begun(self) -> bool:
@@ -118,18 +134,26 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 class Router:
-    """Between the HTTP side and one engine. `run` must be running for anything to arrive."""
+    """Between the HTTP side and one engine after another. `run` must be running for anything to arrive."""
 
     def __init__(
         self,
-        client: EngineClient,
+        client: EngineClient | None,
         metrics: Metrics,
         options: RouterOptions | None = None,
-        is_beating: Callable[[], bool] = lambda: True,
+        quarantine: Quarantine | None = None,
     ) -> None:
-        """`is_beating` tells, without asking the engine, whether its process shows a sign of life."""
+        """Without a `client` nothing can be sent before one is attached."""
         self._client = client
-        self._is_beating = is_beating
+        self._quarantine = quarantine or Quarantine()
+        self.is_up = False
+        """The engine at the other end takes requests."""
+        self._lost_s = 0.0
+        """When the last engine that took requests was lost."""
+        self.num_delivered = 0
+        """Tokens and ends that engines gave to streams: whether anything moves."""
+        self.on_recovered: Callable[[int, float], None] | None = None
+        """Called with (requests sent again, seconds without an engine)."""
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
@@ -145,7 +169,15 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        return self._ready is not None and self._death is None and not self._is_draining and self._is_beating()
+        """Whether requests are taken: also for a while without an engine, when they wait for the next one."""
+        if self._ready is None or self._death is not None or self._is_draining:
+            return False
+        return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
+
+    @property
+    def is_recovering(self) -> bool:
+        """An engine was lost, and the next one does not take requests yet."""
+        return self._ready is not None and self._death is None and not self.is_up
 
     @property
     def ready(self) -> Ready:
@@ -161,15 +193,18 @@ class Router:
     def submit(self, submit: Submit) -> TokenStream:
         """Send one choice to the engine. Raises `RequestError` where it cannot be taken now."""
         self._check_open(submit)
+        self._quarantine.check(submit)
         stream = TokenStream(submit, self._abort)
-        self._client.send(submit)
+        if self.is_up:
+            self._send(submit)
         self._streams[submit.request_id] = stream
         self._is_idle.clear()
         self._num_waiting += 1
         return stream
 
     def reset_prefix_cache(self) -> None:
-        self._client.send(ResetPrefixCache())
+        if self.is_up:  # a new engine's is empty
+            self._send(ResetPrefixCache())
 
     def drain(self) -> None:
         """Refuse new requests from now on; those accepted go on."""
@@ -183,12 +218,14 @@ class Router:
         for stream in tuple(self._streams.values()):
             stream.abort()
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Receive until cancelled. Raises `EngineDeadError` where the engine's messages cannot be trusted, and
         `StartError` where it cannot start.
         """
+        assert self._client is not None, "no engine was attached"
+        client = self._client
         while True:
-            message = await self._client.receive()
+            message = await client.receive()
             match message:
                 case StepOutput():
                     self._deliver(message)
@@ -197,19 +234,61 @@ class Router:
                     if self.on_phase is not None:
                         self.on_phase(message)
                 case Ready():
-                    self._ready = message
                     self._metrics.engine_ready(message)
-                    self.became_ready.set()
+                    self._begin(message)
                 case Failed():
                     raise start_error(message.kind, message.message)
 
+    def attach(self, client: EngineClient) -> None:
+        """Another engine is being started at the other end of `client`; `run` anew to hear it."""
+        self._client = client
+
+    def lose(self, in_flight: Mapping[int, int]) -> None:
+        """The engine is gone, and another will come. `in_flight`: what its flight record says.
+
+        Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
+        """
+        if self.is_up:
+            self._lost_s = time.monotonic()
+        self.is_up = False
+        self.stats = EngineStats()
+        self._metrics.engine_down()
+        journals = [stream.journal for stream in self._streams.values()]
+        for guilty in self._quarantine.judge(in_flight, journals):
+            logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
+            self._fail(self._streams[guilty.submit.request_id], _GUILTY)
+        for stream in tuple(self._streams.values()):
+            if stream.abort_reason is not None:
+                self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
+
+    def _begin(self, ready: Ready) -> None:
+        """An engine takes requests: send it all there are, in the order in which they came."""
+        is_first, self._ready, self.is_up = self._ready is None, ready, True
+        for stream in self._streams.values():
+            self._send(self._quarantine.replay(stream.journal))
+        if is_first:
+            self.became_ready.set()
+            return
+        outage_s = time.monotonic() - self._lost_s
+        self._metrics.recovered(len(self._streams), outage_s)
+        if self.on_recovered is not None:
+            self.on_recovered(len(self._streams), outage_s)
+
     def fail_all(self, reason: str) -> None:
-        """The engine is gone: end every stream with an error, and take no more."""
+        """The engine is gone and no other will come: end every stream with an error, and take no more."""
         self._death = reason
+        self.is_up = False
         self.stats = EngineStats()
         self._metrics.engine_down()
         for stream in tuple(self._streams.values()):
-            self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=_ABORTED))
+            self._fail(stream, _ABORTED)
+
+    def _fail(self, stream: TokenStream, failure: Failure) -> None:
+        self._push(stream, Delta(request_id=stream.request_id, finish_reason="error", failure=failure))
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._client is not None, "no engine was attached"
+        self._client.send(message)
 
     def _check_open(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
@@ -220,16 +299,20 @@ class Router:
             raise RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
         if self._ready is None:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
+        if not self.is_ready:
+            raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
         if self._num_waiting >= self._options.max_waiting:
             raise RequestError(
                 "server_is_overloaded", f"{self._num_waiting} requests are waiting, the most that may; retry later."
             )
 
     def _abort(self, request_id: str) -> None:
-        """A dead engine generates nothing: then the stream's end is already on its way."""
-        if self._death is None:
+        """Without an engine the stream ends here; where no other will come, its end is already on its way."""
+        if self.is_up:
             with contextlib.suppress(EngineDeadError):
-                self._client.send(Abort((request_id,)))
+                self._send(Abort((request_id,)))
+        elif self._death is None:
+            self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
 
     def _deliver(self, output: StepOutput) -> None:
         now = time.monotonic()
@@ -240,6 +323,10 @@ class Router:
             if stream is None and self._death is not None:
                 continue  # sent before it died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
+            if stream.num_generated and delta.num_cached_tokens != stream.journal.num_cached:
+                # Said with the first token; the next engine's cache is another.
+                delta = structs.replace(delta, num_cached_tokens=stream.journal.num_cached)
+            self.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
             self._account(stream, delta, now)
             self._push(stream, delta)
 
@@ -247,10 +334,9 @@ class Router:
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
             self._num_waiting -= 1
+        stream.journal.record(delta)
         if not delta.token_ids:
             return
-        stream.num_generated += len(delta.token_ids)
-        stream.num_cached = max(stream.num_cached, delta.num_cached_tokens)
         if stream.first_token_s is None:
             stream.first_token_s = now
             self._metrics.first_token(now - stream.submit.arrival_s)
@@ -276,7 +362,7 @@ class Router:
                 finished_s=time.monotonic(),
                 num_prompt_tokens=len(stream.submit.prompt_ids),
                 num_generation_tokens=stream.num_generated,
-                num_cached_tokens=stream.num_cached,
+                num_cached_tokens=stream.journal.num_cached,
                 finish_reason=stream.abort_reason or delta.finish_reason,
             )
         )

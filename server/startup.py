@@ -23,16 +23,15 @@ import uvicorn
 import uvloop
 
 from inferd.engine.api.checkpoint import Checkpoint, locate
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.supervisor import STOP_GRACE_S, Supervisor, describe_exit
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.metrics import Metrics
+from inferd.server.recovery import Recovery
 from inferd.server.router import Router
 from inferd.server.settings import Settings
 from inferd.server.text.model import ServedModel
@@ -43,7 +42,6 @@ EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE: restart policies act on it."""
 
 _CLOSE_GRACE_S = 5
-_DEAD_GRACE_S = 0.5
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
 """Field 22 of /proc/PID/stat, counted after the name in parentheses."""
@@ -156,26 +154,13 @@ class _Service:
         settings = self._settings
         self._handle_signals()
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
-        supervisor = Supervisor(self._plan.config, log_level=settings.log_level)
-        client = EngineClient(supervisor.run_dir, supervisor.generation)
-        self._router = Router(client, self._metrics, is_beating=supervisor.is_beating)
+        self._router = Router(None, self._metrics)
         self._router.on_phase = self._log_phase
         for phase in phases:
             self._metrics.phase(phase)
             self._log_phase(phase)
-        supervisor.spawn()
-        try:
-            return await self._supervise(supervisor)
-        finally:
-            # One that does not answer will not heed a request to end either.
-            await supervisor.stop(_DEAD_GRACE_S if self._died else STOP_GRACE_S)
-            client.close()
-
-    async def _supervise(self, supervisor: Supervisor) -> int:
-        """Run HTTP, the router and the engine's watcher together; the first to end decides how the rest end."""
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(self._watch(supervisor))
-            receive = group.create_task(self._receive())
+            engines = group.create_task(self._run_engines())
             server = self._make_http()
             http = group.create_task(server.serve(sockets=[self._listener]))
             ready = group.create_task(self._announce())
@@ -184,7 +169,7 @@ class _Service:
             server.should_exit = True
             await http
             self._is_stopping = True
-            for task in (watch, receive, ready):
+            for task in (engines, ready):
                 task.cancel()
         if self._start_error is not None:
             raise self._start_error
@@ -207,26 +192,21 @@ class _Service:
             )
         )
 
-    async def _receive(self) -> None:
+    async def _run_engines(self) -> None:
+        """Until no engine can be had, or cancelled, which ends the last one."""
         try:
-            await self._router.run()
+            await Recovery(self._router, self._plan.config, self._settings.log_level).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))
         except EngineDeadError as error:
             self._engine_died(str(error))
 
-    async def _watch(self, supervisor: Supervisor) -> None:
-        code = await supervisor.wait()
-        # A child that refuses to start says why before it exits: let that message win over its exit code.
-        await asyncio.sleep(0.2)
-        self._engine_died(f"the engine process {describe_exit(code)}")
-
     def _engine_died(self, reason: str) -> None:
         if self._died is not None or self._is_stopping:
             return
         self._died = reason
-        if self._router.became_ready.is_set():
+        if self._start_error is None:
             logger.error("%s: ending %d streams and exiting", reason, self._router.num_active)
         self._router.fail_all(reason)
         self._stop.set()
@@ -244,7 +224,8 @@ class _Service:
             print(card, flush=True)
 
     def _log_phase(self, phase: Phase) -> None:
-        logger.info("%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
+        level = logging.DEBUG if self._router.became_ready.is_set() else logging.INFO
+        logger.log(level, "%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

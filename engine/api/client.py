@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -29,7 +30,9 @@ def from_engine_endpoint(run_dir: Path) -> str:
 class EngineClient:
     """Binds both sockets; to be made on the event loop that receives."""
 
-    def __init__(self, run_dir: Path, generation: int) -> None:
+    def __init__(self, run_dir: Path, generation: int, on_first_frame: Callable[[], None] = lambda: None) -> None:
+        """`on_first_frame`: the engine has connected both sockets; their names are needed no longer."""
+        self._on_first_frame = on_first_frame
         self._generation = generation
         self._num_sent = self._num_received = 0
         self._context = zmq.asyncio.Context()
@@ -57,6 +60,8 @@ class EngineClient:
             message = decode_from_engine(frame, self._generation, self._num_received)
         except WireError as error:
             raise EngineDeadError(f"the engine's messages cannot be trusted: {error}") from error
+        if self._num_received == 0:
+            self._on_first_frame()
         self._num_received += 1
         return message
 

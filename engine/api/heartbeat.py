@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_LAYOUT = struct.Struct("<QddQBB")
+_LAYOUT = struct.Struct("<QdddQBB")
 _SIZE = 64
 BEAT_INTERVAL_S = 0.25
 
@@ -38,6 +38,8 @@ class Pulse:
     beat_s: float
     step_started_s: float
     """When the step in flight was launched; 0.0 where none is."""
+    step_limit_s: float
+    """How long that step may take before it counts as hung."""
     num_steps: int
     phase: EnginePhase
     has_work: bool
@@ -47,11 +49,12 @@ class Heartbeat:
     """The engine's side: a thread that beats, and the fields the core loop keeps current."""
 
     def __init__(self, file: Path) -> None:
-        self._map = _open_map(file, create=False)
+        self._map = open_map(file)
         self._stopped = threading.Event()
         self._num_beats = 0
         self.phase = EnginePhase.LOADING
         self.step_started_s = 0.0
+        self.step_limit_s = 0.0
         self.num_steps = 0
         self.has_work = False
         self._thread = threading.Thread(target=self._run, name="inferd-heartbeat", daemon=True)
@@ -80,6 +83,7 @@ class Heartbeat:
             self._num_beats,
             time.monotonic(),
             self.step_started_s,
+            self.step_limit_s,
             self.num_steps,
             self.phase,
             self.has_work,
@@ -90,23 +94,24 @@ class HeartbeatReader:
     """The supervisor's side; makes the file."""
 
     def __init__(self, file: Path) -> None:
-        self._map = _open_map(file, create=True)
+        self._map = open_map(file, num_bytes=_SIZE)
 
     def read(self) -> Pulse | None:
         """The last beat; None before the first."""
-        beats, beat_s, step_started_s, steps, phase, has_work = _LAYOUT.unpack_from(self._map, 0)
-        return Pulse(beats, beat_s, step_started_s, steps, EnginePhase(phase), bool(has_work)) if beats else None
+        beats, beat_s, started_s, limit_s, steps, phase, has_work = _LAYOUT.unpack_from(self._map, 0)
+        return Pulse(beats, beat_s, started_s, limit_s, steps, EnginePhase(phase), bool(has_work)) if beats else None
 
     def close(self) -> None:
         self._map.close()
 
 
-def _open_map(file: Path, *, create: bool) -> mmap.mmap:
-    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+def open_map(file: Path, *, num_bytes: int = 0) -> mmap.mmap:
+    """All of a file in shared memory; with `num_bytes` the file is made, of zeros, and only its owner may open it."""
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if num_bytes else 0)
     descriptor = os.open(file, flags, 0o600)
     try:
-        if create:
-            os.ftruncate(descriptor, _SIZE)
-        return mmap.mmap(descriptor, _SIZE)
+        if num_bytes:
+            os.ftruncate(descriptor, num_bytes)
+        return mmap.mmap(descriptor, 0)
     finally:
         os.close(descriptor)

@@ -1,20 +1,21 @@
 """The wire between the server process and the engine process: frozen msgspec structs, MessagePack, one version.
 
-Every message travels in an envelope with the wire's version, the engine's generation (it grows with each restart) and a
-sequence number, so that a lost, repeated or stale frame is seen as such. Knows no sockets: `client` and `process` carry
-the bytes. Nothing here can carry code.
+Every message travels in an envelope with the wire's version, the engine's generation (it grows with each restart), a
+sequence number and a checksum, so that a lost, repeated, stale or damaged frame is seen as such. Knows no sockets:
+`client` and `process` carry the bytes. Nothing here can carry code.
 """
 
 from __future__ import annotations
 
 from typing import Literal
+from zlib import crc32
 
 import msgspec
 
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks, StepPhase
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -32,6 +33,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     arrival_s: float = 0.0
     """Monotonic clock of this machine, when the HTTP request arrived."""
     emitted_ids: tuple[int, ...] = ()
+    num_prompt_logprobs: int = 0
+    """Of a replay: prompt positions, counted after the first, whose logprobs were delivered before."""
+    alone_until: int = 0
+    """Of a replay that may be what ended the engine: it runs alone until so many of its positions are computed."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -173,6 +178,8 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     version: int
     generation: int
     sequence: int
+    checksum: int
+    """CRC-32 of the body."""
     body: msgspec.Raw
 
 
@@ -187,8 +194,8 @@ class WireError(Exception):
 
 
 def encode(message: ToEngine | FromEngine, generation: int, sequence: int) -> bytes:
-    body = msgspec.Raw(_ENCODER.encode(message))
-    return _ENCODER.encode(Envelope(WIRE_VERSION, generation, sequence, body))
+    body = _ENCODER.encode(message)
+    return _ENCODER.encode(Envelope(WIRE_VERSION, generation, sequence, crc32(body), msgspec.Raw(body)))
 
 
 def _open(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
@@ -202,6 +209,8 @@ def _open(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
         raise WireError(f"a frame of engine generation {envelope.generation}, this is {generation}")
     if envelope.sequence != sequence:
         raise WireError(f"frame {envelope.sequence} where {sequence} was expected")
+    if crc32(envelope.body) != envelope.checksum:
+        raise WireError(f"frame {sequence} was damaged under way: its checksum is wrong")
     return envelope.body
 
 

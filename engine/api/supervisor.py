@@ -1,13 +1,15 @@
 """Starts the engine process, watches it, and ends it: nothing it started outlives it.
 
-The child runs `python -P -m inferd.engine.process` and reads its configuration from its standard input, which stays
-open: when this process dies, however it dies, the child reads the end of file and exits. Sockets and the heartbeat lie
-in a directory of mode 0700 that is removed at the end. One supervisor serves one life of one engine.
+The child runs `python -P -m inferd.engine.boot` and reads its configuration from its standard input, which stays
+open: when this process dies, however it dies, the child reads the end of file and exits. Sockets and shared memory lie
+in a directory of mode 0700 that goes as soon as both sides hold them open: from then on nothing is left behind, whoever
+dies. One supervisor serves one life of one engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -21,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.flight import FlightReader
 from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
 
 logger = logging.getLogger(__name__)
@@ -48,10 +51,7 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 - GPUs are numbered as the driver numbers them, by which their memory was counted.
 """
 
-_MAX_SILENCE_S = 5.0
-"""Twenty missed beats."""
-
-ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process")
+ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.boot")
 """What `spawn` runs."""
 
 STOP_GRACE_S = 5.0
@@ -65,6 +65,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     generation: int
     log_level: str
+    server_pid: int
     spawned_s: float
     """Monotonic, which all processes of a machine share: the engine's first phase began then."""
 
@@ -76,6 +77,7 @@ class Supervisor:
         self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
         self.generation = generation
         self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
+        self._flight = FlightReader(self.run_dir / "flight", config.max_num_seqs or 1)
         self._config, self._log_level = config, log_level
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -87,10 +89,18 @@ class Supervisor:
         """The engine's last beat, read without asking the engine."""
         return self._pulse.read()
 
-    def is_beating(self) -> bool:
-        """Whether the engine's process showed a sign of life lately: a long step does not silence it, a stop does."""
-        pulse = self.pulse()
-        return pulse is not None and time.monotonic() - pulse.beat_s < _MAX_SILENCE_S
+    def in_flight(self) -> dict[int, int]:
+        """What the engine computes, or did when it died: `FlightReader.in_flight`. Not once this is discarded."""
+        return self._flight.in_flight()
+
+    def seal(self) -> None:
+        """The engine has opened all that lies in the run directory: take the names away, and keep what they name."""
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the child now, also one that is stopped or hangs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
 
     def spawn(self) -> None:
         """Start the child. Its standard error is ours; its standard output is not used."""
@@ -99,6 +109,7 @@ class Supervisor:
             run_dir=str(self.run_dir),
             generation=self.generation,
             log_level=self._log_level,
+            server_pid=os.getpid(),
             spawned_s=time.monotonic(),
         )
         self._process = subprocess.Popen(
@@ -109,8 +120,9 @@ class Supervisor:
             start_new_session=True,
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is dead already, as `wait` will tell
+            self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            self._process.stdin.flush()
 
     async def wait(self) -> int:
         """The exit code, once the child is gone; negative: killed by that signal."""
@@ -142,12 +154,14 @@ class Supervisor:
 
     def discard(self) -> None:
         """Kill what is left and remove the run directory; safe to call twice."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+        if self._process is not None:
+            self.kill()
             self._process.wait()
-        if self.run_dir.exists():
-            self._pulse.close()
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        self._pulse.close()
+        self._flight.close()
+        self.seal()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:

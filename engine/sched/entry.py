@@ -21,6 +21,8 @@ class State(Enum):
     """In the queue: no slot, no blocks, nothing in flight."""
     FOLLOWING = auto()
     """As waiting, but set aside until a running request has computed a prefix that both share."""
+    SUSPECT = auto()
+    """As waiting, but to run alone first."""
     RUNNING = auto()
     PREEMPTED = auto()
     """Off the running ones; slot and blocks go back, and it waits again, once its launched rows are applied."""

@@ -21,6 +21,7 @@ from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepP
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.queue import WaitingQueue
 from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.trial import Trials, goal_of
 
 
 class AppliedRow(NamedTuple):
@@ -59,6 +60,7 @@ class Scheduler:
         self._draining: set[Entry] = set()
         """Preempted and finished entries with launched rows."""
         self._sharing = PrefixSharing()
+        self._trials = Trials()
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
@@ -98,7 +100,10 @@ class Scheduler:
         self._num_added += 1
         entry = Entry(request, self._cache.open(request), rank)
         self._entries[request] = entry
-        self._waiting.push(entry)
+        if request.alone_until:
+            self._trials.add(entry)
+        else:
+            self._waiting.push(entry)
 
     def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
         """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
@@ -108,6 +113,7 @@ class Scheduler:
         entry = self._entries.pop(request)
         if forget_blocks:
             entry.table.forget()
+        self._trials.forget(entry)
         match entry.state:
             case State.WAITING:
                 self._waiting.remove(entry)
@@ -125,6 +131,23 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
         draft = PlanDraft(self._budget.for_step())
+        suspect = self._trials.current()
+        if suspect is not None:
+            if suspect.request.scheduled < goal_of(suspect.request):
+                self._continue(suspect, suspect.request.num_pending, draft)
+        elif self._trials.is_due and self._launched:
+            return None
+        elif not self._trials.is_due or not self._start_trial(draft, now):
+            self._schedule_all(draft, now)
+            self._trials.others_had_their_turn()
+        if not draft.rows:
+            return None
+        plan = draft.finish(self._num_steps)
+        self._num_steps += 1
+        self._launched.append((plan, draft.entries))
+        return plan
+
+    def _schedule_all(self, draft: PlanDraft, now: float) -> None:
         prompts: list[tuple[Entry, int]] = []
         for entry in list(self._running):
             num_pending = entry.request.num_pending
@@ -134,13 +157,9 @@ class Scheduler:
                 prompts.append((entry, num_pending))
         for entry, num_pending in prompts:
             self._continue(entry, num_pending, draft)
-        self._admit_waiting(draft, now)
-        if not draft.rows:
-            return None
-        plan = draft.finish(self._num_steps)
-        self._num_steps += 1
-        self._launched.append((plan, draft.entries))
-        return plan
+        # A suspect that is due and did not start waits for memory: nobody may take it first.
+        if not self._trials.is_due:
+            self._admit_waiting(draft, now)
 
     def apply(self, result: StepResult) -> list[AppliedRow]:
         """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order."""
@@ -162,10 +181,12 @@ class Scheduler:
         """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
         self._cache.check()
         self._sharing.check()
+        self._trials.check()
         states = [entry.state for entry in self._entries.values()]
         assert all(entry.state is State.WAITING for entry in self._waiting.entries())
         assert states.count(State.WAITING) == len(self._waiting)
         assert states.count(State.FOLLOWING) == self._sharing.num_following
+        assert states.count(State.SUSPECT) == self._trials.num_waiting
         assert [entry.state for entry in self._running] == [State.RUNNING] * states.count(State.RUNNING)
         seated = [*self._running, *self._draining]
         slots = [entry.slot for entry in seated] + self._free_slots
@@ -173,7 +194,7 @@ class Scheduler:
         assert all(entry.request.in_flight > 0 for entry in self._draining)
         for entry in self._entries.values():
             entry.request.check()
-            assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.FOLLOWING))
+            assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.FOLLOWING, State.SUSPECT))
             assert (entry.table.capacity == 0) == (entry.slot == NO_SLOT)
 
     # -- admission ---------------------------------------------------------------------------------------------------
@@ -194,7 +215,22 @@ class Scheduler:
                 return
             admitted = entry.table.admit(match, entry.request.total)
             assert admitted
+            self._waiting.remove(entry)
             self._start(entry, match.num_tokens, draft, now)
+
+    def _start_trial(self, draft: PlanDraft, now: float) -> bool:
+        """Admit the first suspect with all the memory that its trial takes; False where it is not to be had now."""
+        assert not self._launched, "a suspect is not alone"
+        entry = self._trials.first()
+        match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
+        num_free = self._cache.pool.num_free
+        if not self._free_slots or entry.table.num_free_needed(match, num_tokens) + self._reserve > num_free:
+            return False
+        admitted = entry.table.admit(match, num_tokens)
+        assert admitted
+        self._trials.begin()
+        self._start(entry, match.num_tokens, draft, now)
+        return True
 
     def _is_still_blocked(self, entry: Entry) -> bool:
         """Spares the head of the queue a walk through the index each step while memory is short.
@@ -224,7 +260,6 @@ class Scheduler:
             self.stats.prefix_query_tokens += request.num_prompt
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
         request.admit(num_cached, now)
-        self._waiting.remove(entry)
         entry.state, entry.slot = State.RUNNING, self._free_slots.pop()
         self._running.add(entry)
         if self._cache.shares_prefixes:

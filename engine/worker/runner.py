@@ -91,6 +91,14 @@ class Runner:
         return self._decoder.arch
 
     @property
+    def slots(self) -> Slots:
+        return self._slots
+
+    @property
+    def kv(self) -> KVPool:
+        return self._kv
+
+    @property
     def cache_windows(self) -> tuple[int | None, ...]:
         """By cache group, as plans number them: how many last positions its layers see; None for all.
 

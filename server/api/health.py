@@ -22,10 +22,11 @@ class HealthApi:
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """Requests are taken. Raises `RequestError` (503) where they are not."""
+        """Requests are taken, if only to wait for the next engine. Raises `RequestError` (503) where they are not."""
         del request
-        check_ready(self._service.router)
-        return _json({"status": "ready"})
+        router = self._service.router
+        check_ready(router)
+        return _json({"status": "recovering" if router.is_recovering else "ready"})
 
     async def version(self, request: Request) -> Response:
         del request

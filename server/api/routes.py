@@ -115,7 +115,13 @@ TOKENIZER_INFO = Route(
 )
 MODELS = Route("GET", "/v1/models", Access.KEY, _MODELS, "What is served, under which names, with which context.")
 MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "One of them.")
-HEALTH = Route("GET", "/health", Access.PUBLIC, _OPERATE, "200 where requests are taken, 503 where not.")
+HEALTH = Route(
+    "GET",
+    "/health",
+    Access.PUBLIC,
+    _OPERATE,
+    "200 where requests are taken, 503 where not; says `recovering` between engines.",
+)
 READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.")
 LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.")
 VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of inferd.")

@@ -33,6 +33,11 @@ class Metrics(Protocol):
         """How near the steps came to the device's peaks; a phase that had none is not there."""
         ...
 
+    @property
+    def num_restarts(self) -> int:
+        """Engines that replaced one that died."""
+        ...
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """(body, content type), in the format that an Accept header asks for."""
         ...

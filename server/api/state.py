@@ -33,6 +33,7 @@ class StateApi:
         except EngineDeadError:
             ready = None
         status = "ready" if router.is_ready else "starting" if ready is None else "unavailable"
+        status = "recovering" if router.is_recovering else status
         summaries = service.metrics.last_minute()
         return Response(
             orjson.dumps(
@@ -46,6 +47,7 @@ class StateApi:
                         "reasoning_format": service.model.format.reasoning_name,
                     },
                     "engine": None if ready is None else _engine(ready),
+                    "restarts": service.metrics.num_restarts,
                     **_load(router.stats),
                     "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
                 }

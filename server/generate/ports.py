@@ -52,6 +52,11 @@ class Router(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether an engine was lost, and requests wait for the next one."""
+        ...
+
+    @property
     def ready(self) -> Ready:
         """Raises `EngineDeadError` before an engine was ready."""
         ...

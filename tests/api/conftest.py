@@ -158,6 +158,7 @@ class ScriptedRouter:
 
     model: ServedModel
     is_ready: bool = True
+    is_recovering: bool = False
     has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)
@@ -218,6 +219,7 @@ class ScriptedRouter:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
     def reset(self) -> None:
+        self.is_recovering = False
         self.is_ready, self.has_engine, self.refusal = True, True, None
         self.stats, self.num_resets, self.hidden_size = EngineStats(), 0, HIDDEN_SIZE
         self.scripts, self.submits, self.aborted = [], [], {}

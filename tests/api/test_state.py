@@ -26,6 +26,7 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
             "deterministic": True,
             "peaks": {"read_bytes_per_s": 10**10, "flops_per_s": 10**12},
         },
+        "restarts": 0,
         "requests": {"running": 0, "waiting": 0},
         "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
         "last_minute": {"prefill": None, "decode": None, "mixed": None},
@@ -69,3 +70,15 @@ def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) ->
     router.has_engine = False
     response = http.get("/state")
     assert (response.status_code, response.json()["status"], response.json()["engine"]) == (200, "starting", None)
+
+
+def test_between_two_engines(http: httpx.Client, router: Any) -> None:
+    """Requests are taken, to wait for the next one; after a while they are not."""
+    router.is_recovering = True
+    for path in ("/health", "/ready"):
+        response = http.get(path)
+        assert (response.status_code, response.json()) == (200, {"status": "recovering"})
+    assert http.get("/state").json()["status"] == "recovering"
+    router.is_ready = False
+    assert http.get("/ready").status_code == 503
+    assert http.get("/state").json()["status"] == "recovering"

@@ -40,9 +40,11 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.generation",
         "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
     ),
+    "engine.boot": ("inferd.engine.process",),
+    "engine.watch": ("inferd.engine.api",),
     "engine.process": (
         "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
-        "inferd.engine.cache", "inferd.engine.worker", "msgspec", "zmq",
+        "inferd.engine.cache", "inferd.engine.watch", "inferd.engine.worker", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker": (

@@ -62,7 +62,7 @@ class Daemon:
         children = subprocess.run(
             ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=True
         )
-        line = next(line for line in children.stdout.splitlines() if "inferd.engine.process" in line)
+        line = next(line for line in children.stdout.splitlines() if "inferd.engine.boot" in line)
         return int(line.split()[0])
 
     def wait_ready(self) -> None:

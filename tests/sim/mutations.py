@@ -24,6 +24,7 @@ from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.trial import Trials
 from tests.sim.grammar import SimulatedGrammars
 
 Patch = pytest.MonkeyPatch
@@ -505,3 +506,36 @@ def complete_grammar_goes_on(patch: Patch) -> None:
         return (None if reason == "stop" and stop_token_id is None else reason), stop_token_id
 
     patch.setattr(Generation, "advance", on)
+
+
+# -- replays -----------------------------------------------------------------------------------------------------------
+
+
+@mutation
+def suspects_run_beside_others(patch: Patch) -> None:
+    """Whatever ended the engine ends it again, and nobody can tell which of them it was."""
+    patch.setattr(Trials, "current", lambda self: None)
+
+
+@mutation
+def suspects_start_while_others_are_launched(patch: Patch) -> None:
+    """Off by one step: under overlap the step before a trial is still on the device when it begins."""
+    schedule = Scheduler.schedule
+
+    def hasty(self: Scheduler, now: float) -> StepPlan | None:
+        launched = list(self._launched)
+        if self._trials.is_due and launched:
+            self._launched.clear()
+            plan = schedule(self, now)
+            self._launched.extendleft(reversed(launched))
+            return plan
+        return schedule(self, now)
+
+    patch.setattr(Scheduler, "schedule", hasty)
+
+
+@mutation
+def replay_tells_its_prompt_again(patch: Patch) -> None:
+    """What was delivered before the crash is delivered once more."""
+    created = Generation.__init__
+    patch.setattr(Generation, "__init__", lambda self, request, num_prompt_logprobs=0: created(self, request))

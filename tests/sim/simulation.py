@@ -134,7 +134,7 @@ class Simulation:
         self.streams[job.request_id] = stream
         self._send(stream)
 
-    def _send(self, stream: _Stream) -> None:
+    def _send(self, stream: _Stream, alone_until: int = 0) -> None:
         job = stream.job
         submit = Submit(
             request_id=job.request_id,
@@ -144,6 +144,8 @@ class Simulation:
             cache_salt=job.cache_salt,
             arrival_s=_START_S + job.arrival_tick * TICK_S,
             emitted_ids=tuple(stream.token_ids),
+            num_prompt_logprobs=len(stream.prompt_logprobs),
+            alone_until=alone_until,
         )
         self.core.submit(submit, self._now)
 
@@ -155,9 +157,10 @@ class Simulation:
                 self._submit(flood_job(scenario.limits, self._num_flooded, self.tick))
                 self._num_flooded += 1
         if self.tick in scenario.crashes:
+            dead = self._rows_in_flight()
             self._start_engine()
             for stream in live:
-                self._replay(stream)
+                self._replay(stream, dead.get(stream.job.request_id, 0))
         if self.tick in scenario.duplicates:
             self._take(self.core.flush())
             for stream in [stream for stream in live if stream.is_live][-1:]:
@@ -170,12 +173,15 @@ class Simulation:
             if tick == self.tick:
                 self._abort(request_id)
 
-    def _replay(self, stream: _Stream) -> None:
-        """The engine was lost: what the server has is all there is."""
+    def _rows_in_flight(self) -> dict[str, int]:
+        """Positions that launched steps reach, of the requests in them."""
+        launched = [pair for plan, entries in self.scheduler._launched for pair in zip(plan.rows, entries, strict=True)]
+        return {entry.request.request_id: row.start + row.num_tokens for row, entry in launched}
+
+    def _replay(self, stream: _Stream, alone_until: int) -> None:
+        """The engine was lost: what the server has is all there is. Who was in the steps lost with it is a suspect."""
         stream.num_duplicates, stream.was_scheduled = 0, False
-        if not stream.token_ids:
-            stream.prompt_logprobs.clear()
-        self._send(stream)
+        self._send(stream, alone_until)
 
     def _abort(self, request_id: str) -> None:
         stream = self.streams.get(request_id)
@@ -194,6 +200,7 @@ class Simulation:
         running = self._running_ranks()
         if self.core.has_work:
             self._take(self.core.step(self._now))
+        self._check_trials()
         self._check_victims(running)
         self.core.check()
         self._check_blocks()
@@ -216,6 +223,13 @@ class Simulation:
         ageing_s = self.scenario.limits.ageing_s
         requests = [entry.request for entry in self.scheduler._running]
         return {r.request_id: (r.arrival_s + r.priority * ageing_s, r.arrival_s) for r in requests}
+
+    def _check_trials(self) -> None:
+        """Who has not been cleared shares nothing that is launched with anybody."""
+        requests = {entry.request for _, entries in self.scheduler._launched for entry in entries}
+        for request in requests:
+            if request.computed < min(request.alone_until, request.num_needed):
+                assert len(requests) == 1, f"{request.request_id} is a suspect, and {len(requests) - 1} run beside it"
 
     def _check_victims(self, before: dict[str, tuple[float, float]]) -> None:
         """Who was preempted ranks behind all who were not."""

@@ -97,3 +97,13 @@ def test_a_message_for_the_other_side_is_refused() -> None:
         decode_to_engine(encode(FROM_ENGINE[1], 0, 0), 0, 0)
     with pytest.raises(WireError, match="no message from the engine"):
         decode_from_engine(encode(TO_ENGINE[1], 0, 0), 0, 0)
+
+
+@pytest.mark.parametrize("number", range(len(FROM_ENGINE)))
+def test_no_bit_of_a_frame_can_turn_without_being_seen(number: int) -> None:
+    frame = encode(FROM_ENGINE[number], generation=2, sequence=7)
+    for bit in range(8 * len(frame)):
+        turned = bytearray(frame)
+        turned[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            decode_from_engine(bytes(turned), 2, 7)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.engine.api.messages import (
@@ -155,35 +156,68 @@ def test_when_the_engine_dies_every_stream_ends_and_nothing_is_taken() -> None:
     play(scenario)
 
 
-def test_a_delta_that_was_under_way_when_the_engine_died_is_dropped() -> None:
+def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
-        stream, late = router.submit(submit("a")), step(Delta(request_id="a", token_ids=(1,)))
-        router.fail_all("killed")
-        client.inbox.put_nowait(late)
-        client.inbox.put_nowait(Phase("after it", 0.0, ""))
-        was_read = asyncio.Event()
-        router.on_phase = lambda phase: was_read.set()
-        await was_read.wait()
-        (delta,) = await collect(stream)
-        assert delta.finish_reason == "error"
+        streams = {name: router.submit(submit(name)) for name in "abc"}
+        first = Delta(
+            request_id="a", token_ids=(5,), num_cached_tokens=1, prompt_logprobs=(WireLogprobs(2, -1.0, 1, ()),)
+        )
+        client.inbox.put_nowait(step(first))
+        assert (await anext(streams["a"])).token_ids == (5,)
+        streams["b"].abort("stop")
+        router.lose({})
+        (ended,) = await collect(streams["b"])
+        assert ended.finish_reason == "abort", "an abort that the dead engine never answered"
+        assert router.is_recovering and router.is_ready
+        streams["d"] = router.submit(submit("d"))
+        streams["c"].abort()
+        assert (await collect(streams["c"]))[-1].finish_reason == "abort", "without an engine an abort is at once"
+
+        client.sent.clear()
+        client.inbox.put_nowait(READY)
+        await until(lambda: not router.is_recovering)
+        again = structs.replace(submit("a"), emitted_ids=(5,), num_prompt_logprobs=1)
+        assert client.sent == [again, submit("d")]
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(6,), finish_reason="length")))
+        (rest,) = await collect(streams["a"])
+        assert (rest.token_ids, rest.num_cached_tokens) == ((6,), 1), "usage says what the first engine's cache had"
+        streams["d"].abort()
+        assert client.sent[-1] == Abort(("d",))
 
     play(scenario)
 
 
-def test_an_engine_without_a_pulse_is_not_ready() -> None:
-    async def main() -> None:
-        beating = True
-        client = FakeClient()
-        router = Router(client, Metrics("model"), is_beating=lambda: beating)  # type: ignore[arg-type]
-        running = asyncio.create_task(router.run())
-        client.inbox.put_nowait(READY)
-        await router.became_ready.wait()
-        assert router.is_ready
-        beating = False
-        assert not router.is_ready
-        running.cancel()
+async def until(fact: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if fact():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came true")
 
-    asyncio.run(main())
+
+def test_a_long_outage_is_not_ready() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        stream = router.submit(submit("a"))
+        router.lose({})
+        assert not router.is_ready and router.is_recovering
+        with pytest.raises(RequestError, match="being restarted"):
+            router.submit(submit("b"))
+        assert router.num_active == 1, "who was there before stays"
+        client.inbox.put_nowait(READY)
+        await until(lambda: router.is_ready)
+        stream.abort()
+
+    play(scenario, options=RouterOptions(outage_grace_s=0.0))
+
+
+def test_requests_wait_for_the_next_engine_within_the_bound() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        router.lose({})
+        router.submit(submit("a"))
+        with pytest.raises(RequestError, match="1 requests are waiting"):
+            router.submit(submit("b"))
+
+    play(scenario, options=RouterOptions(max_waiting=1))
 
 
 @pytest.mark.parametrize(

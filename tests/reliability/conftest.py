@@ -1,0 +1,62 @@
+"""Daemons whose engines are made to die, and whether a test runs whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Daemon, start
+
+__all__ = ["start"]
+
+WITHOUT_CACHE = "--no-prefix-caching"
+"""A new engine's prefix cache is empty: what usage says of hits would depend on when the last one died."""
+
+
+_POLL_S = 0.04
+_HTTP = httpx.Client(verify=False, timeout=30)
+"""One for all questions: to make one takes 20 ms of processor time, which the engines need."""
+
+
+def faulty(faults: str) -> dict[str, str]:
+    """The environment of a daemon whose engines have these faults."""
+    return {"_INFERD_TEST_FAULTS": faults, "_INFERD_TEST": "1"}
+
+
+def wait_until(fact: Callable[[], bool], within_s: float = 60.0, what: str = "it") -> None:
+    """Poll; the bound mostly keeps a broken test from hanging."""
+    deadline = time.monotonic() + within_s
+    while not fact():
+        assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s"
+        time.sleep(_POLL_S)
+
+
+def count(daemon: Daemon, name: str) -> float:
+    """A sample of the metrics page."""
+    page = _HTTP.get(daemon.url + "/metrics").text
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def restarts(daemon: Daemon) -> int:
+    """Engines that replaced one that died."""
+    return int(_HTTP.get(daemon.url + "/state").json()["restarts"])
+
+
+def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> float:
+    """Signal the engine; returns when."""
+    os.kill(daemon.engine_pid, number)
+    return time.monotonic()
+
+
+@pytest.fixture
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether everything runs whole (`--long`)."""
+    return bool(request.config.getoption("--long"))

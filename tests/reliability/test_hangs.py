@@ -1,0 +1,55 @@
+"""R5: an engine that stands still is replaced and its streams go on; one that computes for long is left alone."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from tests.e2e.conftest import Daemon
+from tests.reliability.asking import Asker
+from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, kill_engine, restarts, wait_until
+from tests.reliability.workloads import streams
+
+SHORT_HANGS, LONG_HANGS = 2, 50
+
+
+def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[..., Daemon], is_long: bool) -> None:
+    """Two daemons at once, for what takes the time is to wait."""
+    num_hangs = LONG_HANGS if is_long else SHORT_HANGS
+    slow = start(WITHOUT_CACHE, env=faulty("slow@step=330@life=0,hang@step=630@life=0"))
+    stopped = start(WITHOUT_CACHE)
+    expected = said(slow)
+    wrong: list[str] = []
+
+    def slow_steps() -> None:
+        if said(slow) != expected or restarts(slow):
+            wrong.append(f"a slow step, longer than any silence that is borne: {slow.output}")
+        if said(slow) != expected or restarts(slow) != 1 or "has not ended a step" not in slow.output:
+            wrong.append(f"a step that never ends, of a process that beats: {slow.output}")
+
+    thread = threading.Thread(target=slow_steps)
+    thread.start()
+    for number in range(num_hangs):
+        stopper = threading.Thread(target=stop_soon, args=(stopped,))
+        stopper.start()
+        if said(stopped) != expected or restarts(stopped) != number + 1:
+            wrong.append(f"a stopped process, {number}: {stopped.output}")
+        stopper.join()
+    thread.join()
+    assert not wrong, "\n".join(wrong)
+    print(f"R5: {num_hangs} stopped engines, 1 slow step and 1 without end: 0 wrong")
+
+
+def said(daemon: Daemon) -> list[tuple[object, ...]]:
+    """About 300 steps."""
+    return [answer.said for answer in Asker(daemon.url).ask(streams(4, 300))]
+
+
+def stop_soon(daemon: Daemon) -> None:
+    goal = count(daemon, "inferd_engine_steps_total") + 50
+    wait_until(lambda: count(daemon, "inferd_engine_steps_total") >= goal)
+    stopped_s = kill_engine(daemon, signal.SIGSTOP)
+    wait_until(lambda: daemon.get("/health").json() == {"status": "recovering"})
+    print(f"R5: a stopped engine was replaced after {time.monotonic() - stopped_s:.1f} s")

@@ -1,0 +1,91 @@
+"""R1 and R2: engines are killed under answers of every kind, and every answer is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.conftest import Daemon
+from tests.reliability.asking import Asker, longest_pause_s
+from tests.reliability.conftest import WITHOUT_CACHE, count, kill_engine, restarts, wait_until
+from tests.reliability.workloads import mixed, streams
+
+SHORT_KILLS, LONG_KILLS = 10, 200
+NUM_STREAMS = 64
+
+
+class Killer(threading.Thread):
+    """Kills engine after engine, each some random steps after it took over."""
+
+    def __init__(self, daemon: Daemon, num_kills: int) -> None:
+        super().__init__(daemon=True)
+        self._daemon, self._num_kills = daemon, num_kills
+        self._rng = random.Random(num_kills)
+        self.is_over = False
+
+    def run(self) -> None:
+        for number in range(self._num_kills):
+            goal = self._steps() + self._rng.randrange(5, 150)
+            wait_until(lambda goal=goal: self._steps() >= goal)  # type: ignore[misc]
+            kill_engine(self._daemon)
+            wait_until(lambda number=number: restarts(self._daemon) > number)  # type: ignore[misc]
+        self.is_over = True
+
+    def _steps(self) -> float:
+        return count(self._daemon, "inferd_engine_steps_total")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    served = Daemon(WITHOUT_CACHE)
+    served.wait_ready()
+    yield served
+    served.stop(signal.SIGKILL)
+
+
+def test_r1_every_answer_under_kills_is_that_of_an_undisturbed_run(daemon: Daemon, is_long: bool) -> None:
+    num_kills = LONG_KILLS if is_long else SHORT_KILLS
+    asks = [ask for seed in range(8 if is_long else 1) for ask in mixed(seed)]
+    asker = Asker(daemon.url)
+    expected = asker.ask(asks)
+    assert all(answer.status == 200 and not answer.error for answer in expected)
+    killer = Killer(daemon, num_kills)
+    killer.start()
+    num_rounds = 0
+    while not killer.is_over:
+        assert killer.is_alive(), "the killer found no more steps"
+        for ask, answer, due in zip(asks, asker.ask(asks), expected, strict=True):
+            assert answer.said == due.said, f"{ask} was answered {answer.said}\n\nundisturbed: {due.said}"
+        num_rounds += 1
+    replayed = count(daemon, "inferd_requests_replayed_total")
+    print(f"R1: {num_kills} kills, {num_rounds} rounds of {len(asks)} requests, {replayed:.0f} choices replayed")
+    assert restarts(daemon) == count(daemon, "inferd_engine_restarts_total") == num_kills
+    assert replayed >= num_kills, "kills hit nobody"
+
+
+def test_r2_every_stream_goes_on_soon(daemon: Daemon) -> None:
+    """The figure is printed, with what its machine was doing besides; a bound is for benchmarks."""
+    asks, asker = streams(NUM_STREAMS, 80), Asker(daemon.url)
+    expected = asker.ask(asks)
+    killed_s: list[float] = []
+    before = count(daemon, "inferd_requests_replayed_total")
+
+    def kill() -> None:
+        goal = count(daemon, "inferd_generation_tokens_total") + 20 * NUM_STREAMS
+        wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
+        killed_s.append(kill_engine(daemon))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    answers = asker.ask(asks)
+    killer.join()
+    assert [answer.said for answer in answers] == [answer.said for answer in expected]
+    assert count(daemon, "inferd_requests_replayed_total") - before > NUM_STREAMS / 2
+    print(
+        f"R2: the next token on the last of {NUM_STREAMS} streams {longest_pause_s(answers, killed_s[0]):.2f} s after"
+    )
+    print(next(line for line in reversed(daemon.lines) if "RECOVERED" in line))

@@ -1,0 +1,128 @@
+"""R6: whoever is killed, wherever it is, nothing is left of it, and another starts at once in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import INFERD
+from tests.reliability.conftest import wait_until
+
+GONE_WITHIN_S = 3.0
+LONG_LOOPS = 20
+"""Of each of five ways."""
+
+SERVE, CHECK = "inferd.engine.boot", "inferd.engine.grammar"
+
+
+class Server:
+    """A daemon on a given port whose temporary files lie in a directory of the test's own."""
+
+    def __init__(self, port: int, home: Path) -> None:
+        self.url, self.home = f"http://127.0.0.1:{port}", home
+        self.process = subprocess.Popen(
+            [INFERD, "serve", "--port", str(port), "--log-level", "error"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(home)},
+        )
+
+    def children(self) -> dict[int, str]:
+        found = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        rows = (line.split(maxsplit=1) for line in found.stdout.splitlines())
+        return {int(pid): args for pid, args in rows if "inferd" in args}
+
+    def engine(self) -> int:
+        return next((pid for pid, args in self.children().items() if SERVE in args), 0)
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + "/health").json() == {"status": "ready"}
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def streaming(server: Server) -> Iterator[None]:
+    body = {"prompt": "Hello", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+        yield
+
+
+def while_loading(server: Server) -> None:
+    wait_until(lambda: bool(server.engine()))
+
+
+def while_it_streams(server: Server) -> None:
+    wait_until(server.is_ready)
+    with streaming(server):
+        server.kill()
+
+
+def with_a_stopped_engine(server: Server) -> None:
+    wait_until(server.is_ready)
+    os.kill(server.engine(), signal.SIGSTOP)
+
+
+def with_a_grammar_process(server: Server) -> None:
+    wait_until(server.is_ready)
+    asked = {"prompt": "Hello", "max_tokens": 4, "structured_outputs": {"regex": "[a-z]{3}"}}
+    assert httpx.post(server.url + "/v1/completions", json=asked, timeout=60).status_code == 200
+    assert any(CHECK in args for args in server.children().values()), server.children()
+
+
+def after_its_engine(server: Server) -> None:
+    """The engine first, and then the server while it starts another."""
+    wait_until(server.is_ready)
+    dead = server.engine()
+    with streaming(server):
+        os.kill(dead, signal.SIGKILL)
+        wait_until(lambda: server.engine() not in (0, dead))
+        server.kill()
+
+
+WAYS = (while_loading, while_it_streams, with_a_stopped_engine, with_a_grammar_process, after_its_engine)
+
+
+def test_r6_nothing_is_left_of_a_killed_server(tmp_path: Path, port: int, is_long: bool) -> None:
+    """The next server listens on the same port, started before what the last one left had to be gone."""
+    assert sys.platform == "linux"
+    for loop, way in enumerate(WAYS * (LONG_LOOPS if is_long else 1)):
+        home = tmp_path / str(loop)
+        home.mkdir()
+        server = Server(port, home)
+        try:
+            way(server)
+            children = server.children()
+        finally:
+            server.kill()
+        wait_until(lambda children=children: not any(map(is_alive, children)), GONE_WITHIN_S, way.__name__)  # type: ignore[misc]
+        wait_until(lambda home=home: not list(home.glob("inferd-*")), GONE_WITHIN_S, way.__name__)  # type: ignore[misc]
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return re.search(r"^State:\s+([A-Z])", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1] != "Z"  # type: ignore[index]
+    return False

@@ -1,0 +1,92 @@
+"""R3, R4 and R17: requests that end the engine, engines that end whatever is asked, and rows that are no numbers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Daemon
+from tests.reliability.asking import Ask, Asker
+from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
+from tests.reliability.workloads import streams
+
+KILL, NAN, MEMORY = 3071, 3070, 3069
+"""The last tokens of the embedded model's vocabulary, which nothing else here draws: what each of them does."""
+
+
+def poison(token_id: int) -> Ask:
+    """Computed with the prompt."""
+    return Ask("/v1/completions", {"prompt": [*range(10, 40), token_id, 50], "max_tokens": 30})
+
+
+def poison_drawn(token_id: int) -> Ask:
+    """Computed once it was drawn: the step that draws it does no harm, the one after it does."""
+    body = {"prompt": [*range(10, 40)], "max_tokens": 30, "ignore_eos": True, "logit_bias": {str(token_id): 100}}
+    return Ask("/v1/completions", body)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    faults = f"kill@token={KILL},nan@token={NAN},memory@token={MEMORY}@life=0"
+    served = Daemon(WITHOUT_CACHE, "--kv-memory", "16MiB", env=faulty(faults))
+    served.wait_ready()
+    yield served
+    served.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def good(daemon: Daemon) -> Callable[..., list[Any]]:
+    """Asks for the same good answers each time, beside something bad; returns what came of that."""
+    asks, asker = streams(12, 120), Asker(daemon.url)
+    expected = [answer.said for answer in asker.ask(asks)]
+
+    def ask(*bad: Ask) -> list[Any]:
+        answers = asker.ask([*asks, *bad])
+        assert [answer.said for answer in answers[: len(asks)]] == expected
+        return answers[len(asks) :]
+
+    return ask
+
+
+def test_an_allocation_that_fails_is_a_pause(daemon: Daemon, good: Callable[..., list[Any]]) -> None:
+    (answer,) = good(poison(MEMORY))
+    assert answer.status == 200
+    assert restarts(daemon) == 1 and "told to fail" in daemon.output
+
+
+def test_r17_a_row_of_nan_fails_alone(daemon: Daemon, good: Callable[..., list[Any]]) -> None:
+    """Its KV is no number, then its logits; and who has its blocks after it reads none of that."""
+    before = restarts(daemon)
+    for _ in range(3):
+        (answer,) = good(poison(NAN))
+        assert (answer.status, answer.error["code"]) == (500, "numerical_error")
+    assert restarts(daemon) == before
+
+
+def test_r3_poisons_fail_alone_and_the_others_finish(daemon: Daemon, good: Callable[..., list[Any]]) -> None:
+    before, poisons = restarts(daemon), (poison(KILL), poison_drawn(KILL))
+    for answer in good(*poisons):
+        assert (answer.status, answer.error["code"]) == (500, "engine_error"), answer
+    num_restarts = restarts(daemon) - before
+    assert num_restarts <= 4, "three for the first, and one more for the second, which was there when those died"
+
+    again = Asker(daemon.url).ask([Ask(bad.path, {**bad.body, "seed": 5}) for bad in poisons])
+    assert all(answer.status == 500 and "not tried again" in answer.error["message"] for answer in again)  # type: ignore[index]
+    assert restarts(daemon) == before + num_restarts, "a poison was tried again"
+
+
+def test_r4_engines_that_deliver_nothing_end_the_server(start: Callable[..., Daemon]) -> None:
+    daemon = start(env=faulty("kill@step=1"))
+    answers = Asker(daemon.url).ask(streams(4, 20))
+    assert {answer.error["code"] for answer in answers if answer.error} == {"engine_error"}
+    assert daemon.process.wait(60) == 70
+    assert "none delivered a token" in daemon.output
+
+
+def test_faults_are_refused_without_the_test_switch(start: Callable[..., Daemon]) -> None:
+    daemon = start(ready=False, env={"_INFERD_TEST_FAULTS": "kill@step=1"})
+    assert daemon.process.wait(60) == 2
+    assert "breaks the engine on purpose" in daemon.output

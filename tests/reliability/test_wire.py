@@ -1,0 +1,27 @@
+"""R21: frames that are damaged, lost, repeated or cut short cost a restart and no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.e2e.conftest import Daemon
+from tests.reliability.asking import Asker
+from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
+from tests.reliability.workloads import streams
+
+SAID = {
+    "flip": "its checksum is wrong",
+    "lose": "where 60 was expected",
+    "repeat": "where 61 was expected",
+    "cut": "is no envelope",
+}
+
+
+def test_r21_a_bad_frame_is_a_pause(start: Callable[..., Daemon], is_long: bool) -> None:
+    kinds = list(SAID) if is_long else ["flip", "lose"]
+    daemon = start(WITHOUT_CACHE, env=faulty(",".join(f"{kind}@frame=60@life={i}" for i, kind in enumerate(kinds))))
+    asks, asker = streams(4, 300), Asker(daemon.url)
+    disturbed = asker.ask(asks)
+    assert restarts(daemon) == len(kinds)
+    assert [answer.said for answer in disturbed] == [answer.said for answer in asker.ask(asks)]
+    assert all(SAID[kind] in daemon.output for kind in kinds), daemon.output

@@ -1,0 +1,200 @@
+"""What recovery decides by: who is a suspect, when to give up, and what hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.flight import FlightReader, FlightRecord, tag_of
+from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, Pulse
+from inferd.engine.api.messages import Delta, Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.work import StepWork
+from inferd.engine.watch import StepWatch
+from inferd.server.deaths import MAX_DEATHS, WINDOW_S, Deaths
+from inferd.server.journal import Journal
+from inferd.server.quarantine import REFUSED_S, Quarantine
+from inferd.server.watchdog import MAX_SILENCE_S, TICK_S, Watchdog
+
+
+def journal(name: str, num_prompt: int = 4) -> Journal:
+    return Journal(Submit(request_id=name, prompt_ids=(1,) * num_prompt, params=SamplingParams(max_tokens=9, seed=1)))
+
+
+def dead(*journals: Journal, reached: int) -> dict[int, int]:
+    return {each.tag: reached for each in journals}
+
+
+def give(each: Journal, *token_ids: int) -> None:
+    each.record(Delta(request_id=each.submit.request_id, token_ids=token_ids))
+
+
+# -- quarantine --------------------------------------------------------------------------------------------------------
+
+
+def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    poison, good, waiting = journal("poison", 5), journal("good"), journal("waiting")
+    live = [poison, good, waiting]
+    assert quarantine.judge(dead(poison, good, reached=5), live) == []
+    assert [quarantine.replay(each).alone_until for each in live] == [0, 0, 0], "a first death is mostly by chance"
+    assert quarantine.judge(dead(poison, good, reached=5), live) == []
+    assert [quarantine.replay(each).alone_until for each in live] == [5, 5, 0]
+    give(good, 7, 8)
+    assert quarantine.judge(dead(poison, reached=5), live) == [poison]
+    assert good.num_deaths == good.reached == 0, "it got past there"
+
+    like = structs.replace(poison.submit, request_id="again", params=structs.replace(poison.submit.params, seed=99))
+    with pytest.raises(RequestError, match="not tried again for 600 s") as refusal:
+        quarantine.check(like)
+    assert refusal.value.code == "engine_error"
+    quarantine.check(good.submit)
+    now[0] = REFUSED_S
+    quarantine.check(like)
+
+
+def test_chance_kills_nobody_who_gets_on_between() -> None:
+    quarantine, alone = Quarantine(), journal("alone")
+    for number in range(20):
+        assert quarantine.judge(dead(alone, reached=4 + 2 * number), [alone]) == []
+        quarantine.replay(alone)
+        give(alone, 1, 2, 3)
+
+
+def test_who_was_not_alone_is_never_failed() -> None:
+    quarantine, pair = Quarantine(), [journal("a"), journal("b")]
+    for _ in range(9):
+        assert quarantine.judge(dead(*pair, reached=4), pair) == []
+
+
+def test_a_token_says_that_all_before_it_is_computed_and_not_itself() -> None:
+    """Overlap: the engine died in the step that computed a token which it had not told yet."""
+    each, quarantine = journal("a", num_prompt=4), Quarantine()
+    give(each, 1)
+    quarantine.judge(dead(each, reached=6), [each])
+    quarantine.replay(each)
+    assert each.is_suspect, "nothing of the next engine yet"
+    give(each, 2)
+    assert each.is_suspect, "six tokens exist, and the last of them is still to be computed"
+    give(each, 3)
+    assert not each.is_suspect
+
+
+def test_a_chunk_of_a_prompt_is_cleared_by_the_first_token() -> None:
+    each, quarantine = journal("a", num_prompt=100), Quarantine()
+    quarantine.judge(dead(each, reached=32), [each])
+    quarantine.replay(each)
+    assert each.is_suspect, "no token yet: it may not have come so far"
+    give(each, 1)
+    assert not each.is_suspect
+
+
+# -- crash loop --------------------------------------------------------------------------------------------------------
+
+
+def test_deaths_without_progress_end_it_and_wait_ever_longer() -> None:
+    deaths = Deaths()
+    delays = [deaths.died(float(i), num_delivered=0) for i in range(MAX_DEATHS)]
+    assert delays[0] == 0.0
+    assert None not in delays and delays == sorted(delays, key=lambda delay: delay or 0.0)
+    assert deaths.died(float(MAX_DEATHS), num_delivered=0) is None
+
+
+def test_deaths_with_progress_never_end_it() -> None:
+    deaths = Deaths()
+    delays = [deaths.died(0.1 * i, num_delivered=i + 1) for i in range(1000)]
+    assert None not in delays
+    assert delays[0] == 0.0 and (delays[-1] or 0.0) >= 1.0, "and back off"
+
+
+def test_deaths_long_ago_do_not_count() -> None:
+    deaths = Deaths()
+    assert all(deaths.died(i * WINDOW_S / 4, num_delivered=0) is not None for i in range(100))
+
+
+# -- hangs -------------------------------------------------------------------------------------------------------------
+
+
+def pulse(num_beats: int, *, started_s: float = 0.0, limit_s: float = 10.0, num_steps: int = 0) -> Pulse:
+    return Pulse(num_beats, 0.0, started_s, limit_s, num_steps, EnginePhase.SERVING, True)
+
+
+def look_for(watchdog: Watchdog, seconds: float, start_s: float, **fields: float) -> str | None:
+    """Look every tick, while the engine's thread beats and its step goes on."""
+    for tick in range(int(seconds / TICK_S)):
+        reason = watchdog.look(pulse(tick + 1, **fields), start_s + tick * TICK_S)  # type: ignore[arg-type]
+        if reason:
+            return reason
+    return None
+
+
+def test_silence_is_a_hang() -> None:
+    watchdog = Watchdog(0.0)
+    ticks = int(MAX_SILENCE_S / TICK_S) + 2
+    reasons = [watchdog.look(pulse(3), tick * TICK_S) for tick in range(ticks + 1)]
+    assert reasons[: ticks - 1] == [None] * (ticks - 1)
+    assert reasons[-1] is not None and "no sign of life" in reasons[-1]
+
+
+def test_a_legal_long_step_never_trips_it() -> None:
+    assert look_for(Watchdog(0.0), 60.0, 0.0, started_s=1.0, limit_s=61.0) is None
+
+
+def test_a_step_beyond_its_limit_is_a_hang() -> None:
+    reason = look_for(Watchdog(0.0), 12.0, 0.0, started_s=1.0, limit_s=10.0)
+    assert reason is not None and "within 10 s" in reason
+
+
+def test_many_short_steps_are_none() -> None:
+    watchdog = Watchdog(0.0)
+    for tick in range(400):
+        assert watchdog.look(pulse(tick, started_s=1.0, num_steps=tick // 2), tick * TICK_S) is None
+
+
+def test_time_in_which_this_process_stood_still_does_not_count() -> None:
+    watchdog = Watchdog(0.0)
+    assert watchdog.look(pulse(3, started_s=1.0), TICK_S) is None
+    assert watchdog.look(pulse(3, started_s=1.0), 3600.0) is None
+
+
+def test_before_the_first_beat_libraries_are_read() -> None:
+    watchdog = Watchdog(0.0)
+    reasons = [watchdog.look(None, tick * TICK_S) for tick in range(int(121 / TICK_S))]
+    assert reasons[int(119 / TICK_S)] is None and reasons[-1] is not None
+
+
+# -- the flight record -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_flight_is_what_was_launched_and_has_not_ended(tmp_path: Path) -> None:
+    reader = FlightReader(tmp_path / "flight", max_rows=3)
+    record = FlightRecord(tmp_path / "flight")
+    a, b, c = map(tag_of, "abc")
+    assert reader.in_flight() == {}
+    record.launched(6, [(a, 10), (b, 20), (c, 2**40)])
+    record.launched(7, [(a, 11)])
+    assert reader.in_flight() == {a: 11, b: 20, c: 2**40}
+    record.ended(6)
+    assert reader.in_flight() == {a: 11}
+    record.ended(7)
+    assert reader.in_flight() == {}
+    reader.close()
+
+
+def test_a_step_may_take_ten_predictions_and_its_first_time_more(tmp_path: Path) -> None:
+    reader = FlightReader(tmp_path / "flight", max_rows=1)
+    (tmp_path / "heartbeat").write_bytes(bytes(64))
+    heartbeat = Heartbeat(tmp_path / "heartbeat")
+    watch = StepWatch(FlightRecord(tmp_path / "flight"), heartbeat, Peaks(read_bytes_per_s=1e9, flops_per_s=1e9))
+    limits = []
+    for step_id, flops in enumerate((10**6, 10**6, 6 * 10**9)):
+        watch.launched(step_id, [(1, 1)], StepWork("decode", flops, 0))
+        limits.append(heartbeat.step_limit_s)
+        watch.ended(step_id)
+    assert limits == [120.0, 10.0, 600.0]
+    reader.close()

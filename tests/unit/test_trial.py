@@ -1,0 +1,72 @@
+"""Suspects: each runs alone as far as it was told, in turn with all others, and nobody starves."""
+
+from __future__ import annotations
+
+from tests.unit.test_scheduler import Engine, make
+
+PROMPT = (1, 2, 3, 4, 5)
+
+
+def names(engine: Engine) -> list[str]:
+    return [name for name, *_ in engine.step()]
+
+
+def test_others_go_first_then_turn_by_turn() -> None:
+    engine = make(shares_prefixes=False)
+    engine.add("s", PROMPT, max_tokens=9, alone_until=6)
+    engine.add("t", PROMPT, max_tokens=9, alone_until=1)
+    engine.add("a", PROMPT, max_tokens=9)
+    assert names(engine) == ["a"]
+    assert [names(engine), names(engine)] == [["s"], ["s"]], "five positions with the prompt, and one more"
+    assert sorted(names(engine)) == ["a", "s"], "a step of the others, with whom was cleared"
+    assert names(engine) == ["t"]
+    assert sorted(names(engine)) == ["a", "s", "t"]
+
+
+def test_what_was_launched_ends_before_a_trial_begins() -> None:
+    engine = make(shares_prefixes=False)
+    engine.add("a", PROMPT, max_tokens=9)
+    engine.add("s", PROMPT, max_tokens=9, alone_until=6)
+    assert [name for name, *_ in engine.plan()] == ["a"]
+    assert engine.plan() == [], "the suspect's turn, and a row of another is on the device"
+    engine.apply()
+    assert [name for name, *_ in engine.plan()] == ["s"]
+    assert [name for name, *_ in engine.plan()] == ["s"], "its own next row may overlap"
+    assert engine.plan() == [], "as far as it was told"
+    engine.apply()
+    assert engine.plan() == [], "its last row is not applied"
+    engine.apply()
+    assert sorted(name for name, *_ in engine.plan()) == ["a", "s"]
+
+
+def test_a_suspect_that_ends_gives_the_turn_back() -> None:
+    engine = make(shares_prefixes=False)
+    suspect = engine.add("s", PROMPT, max_tokens=9, alone_until=99)
+    engine.add("t", PROMPT, max_tokens=9, alone_until=6)
+    engine.add("a", PROMPT, max_tokens=9)
+    assert [names(engine), names(engine)] == [["a"], ["s"]]
+    engine.scheduler.finish(suspect)
+    assert [names(engine), names(engine)] == [["a"], ["t"]]
+
+
+def test_a_suspect_that_waits_is_aborted() -> None:
+    engine = make()
+    suspect = engine.add("s", PROMPT, alone_until=6)
+    assert engine.scheduler.num_waiting == 1
+    engine.scheduler.finish(suspect)
+    engine.scheduler.check()
+    assert not engine.scheduler.has_work
+
+
+def test_nobody_takes_the_memory_that_a_suspect_waits_for() -> None:
+    """Four blocks: the one that runs leaves too few, and those behind it may not start before the suspect."""
+    engine = make(num_blocks=4, shares_prefixes=False)
+    engine.add("a", PROMPT, max_tokens=4)
+    assert names(engine) == ["a"]
+    engine.add("s", (*PROMPT, *PROMPT), max_tokens=2, alone_until=10)
+    for number in range(5):
+        engine.add(f"later {number}", (1,), max_tokens=4)
+    order: list[str] = []
+    while "s" not in order:
+        order += names(engine)
+    assert set(order) == {"a", "s"}
