@@ -40,7 +40,7 @@ TIERS = (
     Tier("api", 80, ("api",)),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, options=("--dist", "worksteal")),
     # By file: the tests of one share a daemon. One process more than cores: to wait for a hang takes no processor.
-    Tier("reliability", 60, ("reliability",), workers=3, threads=1, options=("--dist", "loadfile")),
+    Tier("reliability", 90, ("reliability",), workers=3, threads=1, options=("--dist", "loadfile")),
     Tier("security", 40, ("security",)),
 )
 INSTALL_BUDGET_S = 120

@@ -71,7 +71,7 @@ def test_r3_poisons_fail_alone_and_the_others_finish(daemon: Daemon, good: Calla
     for answer in good(*poisons):
         assert (answer.status, answer.error["code"]) == (500, "engine_error"), answer
     num_restarts = restarts(daemon) - before
-    assert num_restarts <= 4, "three for the first, and one more for the second, which was there when those died"
+    assert num_restarts <= 6, "three for each; fewer where the second was there when the first killed"
 
     again = Asker(daemon.url).ask([Ask(bad.path, {**bad.body, "seed": 5}) for bad in poisons])
     assert all(answer.status == 500 and "not tried again" in answer.error["message"] for answer in again)  # type: ignore[index]
