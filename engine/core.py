@@ -10,20 +10,33 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from time import monotonic
 
 from inferd.engine.api.flight import NO_RECORDER, Recorder
-from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, StepOutput, Submit
+from inferd.engine.api.messages import (
+    Delta,
+    EngineStats,
+    Failure,
+    FinishReason,
+    StepCosts,
+    StepModel,
+    StepOutput,
+    Submit,
+)
 from inferd.engine.api.params import ParamError, check_token_ids
 from inferd.engine.api.work import NO_WORK, StepWork, WorkModel
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.request import Request
+from inferd.engine.sched.latency import Timing
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.worker.executor import Executor, Handle
+
+_MODEL_STEPS = 64
+"""Steps between two looks at the step-time model: what it says of itself costs 0.1 ms."""
 
 
 @dataclass(slots=True)
@@ -84,6 +97,8 @@ class EngineCore:
         """Prompt positions whose logits were computed to be reported."""
         self._last_end_s = 0.0
         """When the newest result had come."""
+        self._step_model = StepModel()
+        """As of the last multiple of `_MODEL_STEPS`."""
 
     @property
     def has_work(self) -> bool:
@@ -115,7 +130,7 @@ class EngineCore:
             pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids)
             self._compiling[submit.request_id] = pending
         else:
-            self._queue(generation)
+            self._queue(generation, now)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now. Ids that are not alive are ignored: their last delta is on its way or was read."""
@@ -141,7 +156,8 @@ class EngineCore:
 
         None where there is nothing to report yet: a first step that was only launched. Raises what the worker raised.
         """
-        self._queue_compiled()
+        self._queue_compiled(now)
+        self._shed(now)
         started_s = self._clock()
         plan = self._scheduler.schedule(now)
         schedule_duration_s = self._clock() - started_s
@@ -169,6 +185,9 @@ class EngineCore:
             num_generation_tokens=self._num_generation_tokens,
             prefix_query_tokens=scheduler.stats.prefix_query_tokens,
             prefix_hit_tokens=scheduler.stats.prefix_hit_tokens,
+            num_shed=scheduler.stats.num_shed,
+            num_tokens_waiting=scheduler.num_tokens_waiting,
+            step_model=self._step_model,
         )
 
     def check(self) -> None:
@@ -193,14 +212,19 @@ class EngineCore:
             return Failure("invalid_value", str(error), error.param)
         return None
 
-    def _queue(self, generation: Generation) -> None:
-        """Hand a request to the scheduler; one that can never run is told so."""
+    def _queue(self, generation: Generation, now: float) -> None:
+        """Hand a request to the scheduler; one that can never run, or not in time, is told so."""
         try:
-            self._scheduler.add(generation.request)
+            self._scheduler.add(generation.request, now)
         except Refusal as refusal:
-            self._refuse(generation, Failure(refusal.code, refusal.message, refusal.param))
+            self._refuse(generation, _failure_of(refusal))
 
-    def _queue_compiled(self) -> None:
+    def _shed(self, now: float) -> None:
+        """Tell those that wait in vain for a first token within their target."""
+        for request, refusal in self._scheduler.shed(now):
+            self._refuse(self._live[request.request_id], _failure_of(refusal))
+
+    def _queue_compiled(self, now: float) -> None:
         """Requests whose grammar is there go on to the scheduler, in the order in which they came."""
         for request_id, pending in list(self._compiling.items()):
             if not pending.is_done:
@@ -214,14 +238,14 @@ class EngineCore:
                 continue
             ended = generation.ended_before()
             if ended is None:
-                self._queue(generation)
+                self._queue(generation, now)
                 continue
             del self._live[request_id]
             failure = generation.grammar_failure if ended[0] == "error" else None
             self._outbox.append(generation.delta(finish_reason=ended[0], failure=failure))
 
     def _refuse(self, generation: Generation, failure: Failure) -> None:
-        """End a request that the scheduler was not given."""
+        """End a request that the scheduler does not have."""
         del self._live[generation.request.request_id]
         self._outbox.append(generation.delta(finish_reason="error", failure=failure))
 
@@ -273,7 +297,10 @@ class EngineCore:
         self._last_end_s = now
         self._num_steps += 1
         num_scored = self._num_scored
-        deltas = self._apply(result)
+        own_s, predicted_s = min(result.duration_s, now - last_end_s), self._scheduler.latency.next_predicted_s
+        deltas = self._apply(result, Timing(now, own_s))
+        if self._num_steps % _MODEL_STEPS == 1:
+            self._step_model = self._describe_model()
         work, num_scored = launched.work, self._num_scored - num_scored
         if num_scored:
             _, starts, counts, samples = zip(*plan.rows, strict=True)
@@ -285,15 +312,28 @@ class EngineCore:
             step_num_tokens=plan.num_tokens,
             step_num_rows=len(plan.rows),
             step_phase=work.phase,
-            step_own_s=min(result.duration_s, now - last_end_s),
+            step_own_s=own_s,
             step_flops=work.flops,
             step_bytes=work.num_bytes,
+            step_predicted_s=predicted_s,
             schedule_duration_s=schedule_duration_s,
         )
 
-    def _apply(self, result: StepResult) -> list[Delta]:
+    def _describe_model(self) -> StepModel:
+        latency = self._scheduler.latency
+        model = latency.model
+        error_p50, error_p95 = model.error(0.5, 0.95)
+        return StepModel(
+            decode=StepCosts(*astuple(model.decode)),
+            chunked=StepCosts(*astuple(model.chunked)),
+            error_p50=error_p50,
+            error_p95=error_p95,
+            prefill_tokens_per_s=self._scheduler.prefill_pace().tokens_per_s,
+        )
+
+    def _apply(self, result: StepResult, timing: Timing) -> list[Delta]:
         deltas: list[Delta] = []
-        for applied in self._scheduler.apply(result):
+        for applied in self._scheduler.apply(result, timing):
             generation = self._live[applied.request.request_id]
             if applied.result.status is RowStatus.OK:
                 delta = self._advance(generation, applied)
@@ -349,6 +389,10 @@ class EngineCore:
         return deltas
 
 
+def _failure_of(refusal: Refusal) -> Failure:
+    return Failure(refusal.code, refusal.message, refusal.param, refusal.retry_after_s)
+
+
 def _check_ids(submit: Submit, vocab_size: int) -> None:
     """Raise `ParamError` for ids that cannot be a sequence of this model, or an output longer than was asked for."""
     if not submit.prompt_ids:
@@ -371,4 +415,6 @@ def _request_of(submit: Submit, max_model_len: int, now: float) -> Request:
         cache_salt=submit.cache_salt,
         emitted_ids=submit.emitted_ids,
         alone_until=submit.alone_until,
+        ttft_target_s=submit.ttft_target_s,
+        tpot_target_s=submit.tpot_target_s,
     )

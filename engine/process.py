@@ -42,6 +42,7 @@ from inferd.engine.core import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_time import Coefficients, Seed
 from inferd.engine.watch import StepWatch
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
@@ -145,12 +146,14 @@ def build(launch: Launch, link: EngineLink, heartbeat: Heartbeat, flight: Flight
         step_tokens=config.max_num_batched_tokens,
         shares_prefixes=config.prefix_caching,
     )
+    work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
+    decode, chunked = work.seconds(ready.peaks)
     core = EngineCore(
-        Scheduler(limits, cache),
+        Scheduler(limits, cache, Seed(Coefficients(*decode), Coefficients(*chunked))),
         ThreadExecutor(_with_faults(worker, faults), thread),
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
-        work=WorkModel.of(worker.arch, precision_of(config), ready.max_model_len),
+        work=work,
         grammars=GrammarThread(Path(config.model_path), ready.vocab_size),
         recorder=StepWatch(flight, heartbeat, ready.peaks),
     )

@@ -30,6 +30,10 @@ class Request:
     cache_salt: str = ""
     alone_until: int = 0
     """A suspect's: it runs alone until so many positions are computed. 0: no suspect."""
+    ttft_target_s: float | None = None
+    """From arrival to the first token; None: whenever it comes."""
+    tpot_target_s: float | None = None
+    """A token after the first, in the mean; None: any."""
 
     cached: int = 0
     """Positions that the last admission took from the prefix cache."""
@@ -66,6 +70,8 @@ class Request:
         cache_salt: str = "",
         emitted_ids: tuple[int, ...] = (),
         alone_until: int = 0,
+        ttft_target_s: float | None = None,
+        tpot_target_s: float | None = None,
     ) -> Request:
         """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
         return cls(
@@ -78,6 +84,8 @@ class Request:
             priority=priority,
             cache_salt=cache_salt,
             alone_until=alone_until,
+            ttft_target_s=ttft_target_s,
+            tpot_target_s=tpot_target_s,
         )
 
     @property

@@ -41,6 +41,7 @@ from inferd.server.api.tokens import TokensApi
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
+from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.settings import Settings
 from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
 from inferd.server.structured.checker import GrammarChecker
@@ -61,6 +62,8 @@ class AppOptions:
     stored_responses_bytes: int = 256 * 2**20
     stored_responses_ttl_s: float = 86_400.0
     unknown_fields: Literal["refuse", "warn"] = "refuse"
+    targets: Targets = NO_TARGETS
+    e2e_target_s: float | None = None
     has_access_log: bool = True
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """What /config shows."""
@@ -75,6 +78,8 @@ class AppOptions:
             stored_responses_bytes=settings.stored_responses,
             stored_responses_ttl_s=settings.stored_responses_ttl_s,
             unknown_fields=settings.unknown_fields,
+            targets=Targets(settings.ttft_target, settings.tpot_target),
+            e2e_target_s=settings.e2e_target,
             has_access_log=settings.access_log,
             config=settled(settings, config),
         )
@@ -102,7 +107,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         model=model,
         router=router,
         metrics=metrics,
-        intake=Intake(model, prompts, grammars),
+        intake=Intake(model, prompts, grammars, options.targets),
         prompts=prompts,
         lanes=lanes,
         responses=ResponseStore(options.stored_responses_bytes, options.stored_responses_ttl_s),
@@ -111,6 +116,8 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         unknown_fields=options.unknown_fields,
         body_timeout_s=options.body_timeout_s,
         keep_alive_s=options.keep_alive_s,
+        targets=options.targets,
+        e2e_target_s=options.e2e_target_s,
         config=options.config,
     )
 

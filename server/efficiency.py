@@ -40,6 +40,8 @@ class PhaseSummary:
     bound_by: Bound
     """What held up the most of their time."""
     median_step_s: float
+    mean_predicted_s: float = 0.0
+    """Of a step, by the step-time model, before it was measured."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Sums:
     flops: int = 0
     num_bytes: int = 0
     floor_s: float = 0.0
+    predicted_s: float = 0.0
     seconds: dict[Bound, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))
     durations_s: array[float] = field(default_factory=lambda: array("d"))
 
@@ -56,6 +59,7 @@ class _Sums:
         self.flops += other.flops
         self.num_bytes += other.num_bytes
         self.floor_s += other.floor_s
+        self.predicted_s += other.predicted_s
         for bound, seconds in other.seconds.items():
             self.seconds[bound] += seconds
         self.durations_s.extend(other.durations_s)
@@ -70,6 +74,7 @@ class _Sums:
             floor_ratio=self.floor_s / seconds,
             bound_by=max(BOUNDS, key=lambda bound: self.seconds[bound]),
             median_step_s=median(self.durations_s),
+            mean_predicted_s=self.predicted_s / len(self.durations_s),
         )
 
 
@@ -111,6 +116,7 @@ class Efficiency:
         sums.flops += flops
         sums.num_bytes += num_bytes
         sums.floor_s += floor_s
+        sums.predicted_s += output.step_predicted_s
         sums.seconds[bound] += own_s
         sums.durations_s.append(own_s)
 

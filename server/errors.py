@@ -79,7 +79,14 @@ ROWS: dict[str, Row] = {
     ),
     "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
     "unsupported_content_type": Row(415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON."),
-    "rate_limit_exceeded": Row(429, _LIMITED, "rate_limit_exceeded", "This client asks too often.", 1.0),
+    "rate_limit_exceeded": Row(
+        429,
+        _LIMITED,
+        "rate_limit_exceeded",
+        "This client asks too often, or its first token would come later than the TTFT target; `Retry-After` says when "
+        "to ask again.",
+        1.0,
+    ),
     "slow_down": Row(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
     "internal_error": Row(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
     "engine_error": Row(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
@@ -129,7 +136,8 @@ def headers_of(error: RequestError | EngineDeadError) -> dict[str, str]:
     if row.retry_after_s is None:
         return {}
     # Jitter: callers that were refused together must not come back together.
-    wait_ms = int(row.retry_after_s * random.uniform(1_000, 2_000))
+    known_s = error.retry_after_s if isinstance(error, RequestError) else None
+    wait_ms = max(1, int((row.retry_after_s if known_s is None else known_s) * random.uniform(1_000, 2_000)))
     return {"Retry-After": str(-(-wait_ms // 1_000)), "Retry-After-Ms": str(wait_ms)}
 
 

@@ -69,4 +69,6 @@ class Journal:
             emitted_ids=tuple(self.emitted_ids),
             num_prompt_logprobs=self.num_prompt_logprobs,
             alone_until=self.reached if alone else 0,
+            # It was taken once: the outage does not make it late.
+            ttft_target_s=None,
         )

@@ -48,6 +48,24 @@ class RequestRecord:
     num_generation_tokens: int
     num_cached_tokens: int
     finish_reason: FinishReason
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    e2e_target_s: float | None = None
+
+    def attainment(self) -> dict[str, bool]:
+        """Latency -> whether its target was met, of those that have one. What never came is late; an answer of one
+        token has no TPOT, and meets any."""
+        is_served = self.finish_reason in ("stop", "length")
+        seen = (
+            ("ttft", self.ttft_target_s, self.ttft_s),
+            ("tpot", self.tpot_target_s, self.tpot_s or 0.0),
+            ("e2e", self.e2e_target_s, self.e2e_s),
+        )
+        return {
+            name: is_served and value is not None and value <= target
+            for name, target, value in seen
+            if target is not None
+        }
 
     @property
     def ttft_s(self) -> float | None:
@@ -133,6 +151,9 @@ class Metrics:
         self._step_cells = self.step_duration.cell(), self.schedule_duration.cell(), self.step_tokens.cell()
         self.cache_config = Gauge()
         self.mfu, self.mbu, self.peak_reads, self.peak_flops = Gauge(), Gauge(), Gauge(), Gauge()
+        self.shed, self.goodput, self.goodput_tokens = Counter.zero(), Counter.zero(), Counter.zero()
+        self.slo, self.step_error = Counter(), Gauge()
+        self.tokens_waiting, self.prefill_rate = Gauge.zero(), Gauge.zero()
 
     def _make_http(self) -> None:
         self.arrived, self.http = Counter(), Counter()
@@ -152,6 +173,7 @@ class Metrics:
     def request_finished(self, record: RequestRecord) -> None:
         """Latencies are of generations that ended by themselves; of aborts and errors only the waiting is known."""
         self.finished.add(1, record.finish_reason)
+        self._count_targets(record)
         if record.queue_s is not None:
             self.queue.cell().observe(record.queue_s)
         if record.prefill_s is not None:
@@ -165,6 +187,17 @@ class Metrics:
             self.decode.cell().observe(record.decode_s)
         if record.tpot_s is not None:
             self.tpot.cell().observe(record.tpot_s)
+
+    def _count_targets(self, record: RequestRecord) -> None:
+        """An abort is its caller's doing: it met nothing and missed nothing."""
+        if record.finish_reason == "abort":
+            return
+        attainment = record.attainment()
+        for latency, is_met in attainment.items():
+            self.slo.add(1, latency, "met" if is_met else "missed")
+        if record.finish_reason != "error" and all(attainment.values()):
+            self.goodput.add(1)
+            self.goodput_tokens.add(record.num_generation_tokens)
 
     def step(self, output: StepOutput) -> None:
         """Once per engine step, whatever the number of streams."""
@@ -189,6 +222,11 @@ class Metrics:
         self.generation_tokens.add(_grown(stats.num_generation_tokens, last.num_generation_tokens))
         self.preemptions.add(_grown(stats.num_preemptions, last.num_preemptions))
         self.steps.add(_grown(stats.num_steps, last.num_steps))
+        self.shed.add(_grown(stats.num_shed, last.num_shed))
+        self.tokens_waiting.set(stats.num_tokens_waiting)
+        self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
+        self.step_error.set(stats.step_model.error_p50, "0.5")
+        self.step_error.set(stats.step_model.error_p95, "0.95")
 
     def engine_ready(self, ready: Ready) -> None:
         """An engine takes requests; its counters begin at zero, those of the server go on."""
@@ -218,7 +256,7 @@ class Metrics:
 
     def engine_down(self) -> None:
         """No engine: nothing runs, waits or holds blocks."""
-        for gauge in (self.up, self.running, self.waiting, self.kv_usage):
+        for gauge in (self.up, self.running, self.waiting, self.kv_usage, self.tokens_waiting):
             gauge.set(0)
         self.blocks.values.clear()
 
@@ -268,6 +306,7 @@ class Metrics:
         page.histogram("inferd_schedule_duration_seconds", "Planning one engine step.", self.schedule_duration)
         page.histogram("inferd_step_tokens", "Tokens computed in one engine step.", self.step_tokens)
         self._show_efficiency(page)
+        self._show_targets(page)
         page.gauge("inferd_requests_running", "Requests in the batch.", self.running)
         page.gauge("inferd_requests_waiting", "Requests in the queue.", self.waiting)
         page.gauge("inferd_kv_cache_usage_ratio", "Share of KV blocks held by requests, 0 to 1.", self.kv_usage)
@@ -301,6 +340,20 @@ class Metrics:
         page.counter("inferd_step_floor_seconds", "Least time for the steps' work.", seen.floor_seconds, "phase")
         page.gauge("inferd_peak_flops_per_second", "Measured at start: matrix products.", self.peak_flops)
         page.gauge("inferd_peak_read_bytes_per_second", "Measured at start: memory.", self.peak_reads)
+
+    def _show_targets(self, page: Export) -> None:
+        page.counter("inferd_slo_requests", "Requests with a target, by latency.", self.slo, "latency", "outcome")
+        page.counter("inferd_goodput_requests", "Requests served within all of their targets.", self.goodput)
+        page.counter("inferd_goodput_tokens", "Tokens generated for those requests.", self.goodput_tokens)
+        page.counter("inferd_requests_shed", "Requests refused for their TTFT target.", self.shed)
+        page.gauge("inferd_waiting_prompt_tokens", "Tokens of prompts in the queue.", self.tokens_waiting)
+        page.gauge("inferd_prefill_tokens_per_second", "Prompts, by the step-time model.", self.prefill_rate)
+        page.gauge(
+            "inferd_step_model_error_ratio",
+            "|predicted - measured| step time, as a share of the larger, newest steps.",
+            self.step_error,
+            "quantile",
+        )
 
     def _server_names(self) -> Export:
         page = Export({})

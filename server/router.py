@@ -52,6 +52,8 @@ class RouterOptions:
     retry_after_s: int = 1
     outage_grace_s: float = 10.0
     """Without an engine for longer than this, new requests are refused; until then they wait for the next one."""
+    e2e_target_s: float | None = None
+    """From arrival to the last token; counted where met."""
 
 
 class TokenStream:
@@ -364,5 +366,8 @@ class Router:
                 num_generation_tokens=stream.num_generated,
                 num_cached_tokens=stream.journal.num_cached,
                 finish_reason=stream.abort_reason or delta.finish_reason,
+                ttft_target_s=stream.submit.ttft_target_s,
+                tpot_target_s=stream.submit.tpot_target_s,
+                e2e_target_s=self._options.e2e_target_s,
             )
         )

@@ -17,17 +17,21 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.schema.targets import MAX_TARGET_S, MIN_TARGET_S
 from inferd.server.settings_fields import (
     ENV_PREFIX,
     Auto,
     BlockSize,
+    Duration,
     Names,
+    NoneAllowed,
     Number,
     Secrets,
     Setting,
     Size,
     describe,
     format_bytes,
+    format_duration,
     setting,
 )
 from inferd.server.settings_sources import read_yaml, unknown_variables
@@ -35,6 +39,7 @@ from inferd.server.settings_sources import read_yaml, unknown_variables
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
 _MODEL, _SERVER, _ENGINE, _LIMITS, _LOGS = "Model", "Server", "Engine", "Limits", "Logs and metrics"
+_LATENCY = "Latency"
 
 
 class Settings(BaseSettings):
@@ -106,6 +111,24 @@ class Settings(BaseSettings):
     )
     max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
         None, "Most tokens in one step.", panel=_ENGINE, ge=1
+    )
+
+    ttft_target: Annotated[Duration | None, NoneAllowed] = setting(
+        None,
+        "From arrival to the first token; who cannot make it gets a 429.",
+        panel=_LATENCY,
+        ge=MIN_TARGET_S,
+        le=MAX_TARGET_S,
+    )
+    tpot_target: Annotated[Duration | None, NoneAllowed] = setting(
+        None,
+        "A token after the first, in the mean; prompts are cut to keep it.",
+        panel=_LATENCY,
+        ge=MIN_TARGET_S,
+        le=MAX_TARGET_S,
+    )
+    e2e_target: Annotated[Duration | None, NoneAllowed] = setting(
+        None, "From arrival to the last token; counted, not scheduled by.", panel=_LATENCY, ge=MIN_TARGET_S, le=86_400
     )
 
     max_body_bytes: Size = setting(16 * 1024**2, "Largest request body.", panel=_LIMITS, ge=1024)
@@ -270,6 +293,8 @@ def _shown(value: object, about: Setting) -> str:
         return about.default or "none"
     if about.metavar == "SIZE" and isinstance(value, int):
         return format_bytes(value)
+    if about.metavar == "DURATION" and isinstance(value, float):
+        return format_duration(value)
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(value) if isinstance(value, tuple) else str(value)

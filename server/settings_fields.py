@@ -36,6 +36,23 @@ def parse_bytes(text: str) -> int:
     return int(Decimal(match[1]) * _UNIT_BYTES[match[2]])
 
 
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|m)\s*", re.ASCII)
+_DURATION_S: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+
+
+def parse_duration(text: str) -> float:
+    """Read "200ms", "2s" or "1.5m" as seconds. Raises `ValueError`, also without a unit: 200 of what?"""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a duration with its unit, such as 200ms, 2s or 1.5m")
+    return float(Decimal(match[1]) * Decimal(str(_DURATION_S[match[2]])))
+
+
+def format_duration(seconds: float) -> str:
+    """A spelling that `parse_duration` reads back, to six digits."""
+    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
+
+
 def format_bytes(num_bytes: int) -> str:
     """The shortest exact spelling that `parse_bytes` reads back."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -49,10 +66,19 @@ class Unit:
     """Marks a number whose text form has a unit; `rule` says how a person writes it."""
 
     rule: str
+    metavar: str = "SIZE"
 
 
 def _size_text(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _duration_text(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _none_is_none(value: object) -> object:
+    return None if value == "none" else value
 
 
 def _auto_is_none(value: object) -> object:
@@ -79,6 +105,10 @@ Auto = BeforeValidator(_auto_is_none)
 Number = BeforeValidator(_no_switch)
 """YAML's `yes` must not become the number 1."""
 
+NoneAllowed = BeforeValidator(_none_is_none)
+"""The text "none" stands for None: not wanted."""
+
+Duration = Annotated[float, Number, BeforeValidator(_duration_text), Unit("a duration", "DURATION")]
 Size = Annotated[int, Number, BeforeValidator(_size_text), Unit("a size")]
 BlockSize = Annotated[Literal[16, 32, 64, 128], BeforeValidator(_digits)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_comma_list)]
@@ -120,13 +150,21 @@ def describe(name: str, info: FieldInfo) -> Setting:
         env=ENV_PREFIX + name.upper(),
         panel=str(extra["panel"]),
         help=info.description,
-        rule=_rule(base, choices, marks) + (", or auto" if is_auto and base is not str else ""),
+        rule=_rule(base, choices, marks) + (_or_none(marks) if is_auto and base is not str else ""),
         metavar=_metavar(base, choices, marks),
-        default=_default_text(info.default, base, marks),
+        default="none" if _can_be_none(marks) and info.default is None else _default_text(info.default, base, marks),
         choices=(*choices, "auto") if choices and is_auto else choices,
         is_switch=base is bool,
         is_list=base is tuple,
     )
+
+
+def _can_be_none(marks: list[object]) -> bool:
+    return any(mark is NoneAllowed for mark in marks)
+
+
+def _or_none(marks: list[object]) -> str:
+    return ", or none" if _can_be_none(marks) else ", or auto"
 
 
 def _unwrap(annotation: Any) -> tuple[Any, tuple[str, ...], bool]:
@@ -160,8 +198,12 @@ def _rule(base: Any, choices: tuple[str, ...], marks: list[object]) -> str:
         return "text"
     unit = next((mark for mark in marks if isinstance(mark, Unit)), None)
     if unit is not None:
-        return unit.rule + _bounds(marks, lambda number: format_bytes(int(number)))
+        return unit.rule + _bounds(marks, format_duration if unit.metavar == "DURATION" else _bytes_text)
     return ("a whole number" if base is int else "a number") + _bounds(marks, lambda number: f"{number:.15g}")
+
+
+def _bytes_text(number: float) -> str:
+    return format_bytes(int(number))
 
 
 def _bounds(marks: list[object], shown: Callable[[float], str]) -> str:
@@ -175,8 +217,9 @@ def _bounds(marks: list[object], shown: Callable[[float], str]) -> str:
 def _metavar(base: Any, choices: tuple[str, ...], marks: list[object]) -> str:
     if choices:
         return "WORD" if base is Literal and not choices[0].isdigit() else "N"
-    if any(isinstance(mark, Unit) for mark in marks):
-        return "SIZE"
+    unit = next((mark for mark in marks if isinstance(mark, Unit)), None)
+    if unit is not None:
+        return unit.metavar
     return {int: "N", float: "SECONDS", bool: ""}.get(base, "TEXT")
 
 

@@ -32,7 +32,7 @@ from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.metrics import Metrics
 from inferd.server.recovery import Recovery
-from inferd.server.router import Router
+from inferd.server.router import Router, RouterOptions
 from inferd.server.settings import Settings
 from inferd.server.text.model import ServedModel
 
@@ -154,7 +154,7 @@ class _Service:
         settings = self._settings
         self._handle_signals()
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
-        self._router = Router(None, self._metrics)
+        self._router = Router(None, self._metrics, RouterOptions(e2e_target_s=settings.e2e_target))
         self._router.on_phase = self._log_phase
         for phase in phases:
             self._metrics.phase(phase)

@@ -52,9 +52,10 @@ class RequestError(InferdError):
     `code` is a key of the server's error table, `param` the field as the caller spelt it.
     """
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: when to come back, where that is known better than by the error table."""
         super().__init__(message)
-        self.code, self.message, self.param = code, message, param
+        self.code, self.message, self.param, self.retry_after_s = code, message, param, retry_after_s
 
 
 class EngineDeadError(InferdError):

@@ -37,6 +37,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """Of a replay: prompt positions, counted after the first, whose logprobs were delivered before."""
     alone_until: int = 0
     """Of a replay that may be what ended the engine: it runs alone until so many of its positions are computed."""
+    ttft_target_s: float | None = None
+    """From arrival to the first token; a request that cannot make it is refused. None: whenever it comes."""
+    tpot_target_s: float | None = None
+    """A token after the first, in the mean, that other requests' prompts may not hold up; None: any."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -67,6 +71,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     code: str
     message: str
     param: str | None = None
+    retry_after_s: float | None = None
+    """After which the same request may be taken, where that is known."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -90,6 +96,29 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The pooled hidden state, fp32 in little-endian bytes; with the last delta of a request that asked for it."""
 
 
+class StepCosts(msgspec.Struct, frozen=True, array_like=True):
+    """What one kind of step was found to take: seconds a step, and a token, a token of context that a decode sees, and
+    a unit of 2 L x + x^2 (a chunk of x tokens behind L) on top."""
+
+    step_s: float = 0.0
+    token_s: float = 0.0
+    context_s: float = 0.0
+    pair_s: float = 0.0
+
+
+class StepModel(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The step-time model, as it was some steps ago at most."""
+
+    decode: StepCosts = StepCosts()
+    """Of steps without chunks."""
+    chunked: StepCosts = StepCosts()
+    error_p50: float = 0.0
+    """Of |predicted - measured|, as a share of the larger, over the newest steps."""
+    error_p95: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    """Of prompts, beside the decodes of the moment and within their targets."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The engine's gauges and counters after a step. Counters count from the engine's start."""
 
@@ -107,6 +136,11 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_generation_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    num_shed: int = 0
+    """Refused because their first token would have come too late."""
+    num_tokens_waiting: int = 0
+    """Of prompts in the queue."""
+    step_model: StepModel = StepModel()
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -124,6 +158,8 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     step_flops: int = 0
     step_bytes: int = 0
     """That its work has to read and write, at the least."""
+    step_predicted_s: float = 0.0
+    """What the step-time model expected its own time to be, before it was measured."""
     schedule_duration_s: float = 0.0
 
 

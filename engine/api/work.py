@@ -31,7 +31,7 @@ from typing import NamedTuple, Self
 
 from inferd.engine.api.planner import weight_parts
 from inferd.engine.api.precision import Precision
-from inferd.engine.api.roofline import StepPhase
+from inferd.engine.api.roofline import Peaks, StepPhase
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Form
@@ -117,6 +117,19 @@ class WorkModel:
             flops += num_pairs * layers.pair_flops
             num_bytes += num_keys * layers.key_bytes
         return StepWork(phase, flops, num_bytes)
+
+    def seconds(self, peaks: Peaks) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """What steps take at the roofline, as coefficients of the step-time model: of steps without chunks (a step, a
+        token, a token of context), which reads bound, and of steps with (those, and 2 L x + x^2), bound by arithmetic.
+
+        Windows count as if they saw everything, and both bounds add up where a step is near both: a first guess.
+        """
+        read, flops = peaks.read_bytes_per_s, peaks.flops_per_s
+        step_s = (self.weight_bytes + self.head_bytes) / read
+        context_s = sum(layers.key_bytes for layers in self.attention) / read
+        pair_s = sum(layers.pair_flops for layers in self.attention) / 2 / flops
+        decode_s = (self.token_bytes + self.logits_bytes) / read
+        return (step_s, decode_s, context_s), (step_s, self.token_flops / flops, context_s, pair_s)
 
 
 NO_WORK = WorkModel()

@@ -26,7 +26,7 @@ class PlanDraft:
             for appended in entry.table.take_appended():
                 self.updates.append(TableUpdate(slot, *appended))
         start = request.scheduled
-        self.budget.spend(num_tokens)
+        self.budget.spend(start, num_tokens)
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
 

@@ -43,12 +43,24 @@ class Entry:
     """Keys of prompt blocks that this running entry is the one to compute -> positions computed when each is done."""
     follows: bytes = b""
     """The key whose block it waits for, while following."""
+    num_to_compute: int = 0
+    """Tokens, prefix hits not counted, that it was expected to compute when it began to wait."""
+    first_token_s: float | None = None
+    """When the first token of this engine's came, where there is a TPOT target; None before."""
+    first_output: int = 0
+    """Which token of the output that was, from 1 on: a replay goes on in the middle."""
 
 
-def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
+def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float = 0.0) -> Rank:
     """A priority level is worth `ageing_s` seconds of waiting.
 
     A waiting request gains a level every `ageing_s` seconds. All gain alike, so the order of two never changes and no
     queue is ever sorted again; and since later arrivals rank ever later, each request is the first one day.
+
+    Within a level the least slack goes first: TTFT target less `prefill_s`, the seconds that its prompt should take. No
+    slack at all is worth one level, and a slack of a level as much as no target, so that priorities stay first.
     """
-    return (request.arrival_s + request.priority * ageing_s, request.arrival_s, sequence)
+    urgency_s = 0.0
+    if request.ttft_target_s is not None:
+        urgency_s = ageing_s - min(max(request.ttft_target_s - prefill_s, 0.0), ageing_s)
+    return (request.arrival_s + request.priority * ageing_s - urgency_s, request.arrival_s, sequence)

@@ -7,6 +7,9 @@ from math import inf
 
 from inferd.engine.request import Request
 
+ATTENTION_SPLIT = 256
+"""Attention's tiles: a chunk that ends inside one has it computed twice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -21,9 +24,11 @@ class SchedulerConfig:
     """Seconds of waiting that are worth one level of priority."""
     watermark: float = 0.01
     """Share of the blocks that an admission leaves free for those that run."""
+    chunk_split: int = ATTENTION_SPLIT
+    """Where chunks that are cut for somebody's target end: at multiples of this."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "chunk_split"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but got {getattr(self, name)}")
         if not 0 < self.ageing_s < inf:
@@ -33,11 +38,15 @@ class SchedulerConfig:
 
 
 class Refusal(Exception):
-    """A request that can never run here. `limit` is the number that would be taken."""
+    """A request that can never run here, or not in time. `limit` is the number that would be taken."""
 
-    def __init__(self, code: str, message: str, param: str | None, limit: int) -> None:
+    def __init__(
+        self, code: str, message: str, param: str | None, limit: int = 0, retry_after_s: float | None = None
+    ) -> None:
+        """`retry_after_s`: seconds after which the same request may be taken; None: it never is."""
         super().__init__(message)
         self.code, self.message, self.param, self.limit = code, message, param, limit
+        self.retry_after_s = retry_after_s
 
 
 def check_fits(request: Request, max_model_len: int, cache_tokens: int) -> None:

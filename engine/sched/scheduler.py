@@ -1,26 +1,29 @@
 """Continuous batching: each step gives every request some of the tokens it has yet to catch up with.
 
 `schedule` makes the next plan while an earlier one may still run, `apply` takes a plan's results in launch order.
-Decodes go first, then prompts by rank, as far as the step's budget reaches. Pure: no clock, no randomness, no tensors,
-no threads, and no knowledge of why a generation ends.
+Decodes go first, then prompts by rank, as far as the step's budget reaches, in tokens and in time. Pure: no clock, no
+randomness, no tensors, no threads, and no knowledge of why a generation ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.budget import ThroughputBudget
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
-from inferd.engine.sched.limits import SchedulerConfig, check_fits
+from inferd.engine.sched.latency import LatencyPolicy, Pace, Timing
+from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
+from inferd.engine.sched.outlook import Ends, Outlook, too_late
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.queue import WaitingQueue
 from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.step_time import UNKNOWN, Seed
 from inferd.engine.sched.trial import Trials, goal_of
 
 
@@ -42,18 +45,24 @@ class SchedulerStats:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     """Of first admissions: a resumed request that finds its own blocks is no hit."""
+    num_shed: int = 0
+    """Requests refused because their first token would have come too late."""
 
 
 class Scheduler:
     """Owns every accepted request from `add` until its last launched row is applied."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN) -> None:
+        """`seed`: what steps cost before any was measured."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
         self.stats = SchedulerStats()
         self._cache = cache
-        self._budget = ThroughputBudget(config.max_num_batched_tokens)
+        self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
+        self._ends = Ends()
+        self._now = 0.0
+        """When the newest step was planned."""
         self._entries: dict[Request, Entry] = {}
         self._waiting = WaitingQueue()
         self._running = RunningSet()
@@ -93,17 +102,52 @@ class Scheduler:
     def cache(self) -> KVCache:
         return self._cache
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises `Refusal` for one that can never fit."""
+    @property
+    def num_tokens_waiting(self) -> int:
+        """Tokens of prompts that the queue holds."""
+        return self._waiting.num_tokens()
+
+    def add(self, request: Request, now: float | None = None) -> None:
+        """Queue a request. Raises `Refusal` for one that can never fit, and at `now` for one whose first token would
+        come later than its target says."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
-        rank = rank_of(request, self._num_added, self.config.ageing_s)
+        table = self._cache.open(request)
+        num_to_compute, prefill_s = request.total, 0.0
+        if request.ttft_target_s is not None:
+            num_to_compute -= table.match().num_tokens
+            outlook = self._outlook(request, num_to_compute)
+            prefill_s = outlook.own_s
+            if now is not None and not request.num_output and not request.alone_until:
+                try:
+                    outlook.check(request.ttft_target_s, request.arrival_s + request.ttft_target_s - now)
+                except Refusal:
+                    self._cache.close(table)
+                    self.stats.num_shed += 1
+                    raise
+        rank = rank_of(request, self._num_added, self.config.ageing_s, prefill_s)
         self._num_added += 1
-        entry = Entry(request, self._cache.open(request), rank)
+        entry = Entry(request, table, rank, num_to_compute=num_to_compute)
         self._entries[request] = entry
+        self.latency.num_paced += request.tpot_target_s is not None
         if request.alone_until:
             self._trials.add(entry)
         else:
             self._waiting.push(entry)
+
+    def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
+        """Take the requests at the head of the queue that nothing was done for and that can no longer make their TTFT
+        target; one that could not have made it alone goes on."""
+        while (entry := self._waiting.first()) is not None:
+            request, target_s = entry.request, entry.request.ttft_target_s
+            if target_s is None or request.num_output or request.num_cached_tokens is not None:
+                return
+            if now + self.latency.launched_s < request.arrival_s + target_s:
+                own_s = self._outlook(request, entry.num_to_compute).own_s
+                if now + own_s <= request.arrival_s + target_s or own_s > target_s:
+                    return
+            self.finish(request)
+            self.stats.num_shed += 1
+            yield request, too_late(target_s)
 
     def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
         """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
@@ -111,6 +155,9 @@ class Scheduler:
         `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
         """
         entry = self._entries.pop(request)
+        self.latency.num_paced -= request.tpot_target_s is not None
+        if entry.state is State.RUNNING:
+            self._ends.add(self._now)
         if forget_blocks:
             entry.table.forget()
         self._trials.forget(entry)
@@ -130,40 +177,56 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
-        draft = PlanDraft(self._budget.for_step())
         suspect = self._trials.current()
+        if suspect is None and self._trials.is_due and self._launched:
+            return None
+        self._now = now
         if suspect is not None:
+            draft = PlanDraft(self.latency.for_step((), now))
             if suspect.request.scheduled < goal_of(suspect.request):
                 self._continue(suspect, suspect.request.num_pending, draft)
-        elif self._trials.is_due and self._launched:
-            return None
-        elif not self._trials.is_due or not self._start_trial(draft, now):
-            self._schedule_all(draft, now)
-            self._trials.others_had_their_turn()
+            has_prompts = True
+        else:
+            draft, has_prompts = self._schedule_others(now)
         if not draft.rows:
             return None
         plan = draft.finish(self._num_steps)
+        self.latency.launched(plan.rows, has_prompts=has_prompts)
         self._num_steps += 1
         self._launched.append((plan, draft.entries))
         return plan
 
-    def _schedule_all(self, draft: PlanDraft, now: float) -> None:
+    def _schedule_others(self, now: float) -> tuple[PlanDraft, bool]:
+        """A suspect's first step where its turn has come, else one of everybody; whether someone had more than one
+        token to compute, or waits to."""
+        decodes: list[Entry] = []
         prompts: list[tuple[Entry, int]] = []
-        for entry in list(self._running):
+        for entry in self._running:
             num_pending = entry.request.num_pending
             if num_pending == 1:
-                self._continue(entry, num_pending, draft)
+                decodes.append(entry)
             elif num_pending > 1:
                 prompts.append((entry, num_pending))
+        draft = PlanDraft(self.latency.for_step(decodes, now))
+        if self._trials.is_due and self._start_trial(draft, now):
+            return draft, True
+        for entry in decodes:
+            self._continue(entry, 1, draft)
         for entry, num_pending in prompts:
             self._continue(entry, num_pending, draft)
         # A suspect that is due and did not start waits for memory: nobody may take it first.
         if not self._trials.is_due:
             self._admit_waiting(draft, now)
+        self._trials.others_had_their_turn()
+        return draft, bool(prompts or len(self._waiting))
 
-    def apply(self, result: StepResult) -> list[AppliedRow]:
-        """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order."""
+    def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
+        """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order.
+
+        Without `timing` nothing is learned of how long steps take.
+        """
         plan, entries = self._launched.popleft()
+        self.latency.applied(timing)
         assert result.step_id == plan.step_id, f"step {result.step_id} applied, {plan.step_id} is next"
         applied: list[AppliedRow] = []
         for entry, row, row_result in zip(entries, plan.rows, result.rows, strict=True):
@@ -175,6 +238,8 @@ class Scheduler:
             applied.append(AppliedRow(request, row, row_result))
             if row_result.status is RowStatus.OK:
                 self._apply_row(entry, row, row_result)
+            if timing is not None and row.samples and entry.first_token_s is None:
+                entry.first_token_s, entry.first_output = timing.ended_s, request.num_output
         return applied
 
     def check(self) -> None:
@@ -200,7 +265,7 @@ class Scheduler:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
-        while draft.budget.num_tokens and self._free_slots:
+        while draft.budget.num_tokens > 0 and self._free_slots:
             entry = self._waiting.first()
             if entry is None or self._is_still_blocked(entry):
                 return
@@ -211,6 +276,8 @@ class Scheduler:
                 entry.state = State.FOLLOWING
                 self._sharing.follow(entry, awaited)
                 continue
+            if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
+                return
             if not self._has_room(entry, entry.table.num_free_needed(match, entry.request.total)):
                 return
             admitted = entry.table.admit(match, entry.request.total)
@@ -268,13 +335,37 @@ class Scheduler:
             self._sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
         ids = tuple(request.ids)
         draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
-        draft.add(entry, min(request.num_pending, draft.budget.num_tokens))
+        draft.add(entry, draft.budget.chunk(num_cached, request.num_pending))
+
+    def prefill_pace(self) -> Pace:
+        """How fast prompts are computed now."""
+        return self.latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], 0)
+
+    def _outlook(self, request: Request, num_tokens: int) -> Outlook:
+        """Of a request with `num_tokens` to compute, as things stand."""
+        decodes: list[Entry] = []
+        num_ahead = self._waiting.num_tokens(request.priority)
+        for entry in self._running:
+            num_pending = entry.request.num_pending
+            if num_pending > 1:
+                num_ahead += num_pending
+            else:
+                decodes.append(entry)
+        is_short = not self._free_slots or (self._blocked is not None and self._blocked[0] is self._waiting.first())
+        slot_s = self._ends.seconds(len(self._waiting) + 1) if is_short else 0.0
+        return Outlook(
+            pace=self.latency.pace(decodes, num_tokens // 2),
+            num_tokens=num_tokens,
+            num_ahead=num_ahead,
+            launched_s=self.latency.launched_s,
+            slot_s=slot_s,
+        )
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _continue(self, entry: Entry, num_pending: int, draft: PlanDraft) -> None:
         """Let a running entry catch up as far as the budget goes; not at all where memory is short."""
-        num_tokens = min(num_pending, draft.budget.num_tokens)
+        num_tokens = draft.budget.chunk(entry.request.scheduled, num_pending)
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
         end = entry.request.scheduled + num_tokens
@@ -342,6 +433,7 @@ class Scheduler:
     def _requeue(self, entry: Entry) -> None:
         self._give_back(entry)
         entry.request.rewind()
+        entry.num_to_compute = entry.request.total
         entry.state = State.WAITING
         self._waiting.push(entry)
 

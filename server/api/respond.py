@@ -23,6 +23,7 @@ from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import Generation
 from inferd.server.schema.generation import GenerationFields, StreamOptions
+from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
 from inferd.server.schema.timeouts import timeout_of
 
@@ -58,11 +59,12 @@ class Rendering(Protocol):
 
 
 def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
-    """`timeout_s`: of the request's own field. Raises `RequestError` for a header that is no timeout."""
+    """`timeout_s`: of the request's own field. Raises `RequestError` for a header that is no timeout or no target."""
     arrival_s = request.state.arrival_s
     limit_s = timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER))
     deadline_s = None if limit_s is None else arrival_s + limit_s
-    return Caller(tenant=request.state.tenant, arrival_s=arrival_s, deadline_s=deadline_s)
+    targets = targets_of(request.headers)
+    return Caller(tenant=request.state.tenant, arrival_s=arrival_s, deadline_s=deadline_s, targets=targets)
 
 
 def check_ready(router: Router) -> None:

@@ -14,6 +14,7 @@ from inferd.server.efficiency import PhaseSummary
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
+from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
 
@@ -60,6 +61,9 @@ class Service:
     unknown_fields: Literal["refuse", "warn"]
     body_timeout_s: float
     keep_alive_s: float
+    targets: Targets = NO_TARGETS
+    """Of requests that ask for none."""
+    e2e_target_s: float | None = None
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Setting -> {value, source, became}, for /config; without secrets."""
 

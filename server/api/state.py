@@ -5,17 +5,21 @@ Fields are only ever added.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError
-from inferd.engine.api.messages import EngineStats, Ready
+from inferd.engine.api.messages import EngineStats, Ready, StepCosts
+from inferd.engine.api.roofline import StepPhase
 from inferd.server.api.service import Service
 from inferd.server.efficiency import PHASES, PhaseSummary
 
 _DIGITS = 4
 """Of ratios."""
+_UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9), ("ps", 1e12))
 
 
 class StateApi:
@@ -50,6 +54,8 @@ class StateApi:
                     "restarts": service.metrics.num_restarts,
                     **_load(router.stats),
                     "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
+                    "targets": _targets(service),
+                    "step_model": _step_model(router.stats, summaries),
                 }
             ),
             media_type="application/json",
@@ -81,6 +87,52 @@ def _load(stats: EngineStats) -> dict[str, object]:
             "usage": round(stats.num_blocks_used / stats.num_blocks, _DIGITS) if stats.num_blocks else 0.0,
         },
     }
+
+
+def _targets(service: Service) -> dict[str, object]:
+    """Of requests that ask for none; null: any."""
+    targets = {"ttft": service.targets.ttft_s, "tpot": service.targets.tpot_s, "e2e": service.e2e_target_s}
+    return {f"{name}_ms": None if target_s is None else round(target_s * 1e3, 3) for name, target_s in targets.items()}
+
+
+def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary]) -> dict[str, object]:
+    """What steps are expected to take, in words, and how far off that was."""
+    model = stats.step_model
+    return {
+        "steps_without_chunks": _costs(model.decode),
+        "steps_with_chunks": _costs(model.chunked),
+        "error_p50": round(model.error_p50, _DIGITS),
+        "error_p95": round(model.error_p95, _DIGITS),
+        "prefill_tokens_per_s": round(model.prefill_tokens_per_s),
+        "waiting_prompt_tokens": stats.num_tokens_waiting,
+        "refused_for_their_target": stats.num_shed,
+        "last_minute": {
+            phase: None
+            if summary is None
+            else {
+                "predicted_ms": round(summary.mean_predicted_s * 1e3, 3),
+                "measured_ms": round(summary.seconds / summary.num_steps * 1e3, 3),
+            }
+            for phase in PHASES
+            for summary in (summaries.get(phase),)
+        },
+    }
+
+
+def _costs(costs: StepCosts) -> str:
+    """As in "4.2 ms a step, 22 us a token, 34 ns a token of context"."""
+    parts = [
+        (costs.step_s, "a step"),
+        (costs.token_s, "a token"),
+        (costs.context_s, "a token of context behind a decode"),
+        (costs.pair_s, "a query and a key, twice"),
+    ]
+    return ", ".join(f"{_time(seconds)} {what}" for seconds, what in parts if seconds > 0.0) or "not known"
+
+
+def _time(seconds: float) -> str:
+    unit, factor = next((pair for pair in _UNITS if seconds * pair[1] >= 1), _UNITS[-1])
+    return f"{seconds * factor:.3g} {unit}"
 
 
 def _phase(summary: PhaseSummary | None) -> dict[str, object] | None:

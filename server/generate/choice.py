@@ -47,7 +47,7 @@ class Choice:
         assert not self.is_finished, "a delta after the end"
         if delta.finish_reason == "error":
             failure = delta.failure or _UNNAMED
-            raise RequestError(failure.code, failure.message, failure.param)
+            raise RequestError(failure.code, failure.message, failure.param, failure.retry_after_s)
         self._prompt_logprobs.extend(delta.prompt_logprobs)
         if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
             yield self._prompt_read()

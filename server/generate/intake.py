@@ -19,6 +19,7 @@ from inferd.server.generate.sampling import sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields
+from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.formats import AnswerLanguage, answer_language
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import conversation_of
@@ -38,6 +39,8 @@ class Caller:
     """`time.monotonic` when the request arrived."""
     deadline_s: float | None = None
     """When its answer must be complete; None: whenever it is."""
+    targets: Targets = NO_TARGETS
+    """What it asks for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class _Logprobs:
 class Intake:
     """Takes requests for one model."""
 
-    def __init__(self, model: ServedModel, prompts: Prompts, grammars: Grammars) -> None:
-        self._model, self._prompts, self._grammars = model, prompts, grammars
+    def __init__(self, model: ServedModel, prompts: Prompts, grammars: Grammars, targets: Targets = NO_TARGETS) -> None:
+        """`targets`: of requests that ask for none."""
+        self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
 
     def check_model(self, name: str | None) -> str:
         """The name to answer under. Raises `RequestError` for a model that is not served here."""
@@ -145,6 +149,7 @@ class Intake:
             arrival_s=caller.arrival_s,
             deadline_s=caller.deadline_s,
             repetition=wire.repetition_detection,
+            targets=caller.targets.over(self._targets),
         )
 
     def _max_tokens(self, wire: GenerationFields) -> int | None:

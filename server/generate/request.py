@@ -11,6 +11,7 @@ from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.tools.reader import Reading
 
 
@@ -47,6 +48,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     """When the answer must be complete (`time.monotonic`); None: whenever it is."""
     repetition: RepetitionRule | None = None
+    targets: Targets = NO_TARGETS
     reading: Reading | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
 
@@ -80,4 +82,6 @@ class GenerateRequest:
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 arrival_s=self.arrival_s,
+                ttft_target_s=self.targets.ttft_s,
+                tpot_target_s=self.targets.tpot_s,
             )

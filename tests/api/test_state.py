@@ -30,6 +30,17 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
         "requests": {"running": 0, "waiting": 0},
         "kv_cache": {"blocks": 0, "used": 0, "cached": 0, "usage": 0.0},
         "last_minute": {"prefill": None, "decode": None, "mixed": None},
+        "targets": {"ttft_ms": None, "tpot_ms": None, "e2e_ms": None},
+        "step_model": {
+            "steps_without_chunks": "not known",
+            "steps_with_chunks": "not known",
+            "error_p50": 0.0,
+            "error_p95": 0.0,
+            "prefill_tokens_per_s": 0,
+            "waiting_prompt_tokens": 0,
+            "refused_for_their_target": 0,
+            "last_minute": {"prefill": None, "decode": None, "mixed": None},
+        },
     }
 
 

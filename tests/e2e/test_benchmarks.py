@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -63,3 +64,18 @@ def test_grammars_are_measured_beside_free_text(tmp_path: Path, request: pytest.
         "smoke, drawn alike",
         "smoke, schema",
     ]
+
+
+def test_goodput_by_targets_beside_fixed_settings(tmp_path: Path) -> None:
+    """Two loads of five seconds: at the lower one everybody is served in time, whatever the setting."""
+    printed = run("slo.py", "--quick", "--out", tmp_path)
+    assert (tmp_path / "slo_h200.md").read_text() == printed
+    assert "computed from floors" in printed and "not measured" in printed
+    header, _, low, high = [line for line in printed.splitlines() if line.startswith("|")][:4]
+    assert [cell.strip() for cell in header.split("|")[2:4]] == ["targets", "TTFT alone"]
+    goodput = [[float(cell) for cell in line.split("|")[1:-1]] for line in (low, high)]
+    assert all(share > 0.5 for rate, *found, _ in goodput for share in [found[0] / rate])
+    assert all(ratio >= 0.98 for *_, ratio in goodput), "targets are never behind a fixed setting"
+    chart = ElementTree.fromstring((tmp_path / "slo_h200.svg").read_text())
+    texts = {element.text for element in chart.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"targets", "chunks of 8,192", "prefill first"} <= texts

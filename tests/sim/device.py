@@ -8,7 +8,7 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from inferd.engine.sched.plan import (
@@ -78,7 +78,9 @@ class SimulatedDevice:
         max_step_tokens: int,
         is_lazy: bool,
         nan_positions: dict[str, int],
+        watch: Callable[[StepPlan], None],
     ) -> None:
+        """`watch` is shown each plan as it is launched."""
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
@@ -86,6 +88,7 @@ class SimulatedDevice:
         self._slots = [_Slot(tables=[[] for _ in windows], num_entries=[0] * len(windows)) for _ in range(num_slots)]
         self._is_lazy = is_lazy
         self._nan_positions = nan_positions
+        self._watch = watch
         self._queue: list[StepPlan] = []
         self._results: dict[int, StepResult] = {}
         self._told: dict[tuple[int, int], dict[int, int]] = {}
@@ -112,6 +115,7 @@ class SimulatedDevice:
         self._num_launched += 1
         self._queue.append(plan)
         self._in_use[plan.step_id] = self._blocks_of(plan)
+        self._watch(plan)
         if awaits_masks:
             self._awaiting = plan
         else:
@@ -188,7 +192,7 @@ class SimulatedDevice:
             for place, row in enumerate(masks.rows)
         }
         rows = tuple(self._run_row(row, allowed.get(index)) for index, row in enumerate(plan.rows))
-        self._results[plan.step_id] = StepResult(plan.step_id, rows, 0.001)
+        self._results[plan.step_id] = StepResult(plan.step_id, rows, 0.001 + 0.0005 * plan.num_tokens)
 
     def _admit(self, admission: Admission) -> None:
         slot = self._slots[admission.slot]

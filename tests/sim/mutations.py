@@ -6,7 +6,7 @@ promise of scheduler or cache deserves a new mutation here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -17,13 +17,19 @@ from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.core import EngineCore
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.request import Request
+from inferd.engine.sched import latency as latency_module
 from inferd.engine.sched import scheduler as scheduler_module
+from inferd.engine.sched.budget import StepBudget, TimedBudget
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
+from inferd.engine.sched.latency import LatencyPolicy, Timing
+from inferd.engine.sched.limits import Refusal
+from inferd.engine.sched.outlook import too_late
 from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.step_time import StepLoad
 from inferd.engine.sched.trial import Trials
 from tests.sim.grammar import SimulatedGrammars
 
@@ -302,7 +308,7 @@ def nobody_is_preempted(patch: Patch) -> None:
 def waiting_does_not_age(patch: Patch) -> None:
     """Starvation: better priorities that keep coming are always first."""
 
-    def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
+    def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float) -> Rank:
         return (float(request.priority), request.arrival_s, sequence)
 
     patch.setattr(scheduler_module, "rank_of", rank_of)
@@ -343,6 +349,67 @@ def launched_beyond_the_length(patch: Patch) -> None:
     patch.setattr(Request, "num_pending", property(lambda self: self.total - self.scheduled))
 
 
+@mutation
+def chunks_forget_what_they_spent(patch: Patch) -> None:
+    """A step's time is given to each of its prompts, and whoever decodes waits for all of them."""
+
+    def spend(self: TimedBudget, start: int, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+
+    patch.setattr(TimedBudget, "spend", spend)
+
+
+@mutation
+def time_of_decodes_is_given_away(patch: Patch) -> None:
+    """A budget that leaves out what the step takes without any chunk."""
+    for_step = LatencyPolicy.for_step
+
+    def generous(self: LatencyPolicy, decodes: list[Entry], now: float) -> StepBudget:
+        budget = for_step(self, decodes, now)
+        if isinstance(budget, TimedBudget):
+            budget.left_s += self.model.chunked.predict(StepLoad(len(decodes), 0, 0))
+        return budget
+
+    patch.setattr(LatencyPolicy, "for_step", generous)
+
+
+@mutation
+def largest_target_counts(patch: Patch) -> None:
+    """A step goes by the request that has the most time."""
+    patch.setattr(LatencyPolicy, "_allowance", lambda self, decodes, start_s: 1000.0)
+
+
+@mutation
+def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
+    """Starvation: where there is never time for a chunk, none is ever computed."""
+    patch.setattr(latency_module, "STARVED_STEPS", 10**9)
+
+
+@mutation
+def begun_requests_are_shed(patch: Patch) -> None:
+    """Wasted work: a request whose target has passed is refused after its prompt was computed."""
+
+    def shed(self: Scheduler, now: float) -> Iterator[tuple[Request, Refusal]]:
+        for entry in list(self._entries.values()):
+            target_s = entry.request.ttft_target_s
+            if target_s is not None and entry.request.arrival_s + target_s < now:
+                self.finish(entry.request)
+                yield entry.request, too_late(target_s)
+
+    patch.setattr(Scheduler, "shed", shed)
+
+
+@mutation
+def shed_requests_are_not_told(patch: Patch) -> None:
+    """Lost request: refused in the queue, and nobody hears of it."""
+
+    def silent(self: EngineCore, now: float) -> None:
+        for request, _ in self._scheduler.shed(now):
+            del self._live[request.request_id]
+
+    patch.setattr(EngineCore, "_shed", silent)
+
+
 # -- the core ----------------------------------------------------------------------------------------------------------
 
 
@@ -379,9 +446,9 @@ def row_behind_the_end_is_delivered(patch: Patch) -> None:
     """Overlap: the token of a row that was launched before the end was known reaches the caller."""
     apply = Scheduler.apply
 
-    def all_rows(self: Scheduler, result: StepResult) -> list[AppliedRow]:
+    def all_rows(self: Scheduler, result: StepResult, timing: Timing) -> list[AppliedRow]:
         plan, entries = self._launched[0]
-        applied = apply(self, result)
+        applied = apply(self, result, timing)
         seen = {row.request for row in applied}
         rows = zip(entries, plan.rows, result.rows, strict=True)
         return applied + [AppliedRow(e.request, row, given) for e, row, given in rows if e.request not in seen]

@@ -61,6 +61,8 @@ class Job:
     """Tokens that it had been given before it was submitted: a replay."""
     nan_position: int | None = None
     """The position whose logits are NaN."""
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

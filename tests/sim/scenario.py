@@ -16,6 +16,11 @@ from inferd.engine.arch.paging import max_tokens
 from tests.sim.grammar import NEVER, Rule
 from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
 
+_TTFT_TARGETS_S = (None, None, 0.001, 0.06, 0.3, 2.0, 60.0)
+_TPOT_TARGETS_S = (None, 0.0001, 0.0025, 0.006, 0.015, 1.0)
+"""From what no step keeps to what every step does: steps take 1 ms and 0.5 ms a token."""
+CHUNK_SPLIT = 4
+
 _POOLINGS = (None, Pooling("last"), Pooling("mean"), Pooling("mean"))
 """Of requests that generate nothing, by their seed."""
 
@@ -66,7 +71,7 @@ def make_scenario(seed: int) -> Scenario:
     rng = Random(seed)
     limits = _limits(rng)
     is_flood = rng.random() < 0.06
-    jobs = (_flooded(limits),) if is_flood else _jobs(rng, limits)
+    jobs = (_flooded(limits),) if is_flood else _with_targets(seed, _jobs(rng, limits))
     last_tick = max(job.arrival_tick for job in jobs) + 40
     aborts = [] if is_flood else _aborts(rng, jobs, last_tick)
     return Scenario(
@@ -82,10 +87,20 @@ def make_scenario(seed: int) -> Scenario:
     )
 
 
+def _with_targets(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In half of the scenarios, from a source of their own: the others are what they are without."""
+    rng = Random(f"targets {seed}")
+    if rng.random() < 0.5:
+        return jobs
+    ttft, tpot = (rng.sample(choices, 3) for choices in (_TTFT_TARGETS_S, _TPOT_TARGETS_S))
+    return tuple(replace(job, ttft_target_s=rng.choice(ttft), tpot_target_s=rng.choice(tpot)) for job in jobs)
+
+
 def flood_job(limits: Limits, number: int, tick: int) -> Job:
-    """A short request of the best priority."""
+    """A short request of the best priority, every other one with a target that puts it first among those."""
     length = min(2, limits.max_tokens - 1)
-    return Job(f"flood-{number}", (number % 7,) * length, SamplingParams(max_tokens=1, seed=number), tick)
+    params, target_s = SamplingParams(max_tokens=1, seed=number), 0.5 if number % 2 else None
+    return Job(f"flood-{number}", (number % 7,) * length, params, tick, ttft_target_s=target_s, tpot_target_s=target_s)
 
 
 def _flooded(limits: Limits) -> Job:

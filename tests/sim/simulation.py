@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from inferd.engine.api.messages import Delta, FinishReason, StepOutput, Submit, WireLogprobs
 from inferd.engine.arch.paging import max_blocks
 from inferd.engine.cache.prefix import GONE, blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
+from inferd.engine.sched.budget import chunk_s
+from inferd.engine.sched.latency import STARVED_STEPS
 from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_time import StepLoad
 from tests.sim.device import SimulatedDevice, SimulationError
 from tests.sim.grammar import SimulatedGrammars
 from tests.sim.oracle import VOCAB_SIZE, Answer, Job, answer_of
-from tests.sim.scenario import Limits, Scenario, flood_job, make_scenario
+from tests.sim.scenario import CHUNK_SPLIT, Limits, Scenario, flood_job, make_scenario
 
 TICK_S = 0.05
 _START_S = 1000.0
 _FLOOD_SLACK = 100
-"""Ticks that a starved request may take beyond those by which three levels of priority have aged away."""
+"""Ticks that a starved request may take beyond those by which three levels of priority, and one of others' urgency,
+have aged away."""
 
 
 @dataclass(slots=True)
@@ -93,7 +99,9 @@ class Simulation:
             max_model_len=limits.max_model_len,
             ageing_s=limits.ageing_s,
             watermark=limits.watermark,
+            chunk_split=CHUNK_SPLIT,
         )
+        self._num_starved = self._num_held = 0
         self.cache = KVCache(
             limits.num_blocks,
             limits.block_size,
@@ -112,6 +120,7 @@ class Simulation:
             nan_positions={
                 job.request_id: job.nan_position for job in self.scenario.jobs if job.nan_position is not None
             },
+            watch=self._check_pace,
         )
         self.core = EngineCore(
             self.scheduler,
@@ -146,6 +155,8 @@ class Simulation:
             emitted_ids=tuple(stream.token_ids),
             num_prompt_logprobs=len(stream.prompt_logprobs),
             alone_until=alone_until,
+            ttft_target_s=job.ttft_target_s,
+            tpot_target_s=job.tpot_target_s,
         )
         self.core.submit(submit, self._now)
 
@@ -209,7 +220,7 @@ class Simulation:
             self._num_stalled = 0
         elif self._num_stalled > self._patience():
             raise SimulationError(f"nothing came in {self._num_stalled} steps, {self.core.stats()}")
-        if self.scenario.is_flood and self.tick > _FLOOD_SLACK + 3 * self.scenario.limits.ageing_s / TICK_S:
+        if self.scenario.is_flood and self.tick > _FLOOD_SLACK + 4 * self.scenario.limits.ageing_s / TICK_S:
             raise SimulationError("a request starves behind better priorities")
 
     def _patience(self) -> int:
@@ -219,10 +230,19 @@ class Simulation:
         )
 
     def _running_ranks(self) -> dict[str, tuple[float, float]]:
-        """(arrival with its priority in seconds, arrival) of the requests that run."""
+        """(arrival with its priority in seconds, arrival) of the requests that run; a TTFT target is worth a level at
+        most."""
         ageing_s = self.scenario.limits.ageing_s
-        requests = [entry.request for entry in self.scheduler._running]
-        return {r.request_id: (r.arrival_s + r.priority * ageing_s, r.arrival_s) for r in requests}
+        ranks: dict[str, tuple[float, float]] = {}
+        for entry in self.scheduler._running:
+            request, rank = entry.request, entry.rank[0]
+            due = request.arrival_s + request.priority * ageing_s
+            if request.ttft_target_s is None:
+                assert rank == due, f"{request.request_id} ranks at {rank}, not at {due}"
+            else:
+                assert due - ageing_s <= rank <= due, f"{request.request_id} ranks at {rank}, its arrival at {due}"
+            ranks[request.request_id] = (rank, request.arrival_s)
+        return ranks
 
     def _check_trials(self) -> None:
         """Who has not been cleared shares nothing that is launched with anybody."""
@@ -250,6 +270,38 @@ class Simulation:
                 most = max_blocks(window, limits.max_model_len, reach, limits.block_size)
                 num_held = len(blocks) - blocks.count(GONE)
                 assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
+
+    def _check_pace(self, plan: StepPlan) -> None:
+        """Chunks take no more of the time of those who decode than twice the least target, as far as the model knows:
+        but one split, once in a while, that no prompt starves."""
+        self._check_held(plan)
+        admitted = {admission.slot for admission in plan.admissions}
+        running = {entry.slot: entry.request for entry in self.scheduler._running}
+        decodes = [row for row in plan.rows if row.num_tokens == 1 and row.samples and row.slot not in admitted]
+        targets = [target for row in decodes if (target := running[row.slot].tpot_target_s) is not None]
+        load = StepLoad.of(plan.rows)
+        if not load.pairs:
+            self._num_starved += 1
+            return
+        num_starved, self._num_starved = self._num_starved, 0
+        costs = self.scheduler.latency.model.chunked
+        chunks_s = [chunk_s(costs, row.start, row.num_tokens) for row in plan.rows if row.num_tokens > 1]
+        left_s = 2 * min(targets, default=inf) - costs.predict(StepLoad(len(decodes), 0, 0))
+        if sum(chunks_s) > max(left_s, 0.0) * (1 + 1e-9) + 1e-12:
+            num_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+            assert num_starved >= STARVED_STEPS, f"chunks of {sum(chunks_s)} s where {left_s} s are left"
+            assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
+
+    def _check_held(self, plan: StepPlan) -> None:
+        """A prompt that has begun, with blocks for more and room in the step, is held up for so many steps at most."""
+        prompts = {entry.slot for entry in self.scheduler._running if entry.request.num_pending > 1}
+        is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)
+        is_held = plan.num_tokens + 2 <= self.scenario.limits.max_num_batched_tokens and any(
+            entry.request.num_pending > 1 and entry.table.capacity >= entry.request.scheduled + 2
+            for entry in self.scheduler._running
+        )
+        self._num_held = self._num_held + 1 if is_held and not is_computed else 0
+        assert self._num_held <= STARVED_STEPS, f"a prompt was held up for {self._num_held} steps"
 
     def _is_live(self, request_id: str) -> bool:
         return self.streams[request_id].is_live
@@ -292,6 +344,12 @@ class Simulation:
             assert stream.is_aborted, f"{request_id} was aborted by nobody"
             return
         code = delta.failure.code if delta.failure is not None else None
+        if code == "rate_limit_exceeded":
+            assert stream.job.ttft_target_s is not None, f"{request_id} has no target, and was refused for it"
+            assert not stream.token_ids and not stream.was_scheduled, f"{request_id} was refused after work on it"
+            assert delta.failure is not None
+            assert delta.failure.retry_after_s is not None
+            return
         end = (delta.finish_reason, delta.stop_token_id, code)
         assert end == (answer.finish_reason, answer.stop_token_id, answer.failure_code), f"{request_id}: {delta}"
         assert tuple(stream.token_ids) == answer.token_ids, f"{request_id} ended before {answer.token_ids}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.engine.api.messages import Delta, StepOutput, Submit
@@ -356,3 +357,59 @@ def test_statistics() -> None:
     assert (stats.num_running, stats.num_waiting, stats.num_preemptions) == (0, 0, 0)
     core.reset_prefix_cache()
     assert core.stats().num_blocks_cached == 0
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_would_be_late_is_told_when_to_come_back() -> None:
+    """At once, while another's prompt is ahead; one whose target is far goes on, and so does one without."""
+    core = make(max_num_seqs=4, max_num_batched_tokens=4)
+    core.submit(submit("ahead", tuple(range(20))), 3.0)
+    core.step(3.0)
+    core.submit(msgspec.structs.replace(submit("late"), ttft_target_s=1e-6), 3.0)
+    output = core.flush()
+    assert output is not None
+    (delta,) = output.deltas
+    assert delta.failure is not None
+    assert (delta.request_id, delta.finish_reason, delta.failure.code) == ("late", "error", "rate_limit_exceeded")
+    assert 0 < (delta.failure.retry_after_s or 0) < 1
+    assert output.stats.num_shed == 1
+    deltas = run(core, msgspec.structs.replace(submit("soon"), ttft_target_s=60.0), submit("whenever"), now=3.0)
+    ends = {delta.request_id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
+    assert ends == dict.fromkeys(("ahead", "soon", "whenever"), "length")
+
+
+def test_a_request_that_waits_in_vain_is_told_so() -> None:
+    core = make(max_num_seqs=1)
+    core.submit(submit("runs"), 3.0)
+    core.step(3.0)
+    core.submit(msgspec.structs.replace(submit("waits"), ttft_target_s=5.0), 3.0)
+    deltas = run(core, now=30.0)
+    failed = [delta for delta in deltas if delta.request_id == "waits"]
+    assert [(delta.finish_reason, delta.failure and delta.failure.code) for delta in failed] == [
+        ("error", "rate_limit_exceeded")
+    ]
+    assert ids_of(deltas) == [50] * 4, "the one that runs goes on"
+
+
+def test_steps_teach_the_step_time_model() -> None:
+    """Steps of 20 ms each, by a clock that shows them end so: soon they are predicted to take that."""
+    times = iter(0.02 * i for i in range(10_000))
+    now = [0.0]
+
+    def clock() -> float:
+        return now[0]
+
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64), KVCache(32, 4))
+    core = EngineCore(scheduler, Script(), vocab_size=VOCAB, clock=clock)
+    core.submit(submit("r", max_tokens=60), 0.0)
+    outputs = []
+    while core.has_work:
+        now[0] = next(times)
+        output = core.step(now[0])
+        outputs += [output] if output is not None and output.step_phase is not None else []
+    assert outputs[0].step_predicted_s < 0.01
+    assert outputs[-1].step_predicted_s == pytest.approx(0.02, rel=0.02)
+    assert outputs[-1].step_own_s == pytest.approx(0.02)
+    assert outputs[0].stats.step_model.prefill_tokens_per_s > 0

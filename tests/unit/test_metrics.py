@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import prometheus_client
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferd.engine.api.messages import EngineStats, Phase, Ready, StepOutput
+from inferd.engine.api.messages import EngineStats, Phase, Ready, StepModel, StepOutput
 from inferd.engine.api.roofline import Peaks, StepPhase
 from inferd.server.instruments import Histogram
 from inferd.server.metrics import FINISH_REASONS, Metrics, RequestRecord
@@ -217,7 +217,7 @@ def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
     metrics.engine_ready(ready())
     metrics.step(worked("decode", 0.01, 10**9, 10**7))
     metrics.request_arrived("chat")
-    metrics.request_finished(record())
+    metrics.request_finished(record(ttft_target_s=1.0))
     metrics.http_request("/x", "GET", 200, 0.1)
     metrics.phase(Phase("weights", 1.5, ""))
     assert {name for name, _ in scrape(metrics)} == metrics.names()
@@ -273,3 +273,40 @@ def test_finish_reasons_are_shown_before_they_happen() -> None:
     page = scrape(Metrics("m"))
     shown = {dict(labels)["finish_reason"] for name, labels in page if name == "inferd_requests_finished_total"}
     assert shown == set(FINISH_REASONS) == {"stop", "length", "abort", "error"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "met", "missed", "good"),
+    [
+        ({}, {}, {}, 1),  # TTFT 3 s, TPOT 1 s, 7 s in all
+        ({"ttft_target_s": 3.0, "tpot_target_s": 1.0, "e2e_target_s": 7.0}, {"ttft", "tpot", "e2e"}, {}, 1),
+        ({"ttft_target_s": 2.9, "tpot_target_s": 1.0, "e2e_target_s": 7.0}, {"tpot", "e2e"}, {"ttft"}, 0),
+        ({"ttft_target_s": 3.0, "tpot_target_s": 0.9}, {"ttft"}, {"tpot"}, 0),
+        ({"e2e_target_s": 6.9}, {}, {"e2e"}, 0),
+        ({"tpot_target_s": 0.1, "num_generation_tokens": 1}, {"tpot"}, {}, 1),
+        ({"ttft_target_s": 3.0, "finish_reason": "error", "first_token_s": None}, {}, {"ttft"}, 0),
+        ({"ttft_target_s": 3.0, "finish_reason": "abort"}, {}, {}, 0),
+    ],
+)
+def test_attainment_and_goodput(changes: dict[str, Any], met: set[str], missed: set[str], good: int) -> None:
+    metrics = Metrics("m")
+    metrics.request_finished(record(**changes))
+    for outcome, latencies in (("met", met), ("missed", missed)):
+        for latency in ("ttft", "tpot", "e2e"):
+            found = metrics.slo.values.get((latency, outcome), 0)
+            assert found == (latency in latencies), (latency, outcome)
+    assert value(metrics, "inferd_goodput_requests_total") == good
+    assert value(metrics, "inferd_goodput_tokens_total") == good * changes.get("num_generation_tokens", 5)
+
+
+def test_the_step_time_models_error_and_who_was_refused() -> None:
+    metrics = Metrics("m")
+    for num_shed in (2, 5, 1):  # the last of a new engine
+        model = StepModel(error_p50=0.02, error_p95=0.06, prefill_tokens_per_s=1000.0)
+        stats = EngineStats(num_shed=num_shed, num_tokens_waiting=77, step_model=model)
+        metrics.step(StepOutput(deltas=(), stats=stats))
+    assert value(metrics, "inferd_requests_shed_total") == 6
+    assert value(metrics, "inferd_waiting_prompt_tokens") == 77
+    assert value(metrics, "inferd_prefill_tokens_per_second") == 1000
+    assert value(metrics, "inferd_step_model_error_ratio", quantile="0.5") == 0.02
+    assert value(metrics, "inferd_step_model_error_ratio", quantile="0.95") == 0.06

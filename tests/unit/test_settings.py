@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.settings import SETTINGS, Settings, is_loopback
-from inferd.server.settings_fields import format_bytes, parse_bytes
+from inferd.server.settings_fields import format_bytes, format_duration, parse_bytes, parse_duration
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,13 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"block_size": "48"}, "block_size must be one of 16, 32, 64, 128, or auto, but got 48"),
         ({"shutdown_timeout_s": "nan"}, "shutdown_timeout_s must be a number from 0 to 3600, but got 'nan'"),
         ({"prefix_caching": "perhaps"}, "prefix_caching must be true or false, but got 'perhaps'"),
+        (
+            {"ttft_target": "200"},
+            "ttft_target: must be a duration with its unit, such as 200ms, 2s or 1.5m, but got '200'",
+        ),
+        ({"tpot_target": "0s"}, "tpot_target must be a duration from 0.1ms to 3600s, or none, but got '0s'"),
+        ({"e2e_target": "2d"}, "e2e_target: must be a duration with its unit"),
+        ({"e2e_target": True}, "e2e_target: must be a number, not yes or no"),
         ({"root_path": "llm/"}, "root_path: must begin with / and not end with it, such as /llm, but got 'llm/'"),
         ({"served_model_name": ["a", "a"]}, "served_model_name: must be names that differ"),
         ({"host": " "}, "host: must not be empty"),
@@ -184,3 +191,22 @@ def test_a_key_is_a_clients_or_an_admins_and_never_both() -> None:
         Settings.load({"host": "0.0.0.0", "admin_key": ("b",)})
     shown = {name: value for name, value, _ in Settings.load({"admin_key": ("b", "c")}).explain()}
     assert shown["admin_key"] == "2 set"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("200ms", 0.2), (" 2 s ", 2.0), ("1.5m", 90.0), ("30us", 3e-5), ("0.25s", 0.25), ("none", None)],
+)
+def test_durations_and_their_shown_form(text: str, seconds: float | None) -> None:
+    settings = Settings.load({"ttft_target": text} if seconds != 3e-5 else {"e2e_target": "1s"})
+    if seconds != 3e-5:
+        assert settings.ttft_target == seconds
+        shown = {name: value for name, value, _ in settings.explain()}["ttft_target"]
+        assert (parse_duration(shown) if shown != "none" else None) == seconds
+    else:
+        assert parse_duration(text) == seconds
+
+
+@given(st.integers(1, 999_999))
+def test_durations_are_shown_as_they_are_read(micros: int) -> None:
+    assert parse_duration(format_duration(micros / 1e6)) == pytest.approx(micros / 1e6, rel=1e-5)

@@ -1,0 +1,135 @@
+"""How long the next step may take, from when each running request must have its next token to stay inside its target.
+
+A request's TPOT is a mean, so its n-th token is due at first token + (n - 1) target: who was fast has time in hand, who
+was slow has to catch up. Both are bounded, so that no single gap is long and no lost request blocks the prompts. Knows
+entries and the step-time model; no queue, no blocks and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from inferd.engine.sched.budget import StepBudget, TimedBudget, chunk_s, largest_chunk
+from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.plan import Row
+from inferd.engine.sched.step_time import Coefficients, Seed, StepLoad, StepTimeModel
+
+STARVED_STEPS = 8
+"""Steps without time for a chunk after which the next one carries a split all the same: decodes then run slower by an
+eighth of a split, and prompts come to their end."""
+MOST_AT_ONCE, LEAST_AT_ONCE = 2.0, 0.5
+"""Targets that a step may take of a request with time in hand, and of one that is late."""
+MARGIN = 0.95
+"""Of the time there is: steps do not take what they are predicted to take."""
+
+
+class Timing(NamedTuple):
+    """When a step was over, and how long it took from the end of the step before; seconds, the first monotonic."""
+
+    ended_s: float
+    own_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast prompts are computed beside the decodes of the moment."""
+
+    costs: Coefficients
+    base_s: float
+    """Of a step without a chunk."""
+    chunk_tokens: float
+    """That a step carries."""
+
+    def seconds(self, num_tokens: int, depth: int) -> float:
+        """To compute so many tokens of prompts, the middle one behind `depth`."""
+        num_full, rest = divmod(num_tokens, self.chunk_tokens)
+        full_s = self.base_s + chunk_s(self.costs, depth, int(self.chunk_tokens) or 1)
+        rest_s = self.base_s + chunk_s(self.costs, depth, int(rest)) if rest else 0.0
+        return num_full * full_s + rest_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.chunk_tokens / (self.base_s + chunk_s(self.costs, 0, int(self.chunk_tokens) or 1))
+
+
+class LatencyPolicy:
+    """What each step may carry, and the model that says so. Without targets every step carries all it can."""
+
+    def __init__(self, max_num_batched_tokens: int, chunk_split: int, seed: Seed) -> None:
+        self.model = StepTimeModel(seed)
+        self.num_paced = 0
+        """Live requests with a TPOT target."""
+        self._max_num_batched_tokens, self._split = max_num_batched_tokens, chunk_split
+        self._launched: deque[tuple[StepLoad, float]] = deque()
+        """Steps that were not applied, with what they were predicted to take."""
+        self._num_starved = 0
+        """Steps in a row that had no time for any chunk."""
+
+    @property
+    def launched_s(self) -> float:
+        """That launched steps will take."""
+        return sum([seconds for _, seconds in self._launched])
+
+    @property
+    def next_predicted_s(self) -> float:
+        """What the oldest launched step was predicted to take; 0 where there is none."""
+        return self._launched[0][1] if self._launched else 0.0
+
+    def for_step(self, decodes: Sequence[Entry], now: float) -> StepBudget:
+        """Of a step that begins once all launched ones are over. `decodes`: who gets one token in it."""
+        if not self.num_paced:
+            return StepBudget(self._max_num_batched_tokens)
+        allowance_s = self._allowance(decodes, now + self.launched_s)
+        if allowance_s == inf:
+            return StepBudget(self._max_num_batched_tokens)
+        costs = self.model.chunked
+        base_s = costs.predict(StepLoad(len(decodes), _context(decodes), 0))
+        floor = self._split if self._num_starved >= STARVED_STEPS else 0
+        return TimedBudget(self._max_num_batched_tokens, allowance_s - base_s, costs, self._split, floor)
+
+    def launched(self, rows: Sequence[Row], *, has_prompts: bool) -> None:
+        """A step was planned. `has_prompts`: someone had more than one token to compute, or waits to."""
+        load = StepLoad.of(rows)
+        self._launched.append((load, self.model.predict(load)))
+        self._num_starved = self._num_starved + 1 if has_prompts and not load.pairs else 0
+
+    def applied(self, timing: Timing | None) -> None:
+        """The oldest launched step is over; without `timing` nothing is learned from it."""
+        load, _ = self._launched.popleft()
+        if timing is not None:
+            self.model.observe(load, timing.own_s)
+
+    def pace(self, decodes: Sequence[Entry], depth: int) -> Pace:
+        """Of prompts `depth` tokens deep, while these decode."""
+        costs = self.model.chunked
+        base_s = costs.predict(StepLoad(len(decodes), _context(decodes), 0))
+        targets = [entry.request.tpot_target_s for entry in decodes if entry.request.tpot_target_s is not None]
+        allowance_s = MARGIN * min(targets, default=inf)
+        room = max(1, self._max_num_batched_tokens - len(decodes))
+        num_tokens = largest_chunk(costs, depth, allowance_s - base_s, room)
+        return Pace(costs, base_s, max(num_tokens, min(room, self._split / STARVED_STEPS)))
+
+    def _allowance(self, decodes: Iterable[Entry], start_s: float) -> float:
+        """Seconds that a step from `start_s` on may take; infinite where nobody has a target."""
+        least_s = inf
+        for entry in decodes:
+            request = entry.request
+            target_s = request.tpot_target_s
+            if target_s is None:
+                continue
+            due_s = target_s
+            if entry.first_token_s is not None:
+                num_after = request.total - request.num_prompt - entry.first_output + 1
+                due_s = entry.first_token_s + num_after * target_s - start_s
+            due_s = max(LEAST_AT_ONCE * target_s, min(MOST_AT_ONCE * target_s, due_s))
+            if due_s < least_s:
+                least_s = due_s
+        return MARGIN * least_s
+
+
+def _context(decodes: Iterable[Entry]) -> int:
+    return sum([entry.request.scheduled for entry in decodes])

@@ -1,0 +1,50 @@
+"""What latency a request is to have: the headers `X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`, and the server's own targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inferd.server import errors
+from inferd.server.schema.kinds import Decimal
+
+MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0
+TTFT_HEADER, TPOT_HEADER = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
+
+_TARGET_MS = Decimal(MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds; None: any."""
+
+    ttft_s: float | None = None
+    """From arrival to the first token."""
+    tpot_s: float | None = None
+    """A token after the first, in the mean."""
+
+    def over(self, others: Targets) -> Targets:
+        """These, and where there is none that of `others`."""
+        return Targets(
+            others.ttft_s if self.ttft_s is None else self.ttft_s,
+            others.tpot_s if self.tpot_s is None else self.tpot_s,
+        )
+
+
+NO_TARGETS = Targets()
+
+
+def targets_of(headers: Mapping[str, str]) -> Targets:
+    """What the headers ask for. Raises `RequestError` for one that is no such number of milliseconds."""
+    return Targets(_seconds(TTFT_HEADER, headers), _seconds(TPOT_HEADER, headers))
+
+
+def _seconds(name: str, headers: Mapping[str, str]) -> float | None:
+    given = headers.get(name)
+    if given is None:
+        return None
+    try:
+        stated = float(given)
+    except ValueError as error:
+        raise errors.invalid_value(name, given, "Expected a number of milliseconds.") from error
+    return _TARGET_MS.read(stated, name) / 1e3

@@ -1,0 +1,108 @@
+"""Latency targets over HTTP: headers and the server's own, the 429 of a request that would be late, and /state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from inferd.engine.api.messages import EngineStats, Failure, StepCosts, StepModel
+from inferd.server.app import AppOptions
+from inferd.server.schema.targets import Targets
+
+LATE = Failure("rate_limit_exceeded", "the first token would come in about 3 s", None, 2.5)
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**CHAT, "max_tokens": 9, "model": "tiny"},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, (0.2, 0.03)),
+        ({"x-slo-ttft-ms": "1500"}, (1.5, 0.03)),
+        ({"X-SLO-TPOT-Ms": "12.5"}, (0.2, 0.0125)),
+        ({"x-slo-ttft-ms": "50", "x-slo-tpot-ms": "5"}, (0.05, 0.005)),
+    ],
+)
+def test_a_header_wins_over_the_servers_target(
+    serve: Callable[..., str], router: Any, path: str, headers: dict[str, str], expected: tuple[float, float]
+) -> None:
+    base = serve(AppOptions(targets=Targets(0.2, 0.03)))
+    assert httpx.post(base + path, json=ROUTES[path], headers=headers).status_code == 200
+    assert [(submit.ttft_target_s, submit.tpot_target_s) for submit in router.submits] == [expected]
+
+
+def test_without_targets_none_is_submitted(http: httpx.Client, router: Any) -> None:
+    http.post("/v1/completions", json={"prompt": "hi"})
+    assert [(submit.ttft_target_s, submit.tpot_target_s) for submit in router.submits] == [(None, None)]
+
+
+@pytest.mark.parametrize("name", ["X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"])
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ("fast", "invalid_value"),
+        ("nan", "invalid_value"),
+        ("0", "decimal_below_min_value"),
+        ("-5", "decimal_below_min_value"),
+        ("inf", "decimal_above_max_value"),
+        ("1e9", "decimal_above_max_value"),
+    ],
+)
+def test_a_header_that_is_no_target(http: httpx.Client, router: Any, name: str, value: str, code: str) -> None:
+    response = http.post("/v1/completions", json={"prompt": "hi"}, headers={name: value})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, name)
+    assert router.submits == []
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_one_that_would_be_late_gets_a_429_and_when_to_come_back(
+    http: httpx.Client, router: Any, script: Any, path: str, is_stream: bool
+) -> None:
+    """Also as a stream: nothing of it had begun. 2.5 s, and up to as much again so that not all come back at once."""
+    router.will(script(token_ids=(), failure=LATE))
+    response = http.post(path, json={**ROUTES[path], "stream": is_stream})
+    assert response.status_code == 429
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert "about 3 s" in response.json()["error"]["message"]
+    wait_ms = int(response.headers["retry-after-ms"])
+    assert 2_500 <= wait_ms <= 5_000
+    assert (int(response.headers["retry-after"]) - 1) * 1_000 < wait_ms <= int(response.headers["retry-after"]) * 1_000
+
+
+def test_openais_client_sees_a_rate_limit(http: httpx.Client, router: Any, script: Any) -> None:
+    router.will(script(token_ids=(), failure=LATE))
+    client = openai.OpenAI(base_url=str(http.base_url.join("/v1")), api_key="k", max_retries=0)
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+    assert refused.value.code == "rate_limit_exceeded"
+
+
+def test_state_shows_targets_and_the_step_time_model(serve: Callable[..., str], router: Any) -> None:
+    router.stats = EngineStats(
+        num_shed=3, num_tokens_waiting=1200,
+        step_model=StepModel(
+            decode=StepCosts(0.0042, 1e-7, 3.4e-8), chunked=StepCosts(0.005, 2.2e-5, 0.0, 3.8e-10),
+            error_p50=0.0213, error_p95=0.0611, prefill_tokens_per_s=41_234.4,
+        ),
+    )  # fmt: skip
+    options = AppOptions(targets=Targets(0.2, 0.03), e2e_target_s=10.0)
+    state = httpx.get(serve(options) + "/state").json()
+    assert state["targets"] == {"ttft_ms": 200.0, "tpot_ms": 30.0, "e2e_ms": 10000.0}
+    model = state["step_model"]
+    assert model["steps_without_chunks"] == "4.2 ms a step, 100 ns a token, 34 ns a token of context behind a decode"
+    assert model["steps_with_chunks"] == "5 ms a step, 22 us a token, 380 ps a query and a key, twice"
+    assert (model["error_p50"], model["error_p95"], model["prefill_tokens_per_s"]) == (0.0213, 0.0611, 41_234)
+    assert (model["waiting_prompt_tokens"], model["refused_for_their_target"]) == (1200, 3)

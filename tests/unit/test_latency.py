@@ -1,0 +1,267 @@
+"""Scheduling by targets: who decodes is not held up, who waits is not forgotten, and who comes too late is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.engine.sched.budget import StepBudget, TimedBudget
+from inferd.engine.sched.entry import Entry, rank_of
+from inferd.engine.sched.latency import STARVED_STEPS, Timing
+from inferd.engine.sched.limits import ATTENTION_SPLIT, Refusal, SchedulerConfig
+from inferd.engine.sched.plan import RowResult, StepResult
+from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.step_time import Coefficients, Seed, StepLoad
+
+COSTS = Seed(Coefficients(5e-3, 1e-5, 1e-9), Coefficients(5e-3, 2e-5, 1e-9, 1e-11))
+"""A decode step takes 5 ms, and a chunk of 4,096 tokens 82 ms."""
+
+
+@dataclass(slots=True)
+class World:
+    """A scheduler before a machine that takes exactly what `COSTS` say, one step at a time."""
+
+    scheduler: Scheduler
+    now: float = 0.0
+    tokens: dict[str, list[float]] = field(default_factory=dict)
+    """When each token of a request came."""
+    chunks: list[int] = field(default_factory=list)
+    """Tokens of prompts in each step."""
+
+    def add(self, name: str, num_prompt: int, max_tokens: int = 50, emitted: int = 0, **asked: Any) -> Request:
+        request = Request.create(
+            name, tuple(range(num_prompt)), SamplingParams(max_tokens=max_tokens, seed=0), max_model_len=1 << 16,
+            emitted_ids=(7,) * emitted, **{"arrival_s": self.now, **asked},
+        )  # fmt: skip
+        self.scheduler.add(request, self.now)
+        self.tokens[name] = []
+        return request
+
+    def step(self) -> bool:
+        plan = self.scheduler.schedule(self.now)
+        self.scheduler.check()
+        if plan is None:
+            return False
+        load = StepLoad.of(plan.rows)
+        own_s = (COSTS.chunked if load.pairs else COSTS.decode).predict(load)
+        self.now += own_s
+        self.chunks.append(sum(row.num_tokens for row in plan.rows if row.num_tokens > 1))
+        rows = tuple(RowResult((7,) if row.samples else ()) for row in plan.rows)
+        for applied in self.scheduler.apply(StepResult(plan.step_id, rows, own_s), Timing(self.now, own_s)):
+            self.tokens[applied.request.request_id] += [self.now] * applied.row.samples
+            if applied.request.is_complete:
+                self.scheduler.finish(applied.request)
+        return True
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def tpot_s(self, name: str) -> float:
+        times = self.tokens[name]
+        return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def world(step_tokens: int = 4096, max_num_seqs: int = 64, num_blocks: int = 4096) -> World:
+    config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=step_tokens, max_model_len=1 << 16)
+    return World(Scheduler(config, KVCache(num_blocks, 16, shares_prefixes=False), COSTS))
+
+
+@pytest.mark.parametrize("target_s", [0.01, 0.02, 0.05])
+def test_prompts_beside_a_decode_keep_it_within_its_target(target_s: float) -> None:
+    """Four prompts of 8,000 tokens come while it decodes; without a target they hold it up for twice that."""
+    kept, without = world(), world()
+    for engine, asked in ((kept, target_s), (without, None)):
+        engine.add("decodes", 10, tpot_target_s=asked)
+        engine.step()
+        for i in range(4):
+            engine.add(f"prompt {i}", 8000, max_tokens=1)
+        engine.run()
+    assert kept.tpot_s("decodes") <= target_s
+    assert without.tpot_s("decodes") > 0.015
+    gaps = [b - a for a, b in zip(kept.tokens["decodes"], kept.tokens["decodes"][1:], strict=False)]
+    assert max(gaps) <= 2 * target_s, "time in hand is not spent at once"
+    assert sum(kept.chunks) == sum(without.chunks) == 10 + 4 * 8000
+
+
+def test_chunks_end_at_multiples_of_the_split() -> None:
+    engine = world()
+    engine.add("decodes", 10, max_tokens=200, tpot_target_s=0.02)
+    engine.step()
+    engine.add("prompt", 5001, max_tokens=1)
+    engine.run()
+    cut = [size for size in engine.chunks[1:] if size]
+    assert len(cut) > 3
+    assert all(size % ATTENTION_SPLIT == 0 for size in cut[:-1])
+
+
+def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
+    """A step takes 5 ms whatever it carries, and 1 ms is asked for."""
+    engine = world()
+    engine.add("decodes", 10, max_tokens=400, tpot_target_s=0.001)
+    engine.step()
+    engine.add("prompt", 1024, max_tokens=1)
+    engine.run()
+    assert len(engine.tokens["prompt"]) == 1
+    first = [i for i, size in enumerate(engine.chunks[1:]) if size]
+    assert engine.chunks[1:][first[0]] == ATTENTION_SPLIT
+    assert first == [STARVED_STEPS + i * (STARVED_STEPS + 1) for i in range(4)]
+
+
+def test_who_was_fast_has_time_in_hand_and_who_was_slow_has_less() -> None:
+    policy = (engine := world()).scheduler.latency
+    request = engine.add("decodes", 10, tpot_target_s=0.02)
+    engine.step()
+    (entry,) = engine.scheduler._running
+    sizes = []
+    for late_s in (-1.0, -0.01, 0.0, 0.01, 1.0):
+        due_s = engine.tokens["decodes"][0] + 0.02
+        budget = policy.for_step([entry], due_s - 0.02 + late_s)
+        assert isinstance(budget, TimedBudget)
+        sizes.append(budget.left_s)
+    assert sizes == sorted(sizes, reverse=True)
+    base_s = COSTS.chunked.predict(StepLoad(1, request.scheduled, 0))
+    assert sizes == pytest.approx([0.95 * at - base_s for at in (0.04, 0.03, 0.02, 0.01, 0.01)], abs=2e-4)
+
+
+def test_without_targets_nothing_is_timed() -> None:
+    engine = world()
+    engine.add("decodes", 10)
+    engine.step()
+    budget = engine.scheduler.latency.for_step(list(engine.scheduler._running), 0.0)
+    assert type(budget) is StepBudget
+    assert budget.num_tokens == 4096
+
+
+def test_targets_are_forgotten_with_who_had_them() -> None:
+    engine = world()
+    one, two = engine.add("a", 10, tpot_target_s=0.02), engine.add("b", 10, tpot_target_s=0.02)
+    engine.step()
+    engine.scheduler.finish(one)
+    assert engine.scheduler.latency.num_paced == 1
+    engine.scheduler.finish(two)
+    assert engine.scheduler.latency.num_paced == 0
+
+
+# -- the queue ---------------------------------------------------------------------------------------------------------
+
+
+def ranked(*asked: dict[str, Any]) -> list[int]:
+    """Places of requests, by rank, that want this."""
+    cache = KVCache(1, 1)
+    entries = []
+    for i, one in enumerate(asked):
+        prefill_s = one.pop("prefill_s", 0.0)
+        params = SamplingParams(max_tokens=1, seed=0)
+        request = Request.create(str(i), (1,), params, max_model_len=9, **{"arrival_s": 100.0, **one})
+        entries.append(Entry(request, cache.open(request), rank_of(request, i, 10.0, prefill_s)))
+    return [int(entry.request.request_id) for entry in sorted(entries, key=lambda entry: entry.rank)]
+
+
+def test_least_slack_goes_first() -> None:
+    """Slacks of 0.9, 0.2, 0.1 and none known; the third has more time, and a longer prompt."""
+    assert ranked(
+        {"ttft_target_s": 1.0, "prefill_s": 0.1},
+        {"ttft_target_s": 0.3, "prefill_s": 0.1},
+        {"ttft_target_s": 0.8, "prefill_s": 0.7},
+        {},
+    ) == [2, 1, 0, 3]
+
+
+def test_priorities_stay_first_and_arrival_counts_as_slack() -> None:
+    assert ranked({"ttft_target_s": 0.1}, {"priority": -1}, {"priority": -1, "ttft_target_s": 5.0}) == [2, 1, 0]
+    assert ranked({"ttft_target_s": 0.1, "arrival_s": 101.0}, {"ttft_target_s": 1.0}) == [1, 0]
+    assert ranked({"ttft_target_s": 0.1, "arrival_s": 111.0}, {}) == [1, 0], "no target is as good as 10 s"
+
+
+def test_who_has_less_slack_is_computed_first() -> None:
+    engine = world(step_tokens=512)
+    engine.add("patient", 2000, max_tokens=1, ttft_target_s=5.0)
+    engine.add("urgent", 2000, max_tokens=1, ttft_target_s=0.5)
+    engine.run()
+    assert engine.tokens["urgent"] < engine.tokens["patient"]
+
+
+# -- admission ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_would_be_late_is_refused_with_when_to_come_back() -> None:
+    """20 prompts of 4,000 are some 2 s of work."""
+    engine = world()
+    for i in range(20):
+        engine.add(f"before {i}", 4000, max_tokens=1)
+    engine.step()
+    with pytest.raises(Refusal, match=r"prompt tokens are ahead") as refused:
+        engine.add("late", 1000, ttft_target_s=0.5)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert refused.value.retry_after_s is not None
+    expected_s = 0.5 + refused.value.retry_after_s
+    engine.add("in time", 1000, max_tokens=1, ttft_target_s=expected_s + 0.1)
+    assert engine.scheduler.stats.num_shed == 1
+    started_s = engine.now
+    engine.add("last", 1000, max_tokens=1)
+    engine.run()
+    assert engine.tokens["last"][0] - started_s == pytest.approx(expected_s, rel=0.15), "as was predicted"
+    assert engine.tokens["in time"][0] - started_s <= expected_s + 0.1
+    assert engine.scheduler.num_tokens_waiting == 0
+
+
+def test_one_that_could_never_be_in_time_is_taken_where_nobody_is_ahead() -> None:
+    engine = world()
+    engine.add("long", 60_000, max_tokens=1, ttft_target_s=0.1)
+    engine.run()
+    assert len(engine.tokens["long"]) == 1
+
+
+def test_no_target_and_a_replay_are_never_refused() -> None:
+    engine = world()
+    for i in range(20):
+        engine.add(f"before {i}", 4000, max_tokens=1)
+    engine.add("whenever", 1000, max_tokens=1)
+    engine.add("replayed", 1000, ttft_target_s=0.01, emitted=3)
+    assert engine.scheduler.stats.num_shed == 0
+
+
+def test_a_better_priority_does_not_wait_for_worse_ones() -> None:
+    engine = world()
+    for i in range(20):
+        engine.add(f"before {i}", 4000, max_tokens=1, priority=1)
+    engine.add("first", 1000, max_tokens=1, ttft_target_s=0.5)
+    with pytest.raises(Refusal):
+        engine.add("behind", 1000, max_tokens=1, ttft_target_s=0.5, priority=1)
+
+
+def test_ends_of_others_are_waited_for_where_slots_are_taken() -> None:
+    """One slot, and an answer each 0.5 s: the third in the queue is seen to need 1.5 s."""
+    engine = world(max_num_seqs=1)
+    for i in range(6):
+        engine.add(f"long {i}", 10, max_tokens=100)
+    while engine.scheduler.num_waiting > 2:
+        engine.step()
+    with pytest.raises(Refusal) as refused:
+        engine.add("late", 10, ttft_target_s=0.2)
+    assert refused.value.retry_after_s == pytest.approx(1.3, abs=0.1)
+    engine.add("in time", 10, ttft_target_s=1.9)
+
+
+def test_who_waits_in_vain_is_told_before_work_is_wasted() -> None:
+    """The machine stands still for a second: who was to begin within 0.3 s is let go, and a replay is not."""
+    engine = world(max_num_seqs=2)
+    engine.add("runs", 10, max_tokens=1000)
+    engine.step()
+    engine.add("begun", 10, max_tokens=500)
+    engine.step()
+    engine.scheduler._ends = type(engine.scheduler._ends)()
+    waits = engine.add("waits", 10, ttft_target_s=0.3)
+    engine.add("replayed", 10, ttft_target_s=0.5, emitted=2)
+    assert list(engine.scheduler.shed(engine.now)) == []
+    engine.now += 1.0
+    told = list(engine.scheduler.shed(engine.now))
+    assert [request for request, _ in told] == [waits]
+    assert told[0][1].retry_after_s == 0.3
+    assert engine.scheduler.num_waiting == 1
