@@ -199,6 +199,11 @@ class Scheduler:
     def _schedule_others(self, now: float) -> tuple[PlanDraft, bool]:
         """A suspect's first step where its turn has come, else one of everybody; whether someone had more than one
         token to compute, or waits to."""
+        if self._trials.is_due:
+            # Nobody's pace is kept: all others wait for it.
+            trial = PlanDraft(self.latency.for_step((), now))
+            if self._start_trial(trial, now):
+                return trial, True
         decodes: list[Entry] = []
         prompts: list[tuple[Entry, int]] = []
         for entry in self._running:
@@ -208,8 +213,6 @@ class Scheduler:
             elif num_pending > 1:
                 prompts.append((entry, num_pending))
         draft = PlanDraft(self.latency.for_step(decodes, now))
-        if self._trials.is_due and self._start_trial(draft, now):
-            return draft, True
         for entry in decodes:
             self._continue(entry, 1, draft)
         for entry, num_pending in prompts:

@@ -120,7 +120,7 @@ class Simulation:
             nan_positions={
                 job.request_id: job.nan_position for job in self.scenario.jobs if job.nan_position is not None
             },
-            watch=self._check_pace,
+            watch=self._check_launch,
         )
         self.core = EngineCore(
             self.scheduler,
@@ -243,6 +243,11 @@ class Simulation:
                 assert due - ageing_s <= rank <= due, f"{request.request_id} ranks at {rank}, its arrival at {due}"
             ranks[request.request_id] = (rank, request.arrival_s)
         return ranks
+
+    def _check_launch(self, plan: StepPlan) -> None:
+        """While what was launched before is still on the device."""
+        self._check_trials()
+        self._check_pace(plan)
 
     def _check_trials(self) -> None:
         """Who has not been cleared shares nothing that is launched with anybody."""
