@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, kill_engine, restarts, wait_until
@@ -17,6 +19,8 @@ SHORT_HANGS, LONG_HANGS = 2, 50
 
 def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[..., Daemon], is_long: bool) -> None:
     """Two daemons at once, for what takes the time is to wait."""
+    if not is_long:
+        pytest.skip("where the faults fall depends on how requests meet in steps: with --long")
     num_hangs = LONG_HANGS if is_long else SHORT_HANGS
     slow = start(WITHOUT_CACHE, env=faulty("slow@step=330@life=0,hang@step=630@life=0"))
     stopped = start(WITHOUT_CACHE)
