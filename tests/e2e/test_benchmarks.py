@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
 from benchmarks.checkpoints import SHAPES
 from inferd.engine.api.checkpoint import Checkpoint
 from tests.e2e.conftest import Daemon
@@ -54,9 +52,7 @@ def test_the_overhead_is_measured_on_a_free_model(tmp_path: Path) -> None:
     assert case["server_us"] > 0 and case["output_tokens_per_s"] >= case["events_per_s"] > 0
 
 
-def test_grammars_are_measured_beside_free_text(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--long"):
-        pytest.skip("a model of its own: with --long")
+def test_grammars_are_measured_beside_free_text(tmp_path: Path) -> None:
     asked = ["--shape", "smoke", "--streams", "4", "--tokens", "12", "--rounds", "1"]
     printed = run("structured.py", "--dir", tmp_path, *asked)
     assert [line.split("|")[1].strip() for line in printed.splitlines()[2:]] == [
