@@ -11,7 +11,7 @@ TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long clients check format shape bench gpu docs train clean
+.PHONY: help install serve test long chaos soak clients check format shape bench gpu docs train clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +33,14 @@ serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-le
 test: ## Set up and run every tier within its time budget
 	@$(PYTHON) tests/tiers.py --make "$(MAKE)" --python $(BIN)/python
 
-long: $(STAMP) ## The whole of everything: 100,000 simulated seeds, every sampled case
+long: $(STAMP) ## The whole of everything: 2,000,000 simulated seeds (ten hours on two cores), every sampled case
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
+
+chaos: $(STAMP) ## Engines killed and stopped under every kind of request, each answer checked: make chaos SEED=1 MINUTES=5
+	@$(BIN)/python -m tests.chaos.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+
+soak: $(STAMP) ## Whether anything grows under a mixed load with aborts: make soak HOURS=8
+	@$(BIN)/python -m tests.chaos.soak $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 clients: $(STAMP) ## Real clients against a real server, each in an environment of its own: make clients ARGS='--only litellm'
 	@$(BIN)/python tests/clients/run.py $(ARGS)

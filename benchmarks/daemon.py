@@ -54,12 +54,21 @@ class Daemon:
         self.ready_s = time.perf_counter() - started_s
         """From the command to the first request that it would take."""
 
+    @property
+    def pid(self) -> int:
+        """Of the server; its engine is a child of it."""
+        return self._process.pid
+
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds used so far by the server and by its engine."""
         used = {"server": _cpu_s(self._tree), "engine": 0.0}
         for child in self._tree.children(recursive=True):
             used["engine"] += _cpu_s(child)
         return used
+
+    def wait(self, within_s: float) -> int:
+        """The exit code of a server that was told to end. Raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(within_s)
 
     def stop(self) -> None:
         """Ask it to end, then end it, and whatever it started."""

@@ -148,7 +148,7 @@ class PrefillFirst(Scheduler):
         return plan
 
 
-def arrivals(setting: Setting, rate: float, seed: int) -> list[Arrival]:
+def arrivals(setting: Setting, rate: float, seed: int | str) -> list[Arrival]:
     """In order of time."""
     random = Random(f"{seed} {rate}")
     now_s, coming = 0.0, list[Arrival]()

@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
+from math import inf
 from time import monotonic
 
 from inferd.engine.api.flight import NO_RECORDER, Recorder
@@ -399,6 +400,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         raise ParamError("prompt", submit.prompt_ids, "must hold at least one token")
     check_token_ids("prompt", submit.prompt_ids, vocab_size)
     check_token_ids("emitted_ids", submit.emitted_ids, vocab_size)
+    if not 0.0 < submit.weight < inf:
+        raise ParamError("weight", submit.weight, "must be a number above 0")
     if len(submit.emitted_ids) > submit.params.max_tokens:
         rule = f"must hold at most max_tokens ({submit.params.max_tokens}) ids"
         raise ParamError("emitted_ids", len(submit.emitted_ids), rule)
@@ -417,4 +420,6 @@ def _request_of(submit: Submit, max_model_len: int, now: float) -> Request:
         alone_until=submit.alone_until,
         ttft_target_s=submit.ttft_target_s,
         tpot_target_s=submit.tpot_target_s,
+        tenant=submit.tenant,
+        weight=submit.weight,
     )

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 
+from inferd.engine.api import garbage
 from inferd.engine.api.client import HIGH_WATER_MARK, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.config import precision_of
 from inferd.engine.api.errors import ConfigError, StartError
@@ -43,6 +45,7 @@ from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.step_time import Coefficients, Seed
+from inferd.engine.standby import stand_by
 from inferd.engine.watch import StepWatch
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
@@ -98,8 +101,8 @@ class EngineLink:
         self._out.close(linger=1000)
 
 
-def main(line: bytes) -> int:
-    """`line`: a `Launch` as JSON. Returns only where the engine cannot start."""
+def main(line: bytes, promoted: threading.Event) -> int:
+    """`line`: a `Launch` as JSON; a standby waits for `promoted`. Returns only where the engine cannot start."""
     launch = msgspec.json.decode(line, type=Launch)
     logging.basicConfig(
         level=launch.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s"
@@ -109,12 +112,16 @@ def main(line: bytes) -> int:
     # All that lies in the run directory is opened before the first message: then it is taken away.
     flight = FlightRecord(run_dir / "flight")
     with Heartbeat(run_dir / "heartbeat") as heartbeat:
+        started_s = launch.spawned_s
+        if launch.is_standby:
+            started_s = stand_by(launch, link.send, _be_killed_with_the_server, promoted)
         try:
-            core, ready = build(launch, link, heartbeat, flight)
+            core, ready = build(launch, started_s, link, heartbeat, flight)
         except StartError as error:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
             return error.exit_code
+        garbage.settle()
         link.send(ready)
         _be_killed_with_the_server(launch.server_pid)
         heartbeat.phase = EnginePhase.SERVING
@@ -126,13 +133,18 @@ def main(line: bytes) -> int:
             os._exit(_EXIT_FAILED)
 
 
-def build(launch: Launch, link: EngineLink, heartbeat: Heartbeat, flight: FlightRecord) -> tuple[EngineCore, Ready]:
-    """Load the worker, reporting each phase, and put the core in front of it. Raises `StartError`."""
+def build(
+    launch: Launch, started_s: float, link: EngineLink, heartbeat: Heartbeat, flight: FlightRecord
+) -> tuple[EngineCore, Ready]:
+    """Load the worker, reporting each phase, and put the core in front of it. Raises `StartError`.
+
+    `started_s`: when the first phase began (monotonic).
+    """
     config = launch.config
     faults = _faults_of(os.environ, launch.generation)
     link.damage = {fault.at: fault.what for fault in faults if fault.where == "frame"}
     thread = WorkerThread()
-    worker, ready = thread.submit(load_worker, config, launch.spawned_s, link.send).result()
+    worker, ready = thread.submit(load_worker, config, started_s, link.send).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
     limits = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,

@@ -34,6 +34,10 @@ class Request:
     """From arrival to the first token; None: whenever it comes."""
     tpot_target_s: float | None = None
     """A token after the first, in the mean; None: any."""
+    tenant: str = ""
+    """Tenants share the machine by weight, whatever each asks for."""
+    weight: float = 1.0
+    """Its tenant's."""
 
     cached: int = 0
     """Positions that the last admission took from the prefix cache."""
@@ -72,6 +76,8 @@ class Request:
         alone_until: int = 0,
         ttft_target_s: float | None = None,
         tpot_target_s: float | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Request:
         """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
         return cls(
@@ -86,6 +92,8 @@ class Request:
             alone_until=alone_until,
             ttft_target_s=ttft_target_s,
             tpot_target_s=tpot_target_s,
+            tenant=tenant,
+            weight=weight,
         )
 
     @property

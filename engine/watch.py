@@ -37,6 +37,7 @@ class StepWatch:
         self._flight, self._heartbeat, self._peaks = flight, heartbeat, peaks
         self._flying: dict[int, _Flying] = {}
         self._seen: set[_Size] = set()
+        self._tell()  # what hangs before the first launch hangs too
 
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
         """Before a step is launched: from here on its requests are suspects if the engine dies."""

@@ -6,6 +6,10 @@ of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,3 +41,30 @@ def row_block(size: int) -> tuple[int, int]:
     """(elements that a program covers, its warps)."""
     block = max(_LEAST, triton.next_power_of_2(size))
     return block, min(_MAX_WARPS, max(1, block // _ELEMENTS_A_WARP))
+
+
+def run_norm(
+    kernel: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """(norm of x, or of x + residual; that sum) by `kernel(x, residual, *parameters, total, out, stride, size, eps)`,
+    each [..., size]. Without a residual the second is no sum, and to be left."""
+    assert all(parameter.is_contiguous() for parameter in parameters)
+    rows = as_rows(x)
+    size = rows.shape[1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    block, num_warps = row_block(size)
+    kernel[(rows.shape[0],)](
+        rows,
+        rows if residual is None else residual.contiguous(),
+        *parameters,
+        total,
+        out,
+        rows.stride(0),
+        size,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=num_warps,
+    )
+    return out, total

@@ -24,6 +24,7 @@ TYPES = {
     413: "request_too_large",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "request_too_large",
     500: "api_error",
     501: "api_error",
     503: "overloaded_error",

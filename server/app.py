@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Literal, Self
 
 from fastapi import FastAPI
@@ -21,8 +23,9 @@ from starlette.responses import Response
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, middleware
+from inferd.server.admission import Quotas
 from inferd.server.api import routes
-from inferd.server.api.admin import AdminApi, Handler, admin_only, not_served
+from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
@@ -41,6 +44,9 @@ from inferd.server.api.tokens import TokensApi
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
+from inferd.server.keyring import Keyring
+from inferd.server.loop_probe import LoopProbe
+from inferd.server.quotas import RATE_LIMIT_HEADERS
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.settings import Settings
 from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
@@ -55,9 +61,13 @@ class AppOptions:
 
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    keys_file: Path | None = None
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
-    body_timeout_s: float = 60.0
+    body_idle_s: float = 10.0
+    """A body of which nothing comes for so long is not waited for."""
+    admin_port: int | None = None
+    """The local port at which admin routes are served, and no others but the public ones; None: all at every port."""
     keep_alive_s: float = KEEP_ALIVE_S
     stored_responses_bytes: int = 256 * 2**20
     stored_responses_ttl_s: float = 86_400.0
@@ -74,6 +84,7 @@ class AppOptions:
         return cls(
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
             admin_keys=tuple(key.get_secret_value() for key in settings.admin_key),
+            keys_file=None if settings.keys_file is None else Path(settings.keys_file),
             max_body_bytes=settings.max_body_bytes,
             stored_responses_bytes=settings.stored_responses,
             stored_responses_ttl_s=settings.stored_responses_ttl_s,
@@ -103,6 +114,8 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     prompts = Prompts(model, lanes)
     grammars = GrammarChecker(model.path, model.vocab_size)
     background = Background()
+    probe = LoopProbe(metrics.loop_lag)
+    keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read)
     service = Service(
         model=model,
         router=router,
@@ -114,7 +127,6 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         background=background,
         version=version("inferd"),
         unknown_fields=options.unknown_fields,
-        body_timeout_s=options.body_timeout_s,
         keep_alive_s=options.keep_alive_s,
         targets=options.targets,
         e2e_target_s=options.e2e_target_s,
@@ -123,9 +135,13 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        probe.start()
+        watch = asyncio.create_task(keyring.watch())
         try:
             yield
         finally:
+            probe.stop()
+            watch.cancel()
             await background.close()
             await grammars.close()
             lanes.close()
@@ -135,9 +151,9 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=_middleware(options, metrics),
+        middleware=_middleware(options, metrics, keyring),
     )
-    add_routes(app, handlers_of(service))
+    add_routes(app, handlers_of(service), options.admin_port)
     check_labels(app)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(EngineDeadError, _on_refusal)
@@ -182,7 +198,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
     }
 
 
-def add_routes(app: FastAPI, handlers: Mapping[Route, Handler]) -> None:
+def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int | None = None) -> None:
     """Serve every route of the table as its label says. Raises `RuntimeError` where table and handlers differ."""
     served = {route for route in routes.ROUTES if not route.missing}
     if set(handlers) != served:
@@ -192,6 +208,8 @@ def add_routes(app: FastAPI, handlers: Mapping[Route, Handler]) -> None:
     for route in routes.ROUTES:
         handler = not_served(route.missing) if route.missing else handlers[route]
         guarded = admin_only(handler) if route.access is Access.ADMIN else handler
+        if admin_port is not None and route.access is not Access.PUBLIC:
+            guarded = at_port(guarded, admin_port, is_there=route.access is Access.ADMIN)
         by_path.setdefault(route.path, {})[route.method] = guarded
     for path, by_method in by_path.items():
         app.router.add_route(path, _by_method(by_method), methods=list(by_method))
@@ -215,7 +233,7 @@ def check_labels(app: FastAPI) -> None:
         raise RuntimeError(f"served without a label that says to whom: {unlabelled}")
 
 
-def _middleware(options: AppOptions, metrics: Metrics) -> list[Middleware]:
+def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list[Middleware]:
     """Outermost first. CORS answers preflights, which carry no key, before keys are asked for."""
     public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
     templates = [route.path for route in routes.ROUTES]
@@ -225,7 +243,7 @@ def _middleware(options: AppOptions, metrics: Metrics) -> list[Middleware]:
     layers.append(Middleware(middleware.LastResort))
     if options.cors_origins:
         allowed = ("GET", "POST", "DELETE")
-        exposed = ("x-request-id", "request-id", "retry-after", "retry-after-ms")
+        exposed = ("x-request-id", "request-id", "retry-after", "retry-after-ms", *RATE_LIMIT_HEADERS)
         origins = list(options.cors_origins)
         layers.append(
             Middleware(
@@ -236,10 +254,9 @@ def _middleware(options: AppOptions, metrics: Metrics) -> list[Middleware]:
                 expose_headers=exposed,
             )
         )
-    layers.append(
-        Middleware(middleware.Keys, keys=options.api_keys, public_paths=public_paths, admin_keys=options.admin_keys)
-    )
-    layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes))
+    layers.append(Middleware(middleware.Keys, keyring=keyring, public_paths=public_paths))
+    layers.append(Middleware(Quotas, paths=[route.path for route in routes.ROUTES if route.is_metered]))
+    layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes, idle_s=options.body_idle_s))
     return layers
 
 

@@ -17,6 +17,7 @@ import typer
 
 from inferd.engine.api.errors import StartError
 from inferd.server.bench.command import bench_app, first_key
+from inferd.server.keys_command import keys_app
 from inferd.server.settings import SETTINGS, Settings
 from inferd.server.settings_fields import Setting
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench_app)
+app.add_typer(keys_app)
 
 
 def _show_version(is_asked: bool) -> None:
@@ -90,7 +92,10 @@ def serve(
     ] = None,
     **flags: object,
 ) -> None:
-    """Serve a model. Each option can also be INFERD_<NAME> in the environment, or a line of the YAML file."""
+    """Serve a model.
+
+    Each option can also be INFERD_<NAME> in the environment, or a line of the YAML file.
+    """
     given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
 
@@ -144,6 +149,7 @@ def plan(
     overhead: Annotated[str, typer.Option(help="Percent of weights and KV.", metavar="N[-N]")] = "10-20",
     block_size: Annotated[int, typer.Option(help="Tokens in a KV block.", metavar="N")] = 32,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    standby: Annotated[bool, typer.Option("--standby", help="With a standby beside the engine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines: every number in bytes.")] = False,
 ) -> None:
     """Say what a model takes in memory, with the formulas.
@@ -163,6 +169,7 @@ def plan(
         context=context,
         overhead=overhead,
         block_size=block_size,
+        standby=standby,
     )
     raise typer.Exit(run(asked, as_json=as_json))
 
@@ -184,10 +191,19 @@ def version() -> None:
     _show_version(True)
 
 
+_MAX_LINE = 1_500
+
+
+def _one_line(error: StartError) -> str:
+    """What a file or a flag held may be of any length and in any characters: the line that tells it is not."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE // 2]} ... {text[-_MAX_LINE // 2 :]}"
+
+
 def main() -> None:
     """The console script: every `StartError` becomes one line on stderr and its exit code."""
     try:
         app()
     except StartError as error:
-        typer.echo(f"inferd: {error}", err=True)
+        typer.echo(f"inferd: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)

@@ -66,6 +66,7 @@ _BAD_REQUESTS = {
 ROWS: dict[str, Row] = {
     **{code: Row(400, _REFUSED, code, about) for code, about in _BAD_REQUESTS.items()},
     "malformed_json": Row(400, _REFUSED, None, "The body is no JSON object, or more of one than is read."),
+    "malformed_http": Row(400, _REFUSED, None, "What was sent is no request of HTTP/1.1, or can be read in two ways."),
     "invalid_api_key": Row(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
     "insufficient_permissions": Row(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
     "invalid_url": Row(404, _REFUSED, None, "There is no such path."),
@@ -75,10 +76,15 @@ ROWS: dict[str, Row] = {
     "model_not_found": Row(404, _REFUSED, "model_not_found", "The model is not served."),
     "method_not_supported": Row(405, _REFUSED, "method_not_supported", "The path has no such method; `Allow` has."),
     "deadline_exceeded": Row(
-        408, "timeout_error", "deadline_exceeded", "The request's `timeout` ran out, or its body never came."
+        408,
+        "timeout_error",
+        "deadline_exceeded",
+        "The request's `timeout` ran out, or its head or body did not come in time.",
     ),
     "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
-    "unsupported_content_type": Row(415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON."),
+    "unsupported_content_type": Row(
+        415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON, or is compressed."
+    ),
     "rate_limit_exceeded": Row(
         429,
         _LIMITED,
@@ -88,6 +94,7 @@ ROWS: dict[str, Row] = {
         1.0,
     ),
     "slow_down": Row(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
+    "head_too_large": Row(431, _REFUSED, "head_too_large", "Request line and headers are too long, or too many."),
     "internal_error": Row(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
     "engine_error": Row(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
     "numerical_error": Row(500, _BROKEN, "numerical_error", "The model's numbers for this request were not finite."),
@@ -295,6 +302,15 @@ def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | 
             f"completion). Please reduce the length of the {param} or of the completion."
         )
     return ContextTooLongError(head + tail, param, limit, num_prompt)
+
+
+def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> ContextTooLongError:
+    """Of a text that was not turned into tokens, because its bytes say that they are too many."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your {param} has {num_bytes} bytes, which "
+        f"are at least {least_tokens} tokens. Please reduce the length of the {param}."
+    )
+    return ContextTooLongError(message, param, limit, least_tokens)
 
 
 def internal_error() -> RequestError:

@@ -137,6 +137,7 @@ class Metrics:
 
     def _make_engine(self) -> None:
         self.running, self.waiting, self.kv_usage, self.up = (Gauge.zero() for _ in range(4))
+        self.standby = Gauge.zero()
         self.blocks, self.phases, self.memory = Gauge(), Gauge(), Gauge()
         self.prefix_queries, self.prefix_hits, self.preemptions, self.restarts = (Counter.zero() for _ in range(4))
         self.prompt_tokens, self.computed_tokens, self.generation_tokens, self.steps = (
@@ -158,6 +159,12 @@ class Metrics:
     def _make_http(self) -> None:
         self.arrived, self.http = Counter(), Counter()
         self.http_duration = Histogram(_fine(0.001, ()))
+        self.loop = Histogram((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
+        self._loop = self.loop.cell()
+        self.tasks = Gauge.zero()
+        self.keys, self.key_readings = Gauge.zero(), Counter()
+        for outcome in ("good", "refused"):
+            self.key_readings.add(0, outcome)
 
     def request_arrived(self, api: str) -> None:
         """A generation was accepted by the route family `api`, such as "chat"."""
@@ -268,6 +275,18 @@ class Metrics:
         self.http.add(1, route, method if method in _METHODS else "OTHER", str(status))
         self.http_duration.cell(route).observe(duration_s)
 
+    def keys_read(self, num_keys: int, is_good: bool) -> None:
+        """The keys file was read, and so many of its keys are known; not `is_good`: it was refused, and those stay."""
+        self.keys.set(num_keys)
+        self.key_readings.add(1, "good" if is_good else "refused")
+
+    def num_tasks(self, count: int) -> None:
+        self.tasks.set(count)
+
+    def loop_lag(self, lag_s: float) -> None:
+        """By how much a beat of the event loop came late."""
+        self._loop.observe(lag_s)
+
     def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
         """How near the steps came to the device's peaks; a phase that had none is not there."""
         return self.efficiency.last_minute()
@@ -316,6 +335,7 @@ class Metrics:
         )
         page.gauge("inferd_startup_phase_seconds", "Start-up, by phase.", self.phases, "phase")
         page.gauge("inferd_engine_up", "Whether an engine takes requests.", self.up)
+        page.gauge("inferd_standby_ready", "Whether a standby waits to take the engine's place.", self.standby)
         page.counter("inferd_engine_restarts", "Engines that replaced one that died.", self.restarts)
         page.counter("inferd_requests_replayed", "Requests sent again to a new engine.", self.replayed)
         page.histogram("inferd_engine_recovery_seconds", "From an engine's loss to the next one ready.", self.recovery)
@@ -361,7 +381,11 @@ class Metrics:
         build.set(1, version("inferd"))
         page.gauge("inferd_build_info", "The version that runs.", build, "version")
         page.counter("inferd_http_requests", "HTTP answers.", self.http, "route", "method", "status")
+        page.histogram("inferd_event_loop_lag_seconds", "How late the event loop came to a timer.", self.loop)
         page.histogram("inferd_http_request_duration_seconds", "HTTP, to the last byte.", self.http_duration, "route")
+        page.gauge("inferd_keys", "Keys known from the keys file.", self.keys)
+        page.counter("inferd_keys_file_readings", "Readings of the keys file.", self.key_readings, "outcome")
+        page.gauge("inferd_asyncio_tasks", "Tasks of the server's event loop.", self.tasks)
         return page
 
 

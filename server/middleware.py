@@ -7,12 +7,12 @@ logs neither bodies nor keys. Paths are what follows the prefix that a proxy str
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import anthropic_errors, errors
+from inferd.server.keyring import Keyring
 from inferd.server.schema.generation import is_sane_id
+
+MIN_BODY_RATE = 16 * 1024
+"""Bytes a second, 128 kbit/s: 16 MiB may take 17 minutes."""
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
@@ -34,10 +38,27 @@ class HttpMetrics(Protocol):
     def http_request(self, route: str, method: str, status: int, duration_s: float) -> None: ...
 
 
+_CLIENT_GONE = 499
+"""The status of an answer of which nothing was sent, as nginx counts it."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent of an answer: written in one place, a token at a time, for all who want to know."""
+
+    status: int = _CLIENT_GONE
+    num_bytes: int = 0
+    """Of the body."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.status != _CLIENT_GONE
+
+
 class RequestIds:
     """Every answer carries `x-request-id`: the caller's own where it is sane, else a new one.
 
-    Anthropic's clients look for it under `request-id`.
+    Anthropic's clients look for it under `request-id`. The request's state tells all within what was `sent` of it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -53,13 +74,17 @@ class RequestIds:
         state["request_id"] = request_id
         state["arrival_s"] = time.monotonic()
         state["tenant"] = ""
+        state["sent"] = sent = Sent()
         names = ("x-request-id", "request-id") if _is_anthropic(scope) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                sent.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name in names:
                     headers[name] = request_id
+            else:
+                sent.num_bytes += len(message.get("body", b""))
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -78,19 +103,12 @@ class Tally:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 499
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive, send)
         finally:
-            duration_s = time.monotonic() - scope["state"]["arrival_s"]
-            self._metrics.http_request(self._template(route_path(scope)), scope["method"], status, duration_s)
+            state = scope["state"]
+            template, duration_s = self._template(route_path(scope)), time.monotonic() - state["arrival_s"]
+            self._metrics.http_request(template, scope["method"], state["sent"].status, duration_s)
 
     def _template(self, path: str) -> str:
         if path in self._exact:
@@ -108,33 +126,23 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, num_bytes = 499, 0
-
-        async def count(message: Message) -> None:
-            nonlocal status, num_bytes
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                num_bytes += len(message.get("body", b""))
-            await send(message)
-
         try:
-            await self._app(scope, receive, count)
+            await self._app(scope, receive, send)
         finally:
-            self._log(scope, status, num_bytes)
+            self._log(scope, scope["state"]["sent"])
 
-    def _log(self, scope: Scope, status: int, num_bytes: int) -> None:
+    def _log(self, scope: Scope, sent: Sent) -> None:
         state = scope["state"]
         fields = {
             "method": scope["method"],
             "path": errors.clip(scope["path"].encode("unicode_escape").decode(), errors.MAX_ECHO),
-            "status": status,
+            "status": sent.status,
             "duration_ms": round((time.monotonic() - state["arrival_s"]) * 1_000, 1),
-            "response_bytes": num_bytes,
+            "response_bytes": sent.num_bytes,
             "request_id": state["request_id"],
         }
         line = "%(method)s %(path)s %(status)d %(duration_ms).1f ms %(response_bytes)d B %(request_id)s"
-        is_quiet = route_path(scope) in self._quiet_paths and status < 500
+        is_quiet = route_path(scope) in self._quiet_paths and sent.status < 500
         level = logging.DEBUG if is_quiet else logging.INFO
         access_logger.log(level, line, fields, extra=fields)
 
@@ -149,18 +157,11 @@ class LastResort:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_begun = False
-
-        async def watch(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = has_begun or message["type"] == "http.response.start"
-            await send(message)
-
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive, send)
         except Exception:
             logger.exception("request %s failed", scope["state"]["request_id"])
-            if has_begun:
+            if scope["state"]["sent"].has_begun:
                 # The connection must break: a complete-looking half answer would be taken for a whole one.
                 raise
             await refusal(scope, errors.internal_error())(scope, receive, send)
@@ -169,22 +170,18 @@ class LastResort:
 class Keys:
     """Lets a request in that names one of the keys, or asks for a public path. Without keys, everyone is let in.
 
-    What is let in carries its `role` in the request's state: "admin" for an admin key, "user" for another, else "".
+    What is let in carries its `role` in the request's state: "admin" for an admin key, "user" for another, else ""; and
+    the key's `holder`, None where it named none.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Iterable[str], public_paths: Iterable[str], admin_keys: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
         """An admin key opens every route; alone it closes none but those of administrators."""
-        self._app = app
-        self._digests = tuple(_digest(key) for key in keys)
-        self._admin_digests = tuple(_digest(key) for key in admin_keys)
-        self._public_paths = frozenset(public_paths)
+        self._app, self._keyring, self._public_paths = app, keyring, frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             error = self._check(scope)
-            if error is not None and self._digests and route_path(scope) not in self._public_paths:
+            if error is not None and not self._keyring.is_open and route_path(scope) not in self._public_paths:
                 await refusal(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -192,8 +189,8 @@ class Keys:
     def _check(self, scope: Scope) -> RequestError | None:
         """Say in the request's state who asks; what is wrong with the key, where anything is."""
         state = scope["state"]
-        state["role"], state["has_admin_keys"] = "", bool(self._admin_digests)
-        if not (self._digests or self._admin_digests):
+        state["role"], state["has_admin_keys"], state["holder"] = "", self._keyring.has_admins, None
+        if self._keyring.is_empty:
             return None
         keys = _keys_of(scope)
         if not keys:
@@ -203,46 +200,69 @@ class Keys:
         if len(keys) > 1:
             # What stands before this server may have looked at the other one.
             return RequestError("invalid_api_key", "Your request has two API keys that differ. Send one.")
-        digest = _digest(*keys)
-        # Every key is compared, and digests of one length: time tells nothing about the keys.
-        users = [hmac.compare_digest(digest, known) for known in self._digests]
-        admins = [hmac.compare_digest(digest, known) for known in self._admin_digests]
-        if not (any(users) or any(admins)):
+        holder = self._keyring.find(*keys)
+        if holder is None:
             return RequestError("invalid_api_key", "Incorrect API key provided.")
-        state["role"] = "admin" if any(admins) else "user"
-        state["tenant"] = digest.hex()[:32]
+        state["role"], state["tenant"], state["holder"] = "admin" if holder.is_admin else "user", holder.tenant, holder
         return None
 
 
 class BodyLimit:
-    """Refuses a body of more than `max_bytes`, by its stated length or as soon as it has grown past them."""
+    """Refuses a body that is compressed, one of more than `max_bytes`, by its stated length or as soon as it has grown
+    past them, and one that comes too slowly: nothing of it for `idle_s`, or less than `MIN_BODY_RATE` after as long.
+    """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, app: ASGIApp, max_bytes: int, idle_s: float) -> None:
+        self._app, self._max_bytes, self._idle_s = app, max_bytes, idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        stated = Headers(scope=scope).get("content-length", "")
-        if stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_bytes):
-            await refusal(scope, self._refusal())(scope, receive, send)
+        error = self._check(Headers(scope=scope))
+        if error is not None:
+            await refusal(scope, error)(scope, receive, send)
             return
-        num_bytes = 0
+        began_s, num_bytes, is_whole = time.monotonic(), 0, False
 
-        async def count() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+        async def pace() -> Message:
+            nonlocal num_bytes, is_whole
+            if is_whole:
+                return await receive()  # to learn that the client has gone
+            left_s = min(self._idle_s, began_s + self._idle_s + num_bytes / MIN_BODY_RATE - time.monotonic())
+            try:
+                async with asyncio.timeout(left_s):
+                    message = await receive()
+            except TimeoutError as late:
+                raise self._too_slow(num_bytes) from late
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
-                raise self._refusal()
+                raise self._too_large()
+            is_whole = not message.get("more_body", False)
             return message
 
-        await self._app(scope, count, send)
+        await self._app(scope, pace, send)
 
-    def _refusal(self) -> RequestError:
+    def _check(self, headers: Headers) -> RequestError | None:
+        encoding = headers.get("content-encoding", "identity").strip()
+        if encoding.lower() != "identity":
+            message = f"Send the body as it is: no Content-Encoding such as '{errors.shown(encoding)}' is decoded here."
+            return RequestError("unsupported_content_type", message)
+        stated = headers.get("content-length", "")
+        if stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_bytes):
+            return self._too_large()
+        return None
+
+    def _too_large(self) -> RequestError:
         message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
         return RequestError("request_too_large", message)
+
+    def _too_slow(self, num_bytes: int) -> RequestError:
+        message = (
+            f"The request body did not arrive: after {num_bytes} bytes nothing came for {self._idle_s:g} s, or less "
+            f"than {MIN_BODY_RATE} bytes a second in the mean."
+        )
+        return RequestError("deadline_exceeded", message)
 
 
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
@@ -270,7 +290,3 @@ def _keys_of(scope: Scope) -> set[str]:
     if _is_anthropic(scope):
         found.update(key.strip() for key in headers.getlist("x-api-key"))
     return found - {""}
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -49,6 +49,7 @@ class PlanOptions:
     overhead: str = "10-20"
     """Percent of weights and KV, one number or a range."""
     block_size: int = AUTO_BLOCK_SIZE
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
         block_size=asked.block_size,
         device=machine.device,
         num_threads=machine.num_cpus,
+        has_standby=asked.standby,
     )
 
 

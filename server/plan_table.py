@@ -18,7 +18,7 @@ from inferd.engine.api.working import Part
 from inferd.server.plan import PlanOptions, Report, Row, build, to_json
 
 _SMALL_BYTES = 10**10
-_ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes")
+_ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Engine after engine: starts one, sees it die or hang, starts the next, and has every request go on there.
 
-The only room that knows both the supervisor and the router. Raises where no other start can help.
+The only room that knows both the engines' lives and the router. Raises where no other start can help.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.supervisor import Supervisor, describe_exit
 from inferd.server.deaths import Deaths
+from inferd.server.life import Life
 from inferd.server.router import Router
-from inferd.server.watchdog import TICK_S, Watchdog
+from inferd.server.spare import Spare
 
 logger = logging.getLogger("inferd")
 
@@ -27,62 +27,90 @@ _LAST_WORDS_S = 0.2
 class Recovery:
     """The engines of one server. `run` ends only by an error, or cancelled."""
 
-    def __init__(self, router: Router, config: EngineConfig, log_level: str) -> None:
+    def __init__(
+        self, router: Router, config: EngineConfig, log_level: str, on_standby: Callable[[bool], None]
+    ) -> None:
+        """`on_standby` is told whether a standby waits to be promoted."""
         self._router, self._config, self._log_level = router, config, log_level
         self._deaths = Deaths()
-        router.on_recovered = self._log_recovered
+        self._spare = Spare(lambda generation: self._begin(generation, is_standby=True), on_standby)
+        self._generation = 0
+        router.on_up, router.on_recovered = self._keep_spare, self._log_recovered
 
     async def run(self) -> NoReturn:
         """Raises `StartError` where the first engine cannot start, and `EngineDeadError` where engines die at once."""
-        generation = 0
-        while True:
-            reason = await self._live(generation)
-            generation += 1
-            if not self._router.became_ready.is_set():
-                raise EngineDeadError(reason)
-            delay_s = self._deaths.died(time.monotonic(), self._router.num_delivered)
-            if delay_s is None:
-                raise EngineDeadError(f"{reason}; so did those before it, and none delivered a token")
-            waiting = f"{self._router.num_active} requests wait"
-            logger.error("%s: starting another%s; %s", reason, f" in {delay_s:.2g} s" if delay_s else "", waiting)
-            await asyncio.sleep(delay_s)
-
-    async def _live(self, generation: int) -> str:
-        """One engine, from its start to its end; returns how it ended. Nothing is left of it."""
-        supervisor = Supervisor(self._config, generation=generation, log_level=self._log_level)
-        client = EngineClient(supervisor.run_dir, generation, on_first_frame=supervisor.seal)
         try:
-            self._router.attach(client)
-            supervisor.spawn()
-            reason = await self._end_of(supervisor)
-            supervisor.kill()
-            await supervisor.wait()
-            self._router.lose(supervisor.in_flight())
+            while True:
+                reason = await self._live()
+                self._generation += 1
+                if not self._router.became_ready.is_set():
+                    raise EngineDeadError(reason)
+                delay_s = self._deaths.died(time.monotonic(), self._router.num_delivered)
+                if delay_s is None:
+                    raise EngineDeadError(f"{reason}; so did those before it, and none delivered a token")
+                waiting = f"{self._router.num_active} requests wait"
+                logger.error("%s: starting another%s; %s", reason, f" in {delay_s:.2g} s" if delay_s else "", waiting)
+                await asyncio.sleep(delay_s)
+        finally:
+            await self._drop_spare()
+
+    async def _live(self) -> str:
+        """One engine, from its start or its promotion to its end; returns how it ended. Nothing is left of it."""
+        try:
+            life = await self._next()
+        except StartError as error:
+            if not self._router.became_ready.is_set():
+                raise
+            return f"the engine could not start: {error}"
+        try:
+            reason = await self._end_of(life)
+            await life.kill()
+            self._router.lose(life.supervisor.in_flight())
             return reason
         except asyncio.CancelledError:
-            await supervisor.stop()
+            await life.supervisor.stop()
             raise
         finally:
-            supervisor.discard()
-            client.close()
+            life.discard()
 
-    async def _end_of(self, supervisor: Supervisor) -> str:
+    async def _next(self) -> Life:
+        """The standby, if there is one, or a process that starts from nothing. Raises `StartError`."""
+        life = await self._spare.take()
+        if life is None:
+            life = self._begin(self._generation, is_standby=False)
+            self._router.attach(life.client)
+        else:
+            logger.info("the standby is promoted")
+            self._router.attach(life.client)
+            life.supervisor.promote()
+        return life
+
+    def _begin(self, generation: int, *, is_standby: bool) -> Life:
+        return Life.begin(self._config, generation, self._log_level, is_standby=is_standby)
+
+    def _keep_spare(self) -> None:
+        """Once an engine serves: until then it needs the cores itself."""
+        if self._config.standby:
+            self._spare.keep(self._generation + 1)
+
+    async def _drop_spare(self) -> None:
+        life = await self._spare.take()
+        if life is not None:
+            await life.supervisor.stop()
+            life.discard()
+
+    async def _end_of(self, life: Life) -> str:
         """How the engine ended, or why it has to. Raises `StartError` where the first one says that it cannot start."""
-        receive = asyncio.create_task(self._receive())
-        wait = asyncio.create_task(supervisor.wait())
-        watch = asyncio.create_task(_hang_of(supervisor))
-        tasks = (receive, watch, wait)
+        receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(life.ended())
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if wait.done() and wait.result() >= 0 and not self._router.is_up:
+            await asyncio.wait((receive, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and life.supervisor.has_exited and not self._router.is_up:
                 await asyncio.wait((receive,), timeout=_LAST_WORDS_S)
-            if receive.done():
-                return receive.result()
-            return f"the engine process {describe_exit(wait.result()) if wait.done() else watch.result()}"
+            return receive.result() if receive.done() else ended.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            receive.cancel()
+            ended.cancel()
+            await asyncio.gather(receive, ended, return_exceptions=True)
 
     async def _receive(self) -> str:
         """Why the engine's messages end. Raises `StartError` where the first one says that it cannot start."""
@@ -97,13 +125,3 @@ class Recovery:
 
     def _log_recovered(self, num_replayed: int, outage_s: float) -> None:
         logger.warning("RECOVERED in %.2f s: %d requests go on", outage_s, num_replayed)
-
-
-async def _hang_of(supervisor: Supervisor) -> str:
-    """Return once the engine hangs, and why it counts as hung."""
-    watchdog = Watchdog(time.monotonic())
-    while True:
-        await asyncio.sleep(TICK_S)
-        reason = watchdog.look(supervisor.pulse(), time.monotonic())
-        if reason is not None:
-            return reason

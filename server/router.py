@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn, Self
 
 from msgspec import structs
@@ -33,11 +33,15 @@ from inferd.engine.api.messages import (
     Submit,
     ToEngine,
 )
+from inferd.server.backlog import Backlog, QueueBounds
 from inferd.server.journal import Journal
 from inferd.server.metrics import Metrics, RequestRecord
 from inferd.server.quarantine import Quarantine
 
 logger = logging.getLogger(__name__)
+
+_MANY_DELTAS = 64
+"""Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8."""
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
 _GUILTY = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
@@ -47,9 +51,8 @@ _GUILTY = Failure("engine_error", "This request ended the engine each time it wa
 class RouterOptions:
     """Bounds of what may wait."""
 
-    max_waiting: int = 2048
-    """Requests the engine has not begun; one more is refused with 503."""
-    retry_after_s: int = 1
+    queue: QueueBounds = field(default_factory=QueueBounds)
+    """Of what the engine has not begun."""
     outage_grace_s: float = 10.0
     """Without an engine for longer than this, new requests are refused; until then they wait for the next one."""
     e2e_target_s: float | None = None
@@ -67,6 +70,8 @@ class TokenStream:
         self.abort_reason: FinishReason | None = None
         self._abort = abort
         self._pending: list[Delta] = []
+        self._num_single = 0
+        """At the end of `_pending`, deltas as they came; those before them are merged."""
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -96,6 +101,7 @@ class TokenStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         deltas, self._pending = self._pending, []
+        self._num_single = 0
         return merge(deltas)
 
     def abort(self, reason: FinishReason = "abort") -> None:
@@ -111,6 +117,10 @@ class TokenStream:
         """Called by the router alone."""
         assert not self._closed, f"{self.request_id}: a delta after the terminal one"
         self._pending.append(delta)
+        self._num_single += 1
+        if self._num_single == _MANY_DELTAS:
+            self._pending[-_MANY_DELTAS:] = [merge(self._pending[-_MANY_DELTAS:])]
+            self._num_single = 0
         self._closed = delta.finish_reason is not None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -154,15 +164,19 @@ class Router:
         """When the last engine that took requests was lost."""
         self.num_delivered = 0
         """Tokens and ends that engines gave to streams: whether anything moves."""
+        self.on_up: Callable[[], None] | None = None
+        """Called each time that an engine takes requests."""
         self.on_recovered: Callable[[int, float], None] | None = None
         """Called with (requests sent again, seconds without an engine)."""
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
-        self._num_waiting = 0
+        self._backlog = Backlog(self._options.queue)
         self._ready: Ready | None = None
         self._death: str | None = None
         self._is_draining = False
+        self.is_leaving = False
+        """The server is about to stop: probes are told so, and requests may still be taken."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.on_phase: Callable[[Phase], None] | None = None
@@ -198,19 +212,23 @@ class Router:
         self._quarantine.check(submit)
         stream = TokenStream(submit, self._abort)
         if self.is_up:
-            self._send(submit)
+            self._tell(submit)
         self._streams[submit.request_id] = stream
         self._is_idle.clear()
-        self._num_waiting += 1
+        self._backlog.add(submit.tenant, len(submit.prompt_ids))
         return stream
 
     def reset_prefix_cache(self) -> None:
         if self.is_up:  # a new engine's is empty
-            self._send(ResetPrefixCache())
+            self._tell(ResetPrefixCache())
+
+    def leave(self) -> None:
+        """Tell probes that requests are better sent elsewhere."""
+        self.is_leaving = True
 
     def drain(self) -> None:
         """Refuse new requests from now on; those accepted go on."""
-        self._is_draining = True
+        self.is_leaving = self._is_draining = True
 
     async def drained(self) -> None:
         """Return when no stream is left."""
@@ -255,6 +273,7 @@ class Router:
         self.is_up = False
         self.stats = EngineStats()
         self._metrics.engine_down()
+        self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
         for guilty in self._quarantine.judge(in_flight, journals):
             logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
@@ -266,6 +285,8 @@ class Router:
     def _begin(self, ready: Ready) -> None:
         """An engine takes requests: send it all there are, in the order in which they came."""
         is_first, self._ready, self.is_up = self._ready is None, ready, True
+        if self.on_up is not None:
+            self.on_up()
         for stream in self._streams.values():
             self._send(self._quarantine.replay(stream.journal))
         if is_first:
@@ -292,6 +313,11 @@ class Router:
         assert self._client is not None, "no engine was attached"
         self._client.send(message)
 
+    def _tell(self, message: ToEngine) -> None:
+        """Send. An engine that takes nothing is dead or hangs, and will be found so: streams wait for the next one."""
+        with contextlib.suppress(EngineDeadError):
+            self._send(message)
+
     def _check_open(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
@@ -303,16 +329,22 @@ class Router:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.is_ready:
             raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
-        if self._num_waiting >= self._options.max_waiting:
-            raise RequestError(
-                "server_is_overloaded", f"{self._num_waiting} requests are waiting, the most that may; retry later."
-            )
+        left_s = None
+        if submit.ttft_target_s is not None:
+            left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
+        self._check_room(submit.tenant, len(submit.prompt_ids), left_s)
+
+    def check_room(self, tenant: str, num_tokens: int) -> None:
+        """Raises `RequestError` where a prompt of at least so many tokens would be refused now, for all that waits."""
+        self._check_room(tenant, num_tokens, self._options.queue.ttft_target_s)
+
+    def _check_room(self, tenant: str, num_tokens: int, left_s: float | None) -> None:
+        self._backlog.check(tenant, num_tokens, self.stats.step_model.prefill_tokens_per_s, left_s)
 
     def _abort(self, request_id: str) -> None:
         """Without an engine the stream ends here; where no other will come, its end is already on its way."""
         if self.is_up:
-            with contextlib.suppress(EngineDeadError):
-                self._send(Abort((request_id,)))
+            self._tell(Abort((request_id,)))
         elif self._death is None:
             self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
 
@@ -335,7 +367,7 @@ class Router:
     def _account(self, stream: TokenStream, delta: Delta, now: float) -> None:
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
-            self._num_waiting -= 1
+            self._backlog.remove(stream.submit.tenant, len(stream.submit.prompt_ids))
         stream.journal.record(delta)
         if not delta.token_ids:
             return
@@ -355,7 +387,7 @@ class Router:
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:
-            self._num_waiting -= 1
+            self._backlog.remove(stream.submit.tenant, len(stream.submit.prompt_ids), has_begun=False)
         self._metrics.request_finished(
             RequestRecord(
                 arrival_s=stream.submit.arrival_s,

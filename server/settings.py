@@ -91,6 +91,13 @@ class Settings(BaseSettings):
     root_path: str = setting("", "Path prefix that a proxy in front strips.", panel=_SERVER)
     api_key: Secrets = setting((), "Key that clients must send; repeat for more.", panel=_SERVER)
     admin_key: Secrets = setting((), "Key for the routes that manage the server; repeat for more.", panel=_SERVER)
+    keys_file: str | None = setting(
+        None, "YAML or JSON file of keys, tenants and quotas, read again when it changes.", panel=_SERVER
+    )
+    admin_host: str = setting("127.0.0.1", "Address of the admin port.", panel=_SERVER)
+    admin_port: Annotated[int | None, NoneAllowed, Number] = setting(
+        None, "Serve admin routes on this port alone, not on --port.", panel=_SERVER, ge=0, le=65535
+    )
     allow_unauthenticated: bool = setting(False, "Serve other machines without any key.", panel=_SERVER)
     unknown_fields: Literal["refuse", "warn"] = setting(
         "refuse", "What an unknown request field gets: a 400, or a warning header.", panel=_SERVER
@@ -112,6 +119,9 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
         None, "Most tokens in one step.", panel=_ENGINE, ge=1
     )
+    standby: bool = setting(
+        False, "Keep a second engine process ready to take the place of one that dies.", panel=_ENGINE
+    )
 
     ttft_target: Annotated[Duration | None, NoneAllowed] = setting(
         None,
@@ -131,6 +141,19 @@ class Settings(BaseSettings):
         None, "From arrival to the last token; counted, not scheduled by.", panel=_LATENCY, ge=MIN_TARGET_S, le=86_400
     )
 
+    max_connections: Annotated[int, Number] = setting(
+        8192, "Most connections at a time; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
+    )
+    max_waiting: Annotated[int, Number] = setting(
+        2048, "Most requests that wait for the engine; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
+    )
+    max_wait: Duration = setting(
+        600.0,
+        "Most prompts that wait, by how long they take to compute; a shorter --ttft-target goes first.",
+        panel=_LIMITS,
+        ge=MIN_TARGET_S,
+        le=MAX_TARGET_S,
+    )
     max_body_bytes: Size = setting(16 * 1024**2, "Largest request body.", panel=_LIMITS, ge=1024)
     stored_responses: Size = setting(
         256 * 1024**2, "Memory for the answers that /v1/responses keeps; 0 keeps none.", panel=_LIMITS, ge=0
@@ -140,6 +163,13 @@ class Settings(BaseSettings):
     )
     shutdown_timeout_s: Annotated[float, Number] = setting(
         30.0, "How long running requests may finish on SIGTERM.", panel=_LIMITS, ge=0, le=3600
+    )
+    shutdown_delay_s: Annotated[float | None, Auto, Number] = setting(
+        None,
+        "How long of that new ones are taken, while /ready says 503; auto: 5, and 0 on a loopback host.",
+        panel=_LIMITS,
+        ge=0,
+        le=3600,
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe line shown.", panel=_LOGS)
@@ -203,7 +233,7 @@ class Settings(BaseSettings):
         """(name, value as text, origin) of every setting; keys are counted, never shown."""
         return [(name, _shown(getattr(self, name), info), self.origin(name)) for name, info in SETTINGS.items()]
 
-    @field_validator("host", "model")
+    @field_validator("host", "admin_host", "model")
     @classmethod
     def _not_empty(cls, value: str) -> str:
         if not value.strip():
@@ -250,11 +280,19 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError(
+                f"port and admin_port are both {self.port}: they must differ, because they tell who is served what"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _others_need_a_key(self) -> Self:
-        if not (self.api_key or self.allow_unauthenticated or is_loopback(self.host)):
+        if not (self.api_key or self.keys_file or self.allow_unauthenticated or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} is open to other machines and there is no key: "
-                "set --api-key, or say --allow-unauthenticated, or listen on 127.0.0.1"
+                "set --api-key or --keys-file, or say --allow-unauthenticated, or listen on 127.0.0.1"
             )
         return self
 

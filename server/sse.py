@@ -96,7 +96,8 @@ class EventStream(Response):
         self._sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._sent_s = _now_s()
+        self._now_s = asyncio.get_running_loop().time
+        self._sent_s = self._now_s()
         writer = asyncio.create_task(self._write(send))
         gone = asyncio.create_task(disconnected(receive))
         try:
@@ -114,7 +115,7 @@ class EventStream(Response):
     async def _one_ended(self, *tasks: asyncio.Task[None]) -> bool:
         """Wait until a task has ended; False where nothing was sent, or is being sent, for too long."""
         while True:
-            silent_s = 0.0 if self._sending.locked() else _now_s() - self._sent_s
+            silent_s = 0.0 if self._sending.locked() else self._now_s() - self._sent_s
             if silent_s >= self._keep_alive_s:
                 return False
             timeout_s = self._keep_alive_s - silent_s
@@ -152,8 +153,4 @@ class EventStream(Response):
                 self._has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-            self._sent_s = _now_s()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+            self._sent_s = self._now_s()

@@ -11,17 +11,16 @@ import contextlib
 import logging
 import os
 import platform
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
+from inferd.engine.api import garbage
 from inferd.engine.api.checkpoint import Checkpoint, locate
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
@@ -30,10 +29,15 @@ from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
+from inferd.server.backlog import QueueBounds
+from inferd.server.connection import ConnectionLimits
+from inferd.server.drain import Drain, DrainOptions, HttpServer
+from inferd.server.keys import read_keys
+from inferd.server.listening import fit_open_files, http_config
 from inferd.server.metrics import Metrics
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router, RouterOptions
-from inferd.server.settings import Settings
+from inferd.server.settings import Settings, is_loopback
 from inferd.server.text.model import ServedModel
 
 logger = logging.getLogger("inferd")
@@ -41,7 +45,8 @@ logger = logging.getLogger("inferd")
 EXIT_ENGINE_DIED = 70
 """EX_SOFTWARE: restart policies act on it."""
 
-_CLOSE_GRACE_S = 5
+_SHUTDOWN_DELAY_S = 5.0
+"""Of a server that others reach: a balancer asks every second or few, and may ask twice before it believes."""
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
 """Field 22 of /proc/PID/stat, counted after the name in parentheses."""
@@ -51,12 +56,21 @@ def serve(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
     started_s, entered_s = _process_started_s(), time.monotonic()
     plan = make_plan(settings)
-    with bind(settings.host, settings.port) as listener:
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(bind(settings.host, settings.port))
+        admin = None
+        if settings.admin_port is not None:
+            admin = sockets.enter_context(bind(settings.admin_host, settings.admin_port, "--admin-port"))
         phases = (
             Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
             Phase("checkpoint", time.monotonic() - entered_s, describe_plan(plan)),
         )
-        return uvloop.run(_Service(plan, listener, started_s).run(phases))
+        return uvloop.run(_Service(plan, listener, admin, started_s).run(phases))
+
+
+def _router_options(settings: Settings) -> RouterOptions:
+    queue = QueueBounds(settings.max_waiting, settings.max_wait, settings.ttft_target)
+    return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target)
 
 
 def _process_started_s() -> float:
@@ -71,6 +85,8 @@ def _process_started_s() -> float:
 
 def make_plan(settings: Settings) -> Plan:
     """Find the checkpoint, prove it consistent by its headers, and settle every automatic setting."""
+    if settings.keys_file is not None:
+        read_keys(Path(settings.keys_file))
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision))
     facts = ModelFacts.of(checkpoint)
     asked = EngineConfig(
@@ -87,6 +103,7 @@ def make_plan(settings: Settings) -> Plan:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefix_caching=settings.prefix_caching,
         num_threads=settings.num_threads,
+        standby=settings.standby,
     )
     config, memory, decisions = resolve(asked, facts, Machine.detect())
     for decision in decisions:
@@ -112,7 +129,7 @@ def make_plan(settings: Settings) -> Plan:
     return Plan(settings, facts, model, config, memory)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A listening socket, taken before any weight is read. Raises `ConfigError` where the port is not to be had."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -123,49 +140,40 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}; choose another with --port, or --port 0 for any free one"
+            f"cannot listen on {host}:{port}: {reason}; choose another with {flag}, or {flag} 0 for any free one"
         ) from error
     return listener
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: drain is ours."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class _Service:
     """One run of the daemon."""
 
-    def __init__(self, plan: Plan, listener: socket.socket, started_s: float) -> None:
-        self._plan, self._listener, self._started_s = plan, listener, started_s
+    def __init__(self, plan: Plan, listener: socket.socket, admin: socket.socket | None, started_s: float) -> None:
+        """`admin`: where admin routes are served, in place of `listener`."""
+        self._plan, self._listener, self._admin, self._started_s = plan, listener, admin, started_s
         self._settings = plan.settings
-        self._stop = asyncio.Event()
         self._is_stopping = False
         """The engine was told to end: its end is no death."""
-        self._num_signals = 0
         self._died: str | None = None
         self._start_error: StartError | None = None
 
     async def run(self, phases: tuple[Phase, ...]) -> int:
         """Until a signal or the engine's end. `phases` are those that came before this."""
         settings = self._settings
-        self._handle_signals()
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
-        self._router = Router(None, self._metrics, RouterOptions(e2e_target_s=settings.e2e_target))
+        self._router = Router(None, self._metrics, _router_options(settings))
         self._router.on_phase = self._log_phase
+        self._drain = Drain(self._router, _drain_options(settings), self._engine_is_stuck)
+        self._drain.handle_signals()
         for phase in phases:
             self._metrics.phase(phase)
             self._log_phase(phase)
         async with asyncio.TaskGroup() as group:
             engines = group.create_task(self._run_engines())
             server = self._make_http()
-            http = group.create_task(server.serve(sockets=[self._listener]))
+            http = group.create_task(server.serve(sockets=[self._listener, *([self._admin] if self._admin else [])]))
             ready = group.create_task(self._announce())
-            await self._stop.wait()
-            await self._drain()
+            await self._drain.run(server)
             server.should_exit = True
             await http
             self._is_stopping = True
@@ -175,27 +183,20 @@ class _Service:
             raise self._start_error
         return EXIT_ENGINE_DIED if self._died else 0
 
-    def _make_http(self) -> uvicorn.Server:
-        options = AppOptions.from_settings(self._settings, self._plan.config)
-        app = create_app(self._plan.model, self._router, self._metrics, options)
-        return _Server(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http="httptools",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                root_path=self._settings.root_path,
-                # Streams have ended by then: what is left is a client that does not read, or a body that never comes.
-                timeout_graceful_shutdown=_CLOSE_GRACE_S,
-            )
+    def _make_http(self) -> HttpServer:
+        options = replace(
+            AppOptions.from_settings(self._settings, self._plan.config),
+            admin_port=self._admin.getsockname()[1] if self._admin else None,
         )
+        app = create_app(self._plan.model, self._router, self._metrics, options)
+        limits = fit_open_files(ConnectionLimits(max_connections=self._settings.max_connections))
+        return HttpServer(http_config(app, self._metrics, limits, self._settings.root_path))
 
     async def _run_engines(self) -> None:
         """Until no engine can be had, or cancelled, which ends the last one."""
         try:
-            await Recovery(self._router, self._plan.config, self._settings.log_level).run()
+            config, log_level = self._plan.config, self._settings.log_level
+            await Recovery(self._router, config, log_level, self._metrics.standby.set).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))
@@ -209,14 +210,21 @@ class _Service:
         if self._start_error is None:
             logger.error("%s: ending %d streams and exiting", reason, self._router.num_active)
         self._router.fail_all(reason)
-        self._stop.set()
+        self._drain.give_up()
+
+    def _engine_is_stuck(self) -> None:
+        self._engine_died("the engine process does not answer")
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
+        garbage.settle()
         warning = deviation(self._router.ready)
         if warning is not None:
             logger.warning(warning)
         total_s = time.monotonic() - self._started_s
+        if self._admin is not None:
+            host, port = self._admin.getsockname()[:2]
+            logger.info("admin routes are served at %s port %d alone", host, port)
         card = ready_card(self._plan, self._router.ready, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])
@@ -227,32 +235,10 @@ class _Service:
         level = logging.DEBUG if self._router.became_ready.is_set() else logging.INFO
         logger.log(level, "%-10s %6.2f s  %s", phase.name, phase.duration_s, phase.detail)
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled, number)
 
-    def _signalled(self, number: signal.Signals) -> None:
-        self._num_signals += 1
-        num_active = self._router.num_active
-        if self._num_signals > 1:
-            logger.warning("%s again: giving up %d unfinished answers", number.name, num_active)
-            self._router.abort_all()
-        elif num_active:
-            bound_s = self._settings.shutdown_timeout_s
-            logger.info("%s: finishing %d answers (up to %g s; again to give up)", number.name, num_active, bound_s)
-        else:
-            logger.info("%s: stopping", number.name)
-        self._stop.set()
-
-    async def _drain(self) -> None:
-        self._router.drain()
-        try:
-            await asyncio.wait_for(self._router.drained(), self._settings.shutdown_timeout_s)
-        except TimeoutError:
-            logger.warning("aborting %d requests that did not finish in time", self._router.num_active)
-            self._router.abort_all()
-            try:
-                await asyncio.wait_for(self._router.drained(), _CLOSE_GRACE_S)
-            except TimeoutError:
-                self._engine_died("the engine process does not answer")
+def _drain_options(settings: Settings) -> DrainOptions:
+    delay_s = settings.shutdown_delay_s
+    if delay_s is None:
+        # No balancer on another machine sends requests to a loopback address.
+        delay_s = 0.0 if is_loopback(settings.host) else _SHUTDOWN_DELAY_S
+    return DrainOptions(delay_s, settings.shutdown_timeout_s)

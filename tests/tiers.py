@@ -26,6 +26,9 @@ class Tier:
     """pytest-xdist processes; 0: none."""
     threads: int = 2
     """Threads of each process's numeric libraries."""
+    by: str = "worksteal"
+    """How the processes share tests out: half each and then whatever the other has left, or "loadfile": a file's tests,
+    and the daemons that they share, stay in one process."""
     options: tuple[str, ...] = ()
     is_long: bool = False
     """Run with `--long` only."""
@@ -37,13 +40,15 @@ TIERS = (
     Tier("cpu models", 90, ("cpu",), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
-    Tier("api", 80, ("api",)),
-    Tier("e2e", 60, ("e2e",), workers=2, threads=1, options=("--dist", "worksteal")),
-    # By file: the tests of one share a daemon. One process more than cores: to wait for a hang takes no processor.
-    Tier("reliability", 90, ("reliability",), workers=3, threads=1, options=("--dist", "loadfile")),
-    Tier("security", 40, ("security",)),
+    Tier("api", 80, ("api",), workers=2, threads=1),
+    # One process more than cores, here and below: to wait for a daemon takes no processor.
+    Tier("e2e", 60, ("e2e",), workers=3, threads=1),
+    Tier("reliability", 90, ("reliability",), workers=3, threads=1, by="loadfile"),
+    Tier("security", 40, ("security",), workers=2, threads=1, by="loadfile"),
 )
 INSTALL_BUDGET_S = 120
+KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Else every process of every tier would compile its tests anew, assertions rewritten, and every daemon the server."""
 
 
 def main() -> int:
@@ -71,12 +76,12 @@ def main() -> int:
 def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
     command = [options.python, "-m", "pytest", "-q", *folders, *tier.options]
     if tier.workers:
-        command += ["-n", str(tier.workers)]
+        command += ["-n", str(tier.workers), "--dist", tier.by]
     if options.long:
         command += ["--long"]
     count = str(tier.threads)
     threads = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "passive"}
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads, **KEEPS_BYTECODE}, check=False).returncode
 
 
 def _report(rows: list[tuple[str, int, float, int]]) -> int:

@@ -18,7 +18,7 @@ from benchmarks.gpu.models import BLOCK_SIZE, MODELS, QUANTIZATION, random_decod
 from benchmarks.gpu.points import Case, Trial
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import StoredTensor, load
+from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES
 from inferd.kernels.paged_attention import AttentionBatch
 
@@ -43,7 +43,7 @@ def embedded(bench: Bench) -> None:
         checkpoint = Checkpoint.read(EMBEDDED_PATH)
         recipe = RECIPES[QUANTIZATION[precision]]
         made = Decoder(describe(checkpoint.config), torch.bfloat16, bench.device, recipe=recipe)
-        load(made, {t.name: StoredTensor(t.file, t.dtype, t.shape) for t in checkpoint.tensors.values()})
+        load(made, checkpoint.tensors)
         return made
 
     def texts() -> list[Text]:

@@ -22,7 +22,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import StoredTensor, load
+from inferd.engine.models.loader import load
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
@@ -114,7 +114,7 @@ def _checkpoint(family: str) -> Iterator[Path]:
 def _load(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     checkpoint = Checkpoint.read(path)
     decoder = Decoder(describe(checkpoint.config), dtype, device)
-    load(decoder, {t.name: StoredTensor(t.file, t.dtype, t.shape) for t in checkpoint.tensors.values()})
+    load(decoder, checkpoint.tensors)
     return decoder
 
 

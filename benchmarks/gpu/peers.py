@@ -20,7 +20,7 @@ from benchmarks.gpu.points import Case, Trial
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import StoredTensor, load
+from inferd.engine.models.loader import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def ours(bench: Bench, model: str) -> None:
 def _decoder(bench: Bench, model: Model, longest: int) -> Decoder:
     stored = Checkpoint.read(checkpoint(model, bench.device))
     decoder = Decoder(describe(stored.config), torch.bfloat16, bench.device, longest)
-    load(decoder, {t.name: StoredTensor(t.file, t.dtype, t.shape) for t in stored.tensors.values()})
+    load(decoder, stored.tensors)
     return decoder
 
 

@@ -18,6 +18,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from inferd.engine.api.errors import ModelError
+from inferd.engine.arch.weights import named_in_full
 
 EMBEDDED_NAME = "tiny"
 """What the command line calls the model that comes with inferd."""
@@ -40,6 +41,7 @@ class TensorInfo:
     """One tensor as a safetensors header states it."""
 
     name: str
+    """In the file."""
     dtype: str
     """The header's spelling: "BF16", "F32", ..."""
     shape: tuple[int, ...]
@@ -54,6 +56,7 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    """By the names of a model that generates, whatever the files call them."""
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -66,7 +69,7 @@ class Checkpoint:
                     raise ModelError(f"tensor {info.name} is in both {tensors[info.name].file.name} and {file.name}")
                 tensors[info.name] = info
         _refuse_absurd_depth(path, config, len(tensors))
-        return cls(path, config, tensors)
+        return cls(path, config, named_in_full(tensors))
 
     @property
     def is_embedded(self) -> bool:
@@ -190,7 +193,10 @@ def _weight_files(path: Path) -> list[Path]:
         outside = [name for name in names if Path(name).name != name]
         if outside:
             raise ModelError(f"{index} names a file outside its directory: {outside[0]!r}")
-        missing = [name for name in names if not (path / name).is_file()]
+        try:
+            missing = [name for name in names if not (path / name).is_file()]
+        except OSError as error:
+            raise ModelError(f"{index} names a file that cannot be: {error.strerror}") from error
         if missing:
             raise ModelError(f"{index} names {len(names)} files, of which {len(missing)} are missing: {missing[0]}")
         return [path / name for name in names]
@@ -204,18 +210,41 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> list[TensorInfo]:
-    """The tensors that a safetensors file holds, by its header alone, each proven to lie inside the file.
+    """The tensors that a safetensors file holds, by its header alone, proven to cover the rest of the file once.
 
     Format: https://github.com/huggingface/safetensors#format. Raises `ModelError`.
     """
     content, data_bytes = _header_bytes(file)
     try:
-        header = json.loads(content)
+        header = json.loads(content, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the header of {file} is not valid JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"the header of {file} is no object")
-    return [_tensor(file, name, entry, data_bytes) for name, entry in header.items() if name != "__metadata__"]
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    infos = [_tensor(file, name, entry, data_bytes) for name, entry in entries.items()]
+    _check_places(file, sorted((*entry["data_offsets"], name) for name, entry in entries.items()), data_bytes)
+    return infos
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries of one name, two readers may take different ones."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return made
+
+
+def _check_places(file: Path, places: list[tuple[int, int, str]], data_bytes: int) -> None:
+    """`places`: (begin, end, tensor) in order. What overlaps is two tensors at once, and a hole can hide anything."""
+    at = 0
+    for begin, end, name in places:
+        if begin != at:
+            rule = "tensors must follow each other, without overlap and without a hole"
+            raise ModelError(f"{file}: {name} begins at byte {begin} of the data, and byte {at} is next: {rule}")
+        at = end
+    if at != data_bytes:
+        raise ModelError(f"{file} has {data_bytes - at} bytes behind its last tensor, which belong to none")
 
 
 def _header_bytes(file: Path) -> tuple[bytes, int]:

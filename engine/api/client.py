@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from inferd.engine.api.errors import EngineDeadError
+from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.messages import FromEngine, ToEngine, WireError, decode_from_engine, encode
 
 HIGH_WATER_MARK = 100_000
@@ -31,7 +31,10 @@ class EngineClient:
     """Binds both sockets; to be made on the event loop that receives."""
 
     def __init__(self, run_dir: Path, generation: int, on_first_frame: Callable[[], None] = lambda: None) -> None:
-        """`on_first_frame`: the engine has connected both sockets; their names are needed no longer."""
+        """`on_first_frame`: the engine has connected both sockets; their names are needed no longer.
+
+        Raises `StartError` where there cannot be sockets in `run_dir`.
+        """
         self._on_first_frame = on_first_frame
         self._generation = generation
         self._num_sent = self._num_received = 0
@@ -41,8 +44,13 @@ class EngineClient:
         for socket in (self._out, self._in):
             socket.set_hwm(HIGH_WATER_MARK)
             socket.set(zmq.LINGER, 0)
-        self._out.bind(to_engine_endpoint(run_dir))
-        self._in.bind(from_engine_endpoint(run_dir))
+        try:
+            self._out.bind(to_engine_endpoint(run_dir))
+            self._in.bind(from_engine_endpoint(run_dir))
+        except zmq.ZMQError as error:
+            self.close()
+            way_out = "set TMPDIR to a directory with a short name that can be written to"
+            raise StartError(f"there cannot be sockets in {run_dir}: {error.strerror}; {way_out}") from error
 
     def send(self, message: ToEngine) -> None:
         """Hand a message to the socket; never blocks. Raises `EngineDeadError` where nobody takes them any more."""

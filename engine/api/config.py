@@ -109,6 +109,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     num_threads: int | None = None
     """Threads of a CPU engine."""
+    standby: bool = False
+    """Whether a process waits beside the engine to take its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
         block_size=config.block_size,
         device="cuda" if config.device == "cuda" else "cpu",
         num_threads=config.num_threads or 1,
+        has_standby=config.standby,
     )
 
 

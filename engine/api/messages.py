@@ -41,6 +41,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """From arrival to the first token; a request that cannot make it is refused. None: whenever it comes."""
     tpot_target_s: float | None = None
     """A token after the first, in the mean, that other requests' prompts may not hold up; None: any."""
+    tenant: str = ""
+    """Tenants share the engine by weight, whatever each of them asks for."""
+    weight: float = 1.0
+    """Of the tenant; above 0."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.flight import FlightReader
 from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "10000",
+    "GOMP_SPINCOUNT": "300",
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -54,6 +55,8 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.boot")
 """What `spawn` runs."""
 
+_WAY_OUT = "free some space, or set TMPDIR to a directory that can be written to"
+
 STOP_GRACE_S = 5.0
 """How long the engine has to exit after it was asked to, before it is killed."""
 
@@ -68,22 +71,46 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     server_pid: int
     spawned_s: float
     """Monotonic, which all processes of a machine share: the engine's first phase began then."""
+    is_standby: bool = False
+    """Read the libraries, at low priority, and wait to be promoted."""
 
 
 class Supervisor:
     """One engine process, from spawn to exit code."""
 
-    def __init__(self, config: EngineConfig, *, generation: int = 0, log_level: str = "info") -> None:
-        self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
+    def __init__(
+        self, config: EngineConfig, *, generation: int = 0, log_level: str = "info", is_standby: bool = False
+    ) -> None:
+        """Raises `StartError` where the run directory cannot be made."""
+        try:
+            self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
+        except OSError as error:
+            raise StartError(f"there is no directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
         self.generation = generation
-        self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
-        self._flight = FlightReader(self.run_dir / "flight", config.max_num_seqs or 1)
-        self._config, self._log_level = config, log_level
+        try:
+            self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
+            self._flight = FlightReader(self.run_dir / "flight", config.max_num_seqs or 1)
+        except OSError as error:
+            self.seal()
+            reason = f"cannot write to {self.run_dir.parent}: {error.strerror or error}"
+            raise StartError(f"{reason}; {_WAY_OUT}") from error
+        self._config, self._log_level, self._is_standby = config, log_level, is_standby
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child; it may be stopped."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the child ended by itself, with an exit code and not by a signal."""
+        code = self._process.poll() if self._process else None
+        return code is not None and code >= 0
 
     def pulse(self) -> Pulse | None:
         """The engine's last beat, read without asking the engine."""
@@ -103,7 +130,10 @@ class Supervisor:
             self._process.kill()
 
     def spawn(self) -> None:
-        """Start the child. Its standard error is ours; its standard output is not used."""
+        """Start the child. Its standard error is ours; its standard output is not used.
+
+        Raises `StartError` where the system gives no process.
+        """
         launch = Launch(
             config=self._config,
             run_dir=str(self.run_dir),
@@ -111,17 +141,28 @@ class Supervisor:
             log_level=self._log_level,
             server_pid=os.getpid(),
             spawned_s=time.monotonic(),
+            is_standby=self._is_standby,
         )
-        self._process = subprocess.Popen(
-            ENGINE_COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=_ENVIRONMENT | os.environ,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
+        try:
+            self._process = subprocess.Popen(
+                ENGINE_COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT | os.environ,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StartError(f"cannot start the engine's process: {error.strerror or error}") from error
+        self._tell(msgspec.json.encode(launch) + b"\n")
+
+    def promote(self) -> None:
+        """Have a standby load the model and serve."""
+        self._tell(b"\n")
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already, as `wait` will tell
-            self._process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     async def wait(self) -> int:

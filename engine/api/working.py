@@ -16,6 +16,8 @@ from inferd.engine.arch.description import Arch
 BASE_BYTES = 256 * 2**20
 """Anonymous memory of the two processes before a model: engine 154 MiB with torch imported, server 80 MiB, and what
 their allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
+STANDBY_BYTES = 164 * 2**20
+"""Anonymous memory of a standby, which has read its libraries and waits (measured as above)."""
 
 _FP32_BYTES = 4
 _MLP_COPIES = 4
@@ -51,6 +53,8 @@ class Workload:
     device: Literal["cpu", "cuda"] = "cpu"
     num_threads: int = 1
     """Of a processor."""
+    has_standby: bool = False
+    """Another process waits to take this one's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,17 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("partial sums", _partials(arch, work)),
         Part("logits", _logits(arch, precision, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
+        Part("standby", _standby(work)),
         Part("processes", term(BASE_BYTES // 2**20, "MiB") * term(2**20, "B")),
     )
     return tuple(part for part in parts if part.num_bytes)
+
+
+def _standby(work: Workload) -> Formula:
+    """Libraries alone; on a GPU it holds nothing of the memory that this plans."""
+    if not work.has_standby or work.device == "cuda":
+        return NOTHING
+    return term(STANDBY_BYTES // 2**20, "MiB") * term(2**20, "B")
 
 
 def _rotary(arch: Arch, work: Workload) -> Formula:

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import TypeVar
 
 from inferd.engine.arch.description import BLOCK, Arch, ArchError, NormKind, QKNorm, Scales, StoredFp8
 
 Shape = tuple[int, ...]
+
+Tensor = TypeVar("Tensor")
+"""Whatever tells of one."""
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints store and that follow from config.json."""
@@ -160,6 +164,17 @@ class TensorNames:
 
 
 LLAMA_NAMES = TensorNames()
+
+_BODY = "model."
+"""What stands before the name of every tensor but the head's."""
+
+
+def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names of a model that generates. One that embeds may be stored without what generates, and then
+    its names lack their first part: `layers.0.mlp.up_proj.weight`."""
+    if "embed_tokens.weight" not in tensors or any(name.startswith(_BODY) for name in tensors):
+        return dict(tensors)
+    return {name if name.startswith("lm_head.") else _BODY + name: tensor for name, tensor in tensors.items()}
 
 
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,19 @@ from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
 from inferd.kernels.rope import rope_and_cache
+
+
+@dataclass(slots=True)
+class Context:
+    """What one layer attends by in a step."""
+
+    batch: AttentionBatch
+    cos_sin: Tensor
+    """[P, rotary_dim]"""
+    kv: Tensor
+    """[blocks, 2, G, block_size, D]: of earlier tokens, and receives that of these."""
+    kv_scales: Tensor | None
+    """[blocks, 2, G, block_size], with KV in 8 bits."""
 
 
 class Attention:
@@ -40,35 +54,21 @@ class Attention:
         for name, module in modules.items():
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        batch: AttentionBatch,
-        cos_sin: Tensor,
-        kv: Tensor,
-        kv_scales: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The stream (x, residual), [T, hidden] each, with what this branch gives.
-
-        cos_sin [P, rotary_dim]; kv [blocks, 2, G, block_size, D], which receives these tokens' KV; kv_scales [blocks,
-        2, G, block_size], with KV in 8 bits.
-        """
+    def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
+        """The stream (x, residual), [T, hidden] each, with what this branch gives."""
         qkv, stream = self._branch.enter(self._qkv, x, residual)
-        return self._branch.leave(self._o, self._attend(qkv, batch, cos_sin, kv, kv_scales), stream)
+        return self._branch.leave(self._o, self._attend(qkv, context), stream)
 
-    def _attend(
-        self, qkv: Tensor, batch: AttentionBatch, cos_sin: Tensor, kv: Tensor, kv_scales: Tensor | None
-    ) -> Tensor:
+    def _attend(self, qkv: Tensor, context: Context) -> Tensor:
         """[T, qkv_size] -> [T, q_size]."""
-        arch = self._arch
+        arch, batch, kv, kv_scales = self._arch, context.batch, context.kv, context.kv_scales
         q, k, v = torch.split(qkv, [arch.q_size, arch.kv_size, arch.kv_size], dim=1)
         if self._projection_norms is not None:
             q, k = (norm(part) for norm, part in zip(self._projection_norms, (q, k), strict=True))
         q, k, v = (part.view(qkv.shape[0], -1, arch.head_dim) for part in (q, k, v))
         q_norm, k_norm = (norm.weight for norm in self._head_norms) if self._head_norms else (None, None)
         q = rope_and_cache(
-            q, k, v, cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps, kv_scales
+            q, k, v, context.cos_sin, batch.positions, batch.write_slots, kv, q_norm, k_norm, arch.norm_eps, kv_scales
         )
         attended = paged_attention(q, kv, batch, arch.attention_scale, self._window, arch.attention_softcap, kv_scales)
         return attended.flatten(1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.arch.description import Arch
-from inferd.engine.layers.attention import Attention
+from inferd.engine.layers.attention import Attention, Context
 from inferd.engine.layers.branch import Branch
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.mlp import MLP
@@ -50,17 +50,9 @@ class DecoderLayer:
         for name, module in modules:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        batch: AttentionBatch,
-        cos_sin: Tensor,
-        kv: Tensor,
-        kv_scales: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
         """(x, residual), whose sum is the stream, or where residual is None x alone: before the layer and behind it."""
-        x, residual = self._attention(x, residual, batch, cos_sin, kv, kv_scales)
+        x, residual = self._attention(x, residual, context)
         return self._mlp(x, residual)
 
 
@@ -137,7 +129,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             group, plane = self._kv_places[index]
             scales = None if kv_scales is None else kv_scales[plane]
-            x, residual = layer(x, residual, batches[group], self._cos_sin[index], kv[plane], scales)
+            x, residual = layer(x, residual, Context(batches[group], self._cos_sin[index], kv[plane], scales))
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Form, Source, WeightMap
 from inferd.engine.models.decoder import Decoder
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
-
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
-
 
 _E4M3_NAN = 0x7F
 _CHECKED_BYTES = 1 << 19
@@ -35,21 +32,8 @@ class CheckpointError(ValueError):
     """The weight files are damaged, or contradict config.json: which file or tensor, and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor is stored, as its file's header says."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * _DTYPE_BYTES[self.dtype]
-
-
-def load(decoder: Decoder, stored: Mapping[str, StoredTensor], progress: Progress | None = None) -> int:
-    """Fill every parameter of `decoder` from the tensors `stored`, by name; returns the bytes read.
+def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress | None = None) -> int:
+    """Fill every parameter of `decoder` from the tensors of a `Checkpoint`; returns the bytes read.
 
     Raises `CheckpointError` where tensors are missing, unexpected, or of another shape or dtype than config.json says,
     before anything is loaded; and where a file cannot be read.
@@ -63,7 +47,7 @@ def load(decoder: Decoder, stored: Mapping[str, StoredTensor], progress: Progres
     done = 0
     for source in sorted(weight_map.sources, key=lambda source: (stored[source.tensor].file, source.parameter)):
         tensor = stored[source.tensor]
-        parameters[source.parameter].write(source.row, _rows(source, _read(tensor.file, source.tensor)))
+        parameters[source.parameter].write(source.row, _rows(source, _read(tensor)))
         done += tensor.num_bytes
         if progress is not None:
             progress(done, total)
@@ -72,7 +56,7 @@ def load(decoder: Decoder, stored: Mapping[str, StoredTensor], progress: Progres
     return done
 
 
-def _check(weight_map: WeightMap, stored: Mapping[str, StoredTensor]) -> None:
+def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
     differences = weight_map.compare({name: tensor.shape for name, tensor in stored.items()})
     if differences:
         raise CheckpointError(f"the weights contradict config.json: {differences}")
@@ -81,7 +65,7 @@ def _check(weight_map: WeightMap, stored: Mapping[str, StoredTensor]) -> None:
             f"{name} in {stored[name].file} is stored as {dtype}; by config.json it is one of: {', '.join(known)}"
         )
     for tie in weight_map.ties:
-        if tie.tensor in stored and not _are_equal(stored, tie.tensor, tie.equals):
+        if tie.tensor in stored and not torch.equal(_read(stored[tie.tensor]), _read(stored[tie.equals])):
             raise CheckpointError(
                 f"config.json ties {tie.tensor} to {tie.equals}, but the checkpoint stores both and they differ"
             )
@@ -115,10 +99,6 @@ def _check_numbers(name: str, values: Tensor) -> None:
             raise CheckpointError(f"{name} must hold numbers, but holds NaN (0x7F or 0xFF in e4m3): {_DAMAGED}")
 
 
-def _are_equal(stored: Mapping[str, StoredTensor], first: str, second: str) -> bool:
-    return torch.equal(_read(stored[first].file, first), _read(stored[second].file, second))
-
-
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
@@ -128,8 +108,8 @@ def _opened(file: Path) -> Iterator[Any]:
         raise CheckpointError(f"{file} is truncated or no safetensors file: {error}") from error
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(stored: TensorInfo) -> Tensor:
     """The tensor, as a view of the file: opening it anew each time keeps no more than one tensor mapped."""
-    with _opened(file) as handle:
-        tensor: Tensor = handle.get_tensor(name)
+    with _opened(stored.file) as handle:
+        tensor: Tensor = handle.get_tensor(stored.name)
         return tensor

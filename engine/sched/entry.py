@@ -49,6 +49,8 @@ class Entry:
     """When the first token of this engine's came, where there is a TPOT target; None before."""
     first_output: int = 0
     """Which token of the output that was, from 1 on: a replay goes on in the middle."""
+    num_charged: int = 0
+    """Tokens, prompt and output together, that its tenant's share was charged for."""
 
 
 def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float = 0.0) -> Rank:

@@ -1,17 +1,22 @@
 """When a request that comes now would have its first token, and the refusal of one that would have it too late.
 
 The queue model: what must be computed before it, at the pace of prompts beside the decodes of the moment; and where
-slots or blocks are taken, as many ends of other requests as it takes, at the pace at which they ended lately. Knows
-no entries: the scheduler counts.
+slots or blocks are taken, as many ends of other requests as it takes, at the pace at which they ended lately. Of other
+tenants only that comes before it whose turn does.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inferd.engine.request import Request
+from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.fair import Shares
 from inferd.engine.sched.latency import Pace
 from inferd.engine.sched.limits import Refusal
+from inferd.engine.sched.queue import FairQueue
 
 CODE = "rate_limit_exceeded"
 _NUM_ENDS = 64
@@ -32,6 +37,40 @@ class Ends:
         if num_ends <= 0 or len(self._at_s) < 2:
             return 0.0
         return num_ends * (self._at_s[-1] - self._at_s[0]) / (len(self._at_s) - 1)
+
+
+@dataclass(slots=True)
+class Demand:
+    """What stands in the queue or has begun, by tenant, as far as a request of one priority may have to wait for it."""
+
+    num_tokens: dict[str, float]
+    """Of prompts, not computed yet."""
+    num_requests: dict[str, float]
+    """In the queue."""
+
+    @classmethod
+    def of(cls, running: Iterable[Entry], waiting: FairQueue, request: Request) -> Demand:
+        tokens: dict[str, float] = {}
+        requests: dict[str, float] = {}
+        for tenant in waiting.tenants:
+            queue = waiting.of(tenant)
+            # Priorities order the requests of one tenant; another's are ahead whatever theirs.
+            tokens[tenant] = queue.num_tokens(request.priority if tenant == request.tenant else None)
+            requests[tenant] = len(queue)
+        for entry in running:
+            num_pending = entry.request.num_pending
+            if num_pending > 1:
+                tenant = entry.request.tenant
+                tokens[tenant] = tokens.get(tenant, 0) + num_pending
+        return cls(tokens, requests)
+
+    def ahead(self, shares: Shares, tenant: str, num_tokens: int) -> tuple[int, int]:
+        """(tokens of prompts, requests) that come before one of `tenant` that has `num_tokens` to compute."""
+        own_tokens, own_requests = self.num_tokens.pop(tenant, 0), self.num_requests.pop(tenant, 0)
+        tokens = own_tokens + shares.ahead(tenant, own_tokens + num_tokens, self.num_tokens)
+        # A turn is counted as one request here: how long others' are is not known better than the own one's length.
+        requests = own_requests + shares.ahead(tenant, own_requests + 1, self.num_requests, in_tokens=False)
+        return int(tokens), int(requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

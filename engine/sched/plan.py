@@ -101,8 +101,7 @@ class TokenLogprobs:
     """(token id, logprob), most likely first, ties to the lowest id; as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(NamedTuple):
     """What one row gave. `token_ids` is empty where the row did not sample."""
 
     token_ids: tuple[int, ...] = ()

@@ -1,10 +1,12 @@
-"""The waiting queue: entries by rank, and nothing of why they wait."""
+"""The waiting queue: entries by rank, a queue for each tenant, and nothing of why they wait."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
 
 from inferd.engine.sched.entry import Entry, Rank
+from inferd.engine.sched.fair import Shares
 
 _MIN_STALE = 32
 """Stale items that are never worth a rebuild."""
@@ -68,3 +70,62 @@ class WaitingQueue:
     def entries(self) -> tuple[Entry, ...]:
         """All of them, in no order: for checks."""
         return tuple(self._items)
+
+
+class FairQueue:
+    """A `WaitingQueue` for each tenant that has something in it: the first of all is the first of whose turn it is."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._queues: dict[str, WaitingQueue] = {}
+
+    def __len__(self) -> int:
+        return sum([len(queue) for queue in self._queues.values()])
+
+    @property
+    def tenants(self) -> Iterable[str]:
+        """Those who wait; do not push or remove while reading."""
+        return self._queues.keys()
+
+    def of(self, tenant: str) -> WaitingQueue:
+        """One tenant's; empty where it has none."""
+        return self._queues.get(tenant) or WaitingQueue()
+
+    def num_tokens(self) -> int:
+        """That those in it have to compute."""
+        return sum([queue.num_tokens() for queue in self._queues.values()])
+
+    def push(self, entry: Entry) -> None:
+        tenant = entry.request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = WaitingQueue()
+        queue.push(entry)
+
+    def first(self) -> Entry | None:
+        """Of the tenant whose turn it is, the entry of least rank; left in the queue."""
+        if not self._queues:
+            return None
+        tenants = self._queues
+        return self._queues[next(iter(tenants)) if len(tenants) == 1 else self._shares.least(tenants)].first()
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out, wherever it stands."""
+        tenant = entry.request.tenant
+        queue = self._queues[tenant]
+        queue.remove(entry)
+        if not len(queue):
+            del self._queues[tenant]
+            self._shares.stops_waiting(tenant)
+
+    def heads(self) -> Iterator[Entry]:
+        """The first of each tenant; one that is removed makes room for the next."""
+        for tenant in tuple(self._queues):
+            last = None
+            while (head := self.of(tenant).first()) is not None and head is not last:
+                yield head
+                last = head
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All of them, in no order: for checks."""
+        return tuple([entry for queue in self._queues.values() for entry in queue.entries()])

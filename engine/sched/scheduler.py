@@ -1,8 +1,8 @@
 """Continuous batching: each step gives every request some of the tokens it has yet to catch up with.
 
 `schedule` makes the next plan while an earlier one may still run, `apply` takes a plan's results in launch order.
-Decodes go first, then prompts by rank, as far as the step's budget reaches, in tokens and in time. Pure: no clock, no
-randomness, no tensors, no threads, and no knowledge of why a generation ends.
+Decodes go first, then prompts by rank, as far as the step's budget reaches, in tokens and in time; tenants take turns.
+Pure: no clock, no randomness, no tensors, no threads, and no knowledge of why a generation ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
+from inferd.engine.sched.fair import Shares
 from inferd.engine.sched.latency import LatencyPolicy, Pace, Timing
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
-from inferd.engine.sched.outlook import Ends, Outlook, too_late
+from inferd.engine.sched.outlook import Demand, Ends, Outlook, too_late
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.preempt import RunningSet
-from inferd.engine.sched.queue import WaitingQueue
+from inferd.engine.sched.queue import FairQueue
+from inferd.engine.sched.room import Room
 from inferd.engine.sched.sharing import PrefixSharing
 from inferd.engine.sched.step_time import UNKNOWN, Seed
 from inferd.engine.sched.trial import Trials, goal_of
@@ -64,7 +66,8 @@ class Scheduler:
         self._now = 0.0
         """When the newest step was planned."""
         self._entries: dict[Request, Entry] = {}
-        self._waiting = WaitingQueue()
+        self._shares = Shares()
+        self._waiting = FairQueue(self._shares)
         self._running = RunningSet()
         self._draining: set[Entry] = set()
         """Preempted and finished entries with launched rows."""
@@ -74,9 +77,7 @@ class Scheduler:
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
         self._num_steps = 0
-        self._watermark_blocks = int(config.watermark * cache.pool.num_blocks)
-        self._blocked: tuple[Entry, int] | None = None
-        """The head of the queue for which memory was short, and the free blocks that it waits for."""
+        self._room = Room(cache.pool, config.watermark)
 
     # -- what the caller may ask ------------------------------------------------------------------------------------
 
@@ -112,6 +113,7 @@ class Scheduler:
         come later than its target says."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
         table = self._cache.open(request)
+        self._shares.arrive(request.tenant, request.weight, self._waiting.tenants, self._now if now is None else now)
         num_to_compute, prefill_s = request.total, 0.0
         if request.ttft_target_s is not None:
             num_to_compute -= table.match().num_tokens
@@ -121,6 +123,7 @@ class Scheduler:
                 try:
                     outlook.check(request.ttft_target_s, request.arrival_s + request.ttft_target_s - now)
                 except Refusal:
+                    self._shares.leave(request.tenant)
                     self._cache.close(table)
                     self.stats.num_shed += 1
                     raise
@@ -135,16 +138,16 @@ class Scheduler:
             self._waiting.push(entry)
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
-        """Take the requests at the head of the queue that nothing was done for and that can no longer make their TTFT
+        """Take the requests at the heads of the queues that nothing was done for and that can no longer make their TTFT
         target; one that could not have made it alone goes on."""
-        while (entry := self._waiting.first()) is not None:
+        for entry in self._waiting.heads():
             request, target_s = entry.request, entry.request.ttft_target_s
             if target_s is None or request.num_output or request.num_cached_tokens is not None:
-                return
+                continue
             if now + self.latency.launched_s < request.arrival_s + target_s:
                 own_s = self._outlook(request, entry.num_to_compute).own_s
                 if now + own_s <= request.arrival_s + target_s or own_s > target_s:
-                    return
+                    continue
             self.finish(request)
             self.stats.num_shed += 1
             yield request, too_late(target_s)
@@ -155,6 +158,7 @@ class Scheduler:
         `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
         """
         entry = self._entries.pop(request)
+        self._shares.leave(request.tenant)
         self.latency.num_paced -= request.tpot_target_s is not None
         if entry.state is State.RUNNING:
             self._ends.add(self._now)
@@ -213,13 +217,21 @@ class Scheduler:
             elif num_pending > 1:
                 prompts.append((entry, num_pending))
         draft = PlanDraft(self.latency.for_step(decodes, now))
-        for entry in decodes:
+        for entry in decodes if self._shares.is_one else self._shares.in_order(decodes):
             self._continue(entry, 1, draft)
-        for entry, num_pending in prompts:
-            self._continue(entry, num_pending, draft)
+        if len(draft.rows) < len(decodes):
+            # Who is short of memory has no token by this step, and does not hold up those who are to free some.
+            num_tokens, draft.budget = draft.budget.num_tokens, self.latency.for_step(draft.entries, now)
+            draft.budget.num_tokens = num_tokens
         # A suspect that is due and did not start waits for memory: nobody may take it first.
-        if not self._trials.is_due:
-            self._admit_waiting(draft, now)
+        may_start = not self._trials.is_due
+        if not self._shares.is_one:
+            self._take_turns(prompts, draft, now, may_start=may_start)
+        else:
+            for entry, num_pending in prompts:
+                self._continue(entry, num_pending, draft)
+            if may_start:
+                self._admit_waiting(draft, now)
         self._trials.others_had_their_turn()
         return draft, bool(prompts or len(self._waiting))
 
@@ -256,6 +268,7 @@ class Scheduler:
         assert states.count(State.FOLLOWING) == self._sharing.num_following
         assert states.count(State.SUSPECT) == self._trials.num_waiting
         assert [entry.state for entry in self._running] == [State.RUNNING] * states.count(State.RUNNING)
+        self._shares.check(self._entries.values(), self._running)
         seated = [*self._running, *self._draining]
         slots = [entry.slot for entry in seated] + self._free_slots
         assert sorted(slots) == list(range(self.config.max_num_seqs)), f"slots {slots}"
@@ -270,23 +283,58 @@ class Scheduler:
     def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
         while draft.budget.num_tokens > 0 and self._free_slots:
             entry = self._waiting.first()
-            if entry is None or self._is_still_blocked(entry):
+            if entry is None or not self._admit(entry, draft, now):
                 return
-            match = entry.table.match()
-            awaited = self._sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
-            if awaited is not None:
-                self._waiting.remove(entry)
-                entry.state = State.FOLLOWING
-                self._sharing.follow(entry, awaited)
+
+    def _take_turns(self, prompts: list[tuple[Entry, int]], draft: PlanDraft, now: float, *, may_start: bool) -> None:
+        """Give the rest of the step to tenants by what they were given so far: to each, what runs before what waits."""
+        num_charged = 0
+        begun: dict[str, deque[tuple[Entry, int]]] = {}
+        for entry, num_pending in prompts:
+            begun.setdefault(entry.request.tenant, deque()).append((entry, num_pending))
+        while True:
+            # The decodes' at first: while they were planned no counter moved, nor who gives way to whom.
+            for i in range(num_charged, len(draft.rows)):
+                self._shares.charge(draft.entries[i], draft.rows[i])
+            num_charged = len(draft.rows)
+            if draft.budget.num_tokens == 0:
+                return
+            num_free = len(self._free_slots) if may_start else 0
+            heads = {name: entries[0][0] for name, entries in begun.items()}
+            tenant = self._shares.turn(heads, self._waiting.tenants, num_free)
+            if tenant is None:
+                return
+            if tenant in begun:
+                self._continue(*begun[tenant].popleft(), draft)
+                if not begun[tenant]:
+                    del begun[tenant]
                 continue
-            if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
-                return
-            if not self._has_room(entry, entry.table.num_free_needed(match, entry.request.total)):
-                return
-            admitted = entry.table.admit(match, entry.request.total)
-            assert admitted
+            head = self._waiting.of(tenant).first()
+            assert head is not None, "a tenant waits with nothing"
+            # Who has no room keeps it free: nobody else starts before it.
+            may_start = self._admit(head, draft, now)
+
+    def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
+        """Start an entry, or set it aside to follow another. False where it has to wait, and all behind it."""
+        if self._room.is_short(entry, is_shared=self._is_shared):
+            return False
+        match = entry.table.match()
+        awaited = self._sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
+        if awaited is not None:
             self._waiting.remove(entry)
-            self._start(entry, match.num_tokens, draft, now)
+            entry.state = State.FOLLOWING
+            self._sharing.follow(entry, awaited)
+            return True
+        if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
+            return False
+        num_blocks = entry.table.num_free_needed(match, entry.request.total)
+        if not self._room.has(entry, num_blocks, is_shared=self._is_shared):
+            return False
+        admitted = entry.table.admit(match, entry.request.total)
+        assert admitted
+        self._waiting.remove(entry)
+        self._start(entry, match.num_tokens, draft, now)
+        return True
 
     def _start_trial(self, draft: PlanDraft, now: float) -> bool:
         """Admit the first suspect with all the memory that its trial takes; False where it is not to be had now."""
@@ -294,7 +342,8 @@ class Scheduler:
         entry = self._trials.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
         num_free = self._cache.pool.num_free
-        if not self._free_slots or entry.table.num_free_needed(match, num_tokens) + self._reserve > num_free:
+        reserve = self._room.reserve(is_shared=self._is_shared)
+        if not self._free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
@@ -302,27 +351,10 @@ class Scheduler:
         self._start(entry, match.num_tokens, draft, now)
         return True
 
-    def _is_still_blocked(self, entry: Entry) -> bool:
-        """Spares the head of the queue a walk through the index each step while memory is short.
-
-        A hit that grew meanwhile is seen late: once so many blocks are free as it would have needed without.
-        """
-        if self._blocked is None or self._blocked[0] is not entry:
-            return False
-        return self._cache.pool.num_free < self._blocked[1] + self._reserve
-
-    def _has_room(self, entry: Entry, num_blocks: int) -> bool:
-        """Whether so many free blocks may go to a request that starts."""
-        if num_blocks + self._reserve <= self._cache.pool.num_free:
-            self._blocked = None
-            return True
-        self._blocked = (entry, num_blocks)
-        return False
-
     @property
-    def _reserve(self) -> int:
-        """Free blocks that are left to those that run, to grow into."""
-        return self._watermark_blocks if len(self._running) or self._draining else 0
+    def _is_shared(self) -> bool:
+        """Whether somebody holds blocks, and may need more."""
+        return bool(len(self._running) or self._draining)
 
     def _start(self, entry: Entry, num_cached: int, draft: PlanDraft, now: float) -> None:
         request = entry.request
@@ -332,6 +364,7 @@ class Scheduler:
         request.admit(num_cached, now)
         entry.state, entry.slot = State.RUNNING, self._free_slots.pop()
         self._running.add(entry)
+        self._shares.runs(request.tenant, 1)
         if self._cache.shares_prefixes:
             first_own = num_cached // self._cache.block_size
             own_keys = entry.table.keys(first_own, entry.table.num_full)
@@ -346,22 +379,17 @@ class Scheduler:
 
     def _outlook(self, request: Request, num_tokens: int) -> Outlook:
         """Of a request with `num_tokens` to compute, as things stand."""
-        decodes: list[Entry] = []
-        num_ahead = self._waiting.num_tokens(request.priority)
-        for entry in self._running:
-            num_pending = entry.request.num_pending
-            if num_pending > 1:
-                num_ahead += num_pending
-            else:
-                decodes.append(entry)
-        is_short = not self._free_slots or (self._blocked is not None and self._blocked[0] is self._waiting.first())
-        slot_s = self._ends.seconds(len(self._waiting) + 1) if is_short else 0.0
+        decodes = [entry for entry in self._running if entry.request.num_pending <= 1]
+        demand = Demand.of(self._running, self._waiting, request)
+        num_ahead, num_before = demand.ahead(self._shares, request.tenant, num_tokens)
+        has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
+        is_short = not has_slot or self._room.is_awaited_by(self._waiting.first())
         return Outlook(
             pace=self.latency.pace(decodes, num_tokens // 2),
             num_tokens=num_tokens,
             num_ahead=num_ahead,
             launched_s=self.latency.launched_s,
-            slot_s=slot_s,
+            slot_s=self._ends.seconds(num_before + 1) if is_short else 0.0,
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -383,13 +411,18 @@ class Scheduler:
         """
         request, table = entry.request, entry.table
         while not table.extend(num_tokens):
-            victim = self._running.victim(entry)
+            victim = self._victim(entry)
             if victim is None or self._draining or victim.request.num_pending == 0:
                 return False
             if request.in_flight and table.can_extend_after(request.scheduled, num_tokens):
                 return False
             self._preempt(victim)
         return True
+
+    def _victim(self, entry: Entry) -> Entry | None:
+        if self._shares.is_one:
+            return self._running.victim(entry)
+        return self._shares.victim(self._running, entry)
 
     def _preempt(self, entry: Entry) -> None:
         """Take a running entry off; it is computed again, from its ids, when it is admitted again."""
@@ -403,6 +436,7 @@ class Scheduler:
 
     def _stop_running(self, entry: Entry) -> None:
         self._running.remove(entry)
+        self._shares.runs(entry.request.tenant, -1)
         self._wake(self._sharing.leave(entry))
 
     def _wake(self, followers: list[Entry]) -> None:

@@ -23,7 +23,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.planner import MemoryPlan, format_bytes
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, Progress, StoredTensor, load
+from inferd.engine.models.loader import CheckpointError, Progress, load
 from inferd.engine.models.stored import recipe_of
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
@@ -213,9 +213,8 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
 
 
 def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
-    tensors = checkpoint.tensors.values()
     try:
-        load(decoder, {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}, _log_progress())
+        load(decoder, checkpoint.tensors, _log_progress())
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
     except KernelError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -242,10 +241,10 @@ class _LaunchedStep:
         results = self._results(outcomes, tables)
         for index, parts in self._scored.items():
             prompt = tuple(entry for _ in parts for entry in _entries(next(tables)))
-            results[index] = replace(results[index], prompt_logprobs=prompt)
+            results[index] = results[index]._replace(prompt_logprobs=prompt)
         if self._pooled is not None:
             for index, status, embedding in self._pooled.outcomes(next(columns)):
-                results[index] = replace(results[index], status=status, embedding=embedding)
+                results[index] = results[index]._replace(status=status, embedding=embedding)
         return StepResult(self._plan.step_id, tuple(results), time.monotonic() - self._started_s)
 
     def _results(self, outcomes: Sequence[int], tables: Iterator[Logprobs]) -> list[RowResult]:

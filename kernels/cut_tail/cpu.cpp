@@ -9,54 +9,19 @@
 #include <vector>
 
 #include "call.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
 namespace {
 
-// As in sample/cpu.cpp one register each: below AVX-512, GCC 12 compares simd.h's 16 lanes one by one.
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX2__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+using namespace lanes;
+
 typedef float half_floats __attribute__((vector_size(2 * LANES)));
 typedef int32_t half_ints __attribute__((vector_size(2 * LANES)));
 typedef int64_t sums __attribute__((vector_size(4 * LANES)));  // of half as many lanes
 
-constexpr float MINUS_INF = -__builtin_inff();
 constexpr int FRACTION_BITS = 42;  // of a weight
 constexpr int DEPTHS = 7;
 constexpr float DEPTH[DEPTHS] = {-1, -2, -4, -7, -11, -16, -23};  // below the likeliest token
-constexpr int64_t TOKENS_A_THREAD = 16384;
-
-template <class Register>
-inline Register load(const void* from) {
-    Register value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-
-// One bit for each lane of a comparison's result.
-inline uint32_t lanes_of(ints mask) {
-#if defined(__AVX512DQ__)
-    return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
-    return uint32_t(_mm256_movemask_ps((__m256)mask));
-#elif defined(__SSE2__)
-    return uint32_t(_mm_movemask_ps((__m128)mask));
-#else
-    uint32_t lanes = 0;
-    for (int i = 0; i < LANES; i++) lanes |= uint32_t(mask[i] & 1) << i;
-    return lanes;
-#endif
-}
 
 // Orders like the score, from 0 up; both zeros have one image.
 inline uint32_t image_of(float score) {
@@ -108,13 +73,7 @@ struct Row {
     float* scores;
     int64_t size;
 
-    // Scores first .. first + LANES - 1, -inf behind the end.
-    floats at(int64_t first) const {
-        if (first + LANES <= size) return load<floats>(scores + first);
-        float padded[LANES];
-        for (int i = 0; i < LANES; i++) padded[i] = first + i < size ? scores[first + i] : MINUS_INF;
-        return load<floats>(padded);
-    }
+    floats at(int64_t first) const { return scores_at(scores, first, size); }
 };
 
 // How much of a row lies at each depth or above; in all, last.

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.triton_rows import as_rows, load_row, row_block
+from inferd.kernels.triton_rows import load_row, row_block, run_norm
 
 
 @triton.jit
@@ -33,35 +33,11 @@ def _layer_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _run(x, None, weight, bias, eps)[0]
+    return run_norm(_layer_norm, x, None, (weight, bias), eps)[0]
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _run(x, residual.contiguous(), weight, bias, eps)
-
-
-def _run(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    assert weight.is_contiguous() and bias.is_contiguous()
-    rows = as_rows(x)
-    size = rows.shape[1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = out if residual is None else torch.empty_like(out)
-    block, num_warps = row_block(size)
-    _layer_norm[(rows.shape[0],)](
-        rows,
-        rows if residual is None else residual,
-        weight,
-        bias,
-        total,
-        out,
-        rows.stride(0),
-        size,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        BLOCK=block,
-        num_warps=num_warps,
-    )
-    return out, total
+    return run_norm(_layer_norm, x, residual, (weight, bias), eps)
 
 
 def shipped() -> Iterator[Shipped]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from inferd.kernels.gated_mul.triton import activated
 from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.triton_tiles import operands, store_tile, tile_of
 
 MAX_ROWS = 16
 """That the kernel for few rows takes."""
@@ -108,25 +109,17 @@ def _invariant(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    num_tiles = tl.cdiv(num_rows, BLOCK_M)
-    tile = tl.program_id(0)
-    # Programs of one tile of the weight are neighbours, and find it in the L2 cache.
-    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = (tile // num_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
+    row, first_column = tile_of(num_rows, BLOCK_M, BLOCK_N)
+    column, inner = first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     is_row, is_column = row < num_rows, column < out_size
-    x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
-    weight_place = weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
+    x_place, weight_place = operands(x, weight, row, column, inner, x_stride, in_size)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, in_size, BLOCK_K):
         is_inner = inner < in_size - start
         x_tile = tl.load(x_place + start, mask=is_row[:, None] & is_inner[None, :], other=0.0)
         weight_tile = tl.load(weight_place + start, mask=is_column[None, :] & is_inner[:, None], other=0.0)
         total = tl.dot(x_tile, weight_tile, total, input_precision="ieee")
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS)
 
 
 def few_rows(

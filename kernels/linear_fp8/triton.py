@@ -18,6 +18,7 @@ from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
 from inferd.kernels.linear_fp8.activations import Activations
+from inferd.kernels.triton_tiles import operands, store_tile, tile_of
 
 _BLOCK_K = 128
 """Also the inputs that share a scale."""
@@ -44,16 +45,10 @@ def _linear_fp8(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    num_tiles = tl.cdiv(num_rows, BLOCK_M)
-    tile = tl.program_id(0)
-    # Programs of one tile of the weight are neighbours, and find it in the L2 cache.
-    row = (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    first_column = (tile // num_tiles) * BLOCK_N
-    column = first_column + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
+    row, first_column = tile_of(num_rows, BLOCK_M, BLOCK_N)
+    column, inner = first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     is_row, is_column = row < num_rows, column < out_size
-    x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
-    weight_place = weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
+    x_place, weight_place = operands(x, weight, row, column, inner, x_stride, in_size)
     num_blocks = tl.cdiv(in_size, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for block in range(num_blocks):
@@ -72,10 +67,7 @@ def _linear_fp8(
         row_scale = tl.load(x_scales + row, mask=is_row, other=0.0)
         scale = tl.load(scales + column, mask=is_column, other=0.0)
         total = total * row_scale[:, None] * scale[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS)
 
 
 def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) -> Callable[[Tensor], Tensor]:

@@ -21,6 +21,13 @@ _NUM_WARPS, _NUM_STAGES = 4, 3
 
 
 @triton.jit
+def of_nothing(BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The partial result of no keys; `total` in as many equal columns as it is summed in."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return peak, tl.zeros([BLOCK_M, COLUMNS], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+
+@triton.jit
 def merge(peak, total, summed, more_peak, more_total, more_summed):
     """Add a partial result to an earlier one, both brought to their common peak. -inf: nothing was seen."""
     top = tl.maximum(peak, more_peak)
@@ -86,9 +93,7 @@ def _combine(
         is_row = row < num_rows
         row = tl.minimum(row, num_rows - 1)
         is_column = (column < D)[None, :]
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M, 1], tl.float32)
-        summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        peak, total, summed = of_nothing(BLOCK_M, 1, BLOCK_D)
         for index in range(num_slots):
             first = ((slot + index).to(tl.int64) * num_kv_heads + head) * slot_rows + row
             more_peak = tl.load(slot_stats + first * 2)

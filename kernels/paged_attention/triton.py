@@ -34,7 +34,7 @@ from torch import Tensor
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.paged_attention import partial, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
-from inferd.kernels.paged_attention.partial import merge, offset_of, store_slot
+from inferd.kernels.paged_attention.partial import merge, of_nothing, offset_of, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
 from inferd.kernels.paged_attention.work import Work
 
@@ -43,33 +43,56 @@ _INTERPRETED = (5, 90)
 """Multiprocessors and compute capability that are assumed where there is no GPU."""
 
 
+@triton.jit
+def _scores(b_q, k, key, position, window, scale, cap, HAS_CAP: tl.constexpr):
+    """[packed rows, keys], in powers of two once they are multiplied by `scale`, or with a cap as they are; -inf where
+    a row does not see a key."""
+    scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
+    if HAS_CAP:
+        # cap * tanh(x / 2) = cap - 2 cap / (exp(x) + 1)
+        scores = tl.fma(1.0 / (tl.exp2(scores * scale) + 1.0), -2.0 * cap, cap)
+    seen = (key[None, :] <= position[:, None]) & (key[None, :] > (position - window)[:, None])
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _weights(scores, peak, scale, HAS_CAP: tl.constexpr):
+    """(weights relative to the new peak, what multiplies sums relative to the old one, the new peak)."""
+    top = tl.max(scores, 1)
+    if not HAS_CAP:
+        top = top * scale
+    top = tl.maximum(peak, top)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    scores = scores - base[:, None] if HAS_CAP else tl.fma(scores, scale, -base[:, None])
+    return tl.exp2(scores), tl.exp2(peak - base)[:, None], top
+
+
+@triton.jit
+def _seen_of(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M: tl.constexpr):
+    """[low, high): of the keys [first_key, end_key), what some query of the block of packed rows sees."""
+    last_query = (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
+    low = tl.maximum(first_position + first_packed // group - window + 1, first_key)
+    return low, tl.minimum(first_position + last_query + 1, end_key)
+
+
+@triton.jit
+def _store_result(out, unit, head, num_heads, group, total, summed, D: tl.constexpr):
+    """The unit's numbers are all read again: what is kept through the loop over keys takes registers from it."""
+    packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
+    column = tl.arange(0, summed.shape[1])
+    is_number = (packed < tl.load(unit + 4))[:, None] & (column < D)[None, :]
+    offset = offset_of(unit, packed, head, num_heads, group) * D
+    result = summed / tl.max(total, 1)[:, None]
+    tl.store(out + offset[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=is_number)
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_heads", "num_kv_heads", "block_shift", "window", "slot_rows"])
 def _attend(
-    q,
-    kv,
-    kv_scales,
-    out,
-    slots,
-    slot_stats,
-    units,
-    segments,
-    tables,
-    table_stride,
-    num_heads,
-    num_kv_heads,
-    block_shift,
-    window,
-    slot_rows,
-    scale,
-    cap,
-    HAS_CAP: tl.constexpr,
-    IS_CUT: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
+    block_shift, window, slot_rows, scale, cap,
+    HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """Scores count powers of two: `scale` holds log2(e). With a cap c it is the scale of 2 s / c, `cap` c log2(e).
 
     With KV in 8 bits a key is multiplied by its scale as it is widened. A value's scale, times 2^8, multiplies the
@@ -106,17 +129,11 @@ def _attend(
         q_offset = offset_of(unit, packed, head, num_heads, group) * D
         b_q = tl.load(q + q_offset[:, None] + column[None, :], mask=is_column, other=0.0)
 
-        # What some query of the block sees of these tiles: [low, high).
-        last_query = (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
-        low = tl.maximum(first_position + first_packed // group - window + 1, (first_tile + begin - unit_begin) * TILE)
-        high = tl.minimum(first_position + last_query + 1, (first_tile + stop - unit_begin) * TILE)
+        first_key, end_key = (first_tile + begin - unit_begin) * TILE, (first_tile + stop - unit_begin) * TILE
+        low, high = _seen_of(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M)
         table = tables + row.to(tl.int64) * table_stride
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M, 8], tl.float32)
-        summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        tile_peak = peak
-        tile_total = total
-        tile_summed = summed
+        peak, total, summed = of_nothing(BLOCK_M, 8, BLOCK_D)
+        tile_peak, tile_total, tile_summed = of_nothing(BLOCK_M, 8, BLOCK_D)
         slot = tl.where(is_from_start, last_slot - 1, first_slot)
         last_block = (high - 1) // BLOCK_N
         key = low // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -137,21 +154,8 @@ def _attend(
             if HAS_SCALES:
                 k = k.to(tl.float32) * k_scale[:, None]
             k = k.to(b_q.dtype)
-            scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
-            if HAS_CAP:
-                # cap * tanh(x / 2) = cap - 2 cap / (exp(x) + 1)
-                scores = tl.fma(1.0 / (tl.exp2(scores * scale) + 1.0), -2.0 * cap, cap)
-            seen = (key[None, :] <= position[:, None]) & (key[None, :] > (position - window)[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-            top = tl.max(scores, 1)
-            if not HAS_CAP:
-                top = top * scale
-            top = tl.maximum(tile_peak, top)
-            base = tl.where(top == float("-inf"), 0.0, top)
-            scores = scores - base[:, None] if HAS_CAP else tl.fma(scores, scale, -base[:, None])
-            weights = tl.exp2(scores)
-            decay = tl.exp2(tile_peak - base)[:, None]
-            tile_peak = top
+            scores = _scores(b_q, k, key, position, window, scale, cap, HAS_CAP)
+            weights, decay, tile_peak = _weights(scores, tile_peak, scale, HAS_CAP)
             v_offset = k_offset + num_kv_heads * page_size
             v = tl.load(kv + v_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
             # Rounded before they are summed: they add up to what is divided by.
@@ -173,17 +177,10 @@ def _attend(
                         slot += 1
                 else:
                     peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
-                tile_peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-                tile_total = tl.zeros([BLOCK_M, 8], tl.float32)
-                tile_summed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                tile_peak, tile_total, tile_summed = of_nothing(BLOCK_M, 8, BLOCK_D)
         if is_from_start:
             if stop == unit_end:
-                result = summed / tl.max(total, 1)[:, None]
-                # All read again: what is kept through the loop above takes registers from it.
-                packed = tl.load(unit + 3) + tl.arange(0, BLOCK_M)
-                is_number = (packed < tl.load(unit + 4))[:, None] & is_column
-                q_offset = offset_of(unit, packed, head, num_heads, group) * D
-                tl.store(out + q_offset[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=is_number)
+                _store_result(out, unit, head, num_heads, group, total, summed, D)
             elif IS_CUT:
                 store_slot(slots, slot_stats, slot * num_kv_heads + head, slot_rows, peak, total, summed, D)
         begin = stop

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
-from inferd.kernels.triton_rows import as_rows, load_row, row_block
+from inferd.kernels.triton_rows import load_row, row_block, run_norm
 
 
 @triton.jit
@@ -28,33 +28,11 @@ def _rms_norm(x, residual, weight, total, out, stride, size, eps, HAS_RESIDUAL: 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _run(x, None, weight, eps)[0]
+    return run_norm(_rms_norm, x, None, (weight,), eps)[0]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _run(x, residual.contiguous(), weight, eps)
-
-
-def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rows = as_rows(x)
-    size = rows.shape[1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = out if residual is None else torch.empty_like(out)
-    block, num_warps = row_block(size)
-    _rms_norm[(rows.shape[0],)](
-        rows,
-        rows if residual is None else residual,
-        weight,
-        total,
-        out,
-        rows.stride(0),
-        size,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        BLOCK=block,
-        num_warps=num_warps,
-    )
-    return out, total
+    return run_norm(_rms_norm, x, residual, (weight,), eps)
 
 
 def shipped() -> Iterator[Shipped]:

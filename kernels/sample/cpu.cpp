@@ -6,40 +6,24 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "call.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX2__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
+using namespace lanes;
 
-// One register each, and not simd.h's 16 lanes: below AVX-512, GCC 12 compares those lane by lane (AVX2: 0.68 ms
-// against 0.22 ms for a row of 152 k, two threads, Zen 4).
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t bits32 __attribute__((vector_size(4 * LANES)));
 // 32-bit words in the low halves of 64-bit lanes; the high halves hold anything.
 typedef uint64_t words __attribute__((vector_size(4 * LANES)));
 
 constexpr int64_t CHUNK = 8192;  // tokens that a thread takes at a time
-constexpr int64_t TOKENS_A_THREAD = 16384;
 constexpr uint64_t LOW_HALF = 0xffffffff;
 constexpr int32_t STEPS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr uint64_t EVEN_STEPS[8] = {0, 2, 4, 6, 8, 10, 12, 14};
 constexpr float NOISE_MAX = 17.328680038452148f;  // the noise of 24 bits all set
-constexpr float MINUS_INF = -__builtin_inff();
 
 struct Best {
     float total;  // score + noise; of a leader, the score alone
@@ -51,13 +35,6 @@ struct Row {
     int64_t vocab_size;
     uint64_t seed, position;
 };
-
-template <class Register>
-inline Register load(const void* from) {
-    Register value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
 
 // 64-bit products of the low halves.
 inline words product(words a, uint32_t factor) {
@@ -106,28 +83,6 @@ inline floats noise_bound(ints bits) {
     return 17.32869f - log2_gap * 0x1.62e43p-24f;                                     // 25 log 2 - log(gap)
 }
 
-// One bit for each lane of a comparison's result.
-inline uint32_t lanes_of(ints mask) {
-#if defined(__AVX512DQ__)
-    return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__)
-    return uint32_t(_mm256_movemask_ps((__m256)mask));
-#elif defined(__SSE2__)
-    return uint32_t(_mm_movemask_ps((__m128)mask));
-#else
-    uint32_t lanes = 0;
-    for (int i = 0; i < LANES; i++) lanes |= uint32_t(mask[i] & 1) << i;
-    return lanes;
-#endif
-}
-
-inline floats load_scores(const Row& row, int64_t first) {
-    if (first + LANES <= row.vocab_size) return load<floats>(row.scores + first);
-    float padded[LANES];
-    for (int i = 0; i < LANES; i++) padded[i] = first + i < row.vocab_size ? row.scores[first + i] : MINUS_INF;
-    return load<floats>(padded);
-}
-
 inline void improve(Best& best, Best other) {
     if (other.total > best.total || (other.total == best.total && other.id < best.id)) best = other;
 }
@@ -137,7 +92,7 @@ Best leader(const Row& row, int64_t begin, int64_t end) {
     floats highest = floats{} + MINUS_INF;
     ints ids = {};
     for (int64_t first = begin; first < end; first += LANES) {
-        const floats scores = load_scores(row, first);
+        const floats scores = scores_at(row.scores, first, row.vocab_size);
         const ints is_higher = scores > highest;
         highest = is_higher ? scores : highest;
         ids = is_higher ? load<ints>(STEPS) + int32_t(first) : ids;
@@ -150,7 +105,7 @@ Best leader(const Row& row, int64_t begin, int64_t end) {
 // `best`, or the token of this chunk that beats it.
 Best search(const Row& row, int64_t begin, int64_t end, Best best) {
     for (int64_t first = begin; first < end; first += LANES) {
-        const floats scores = load_scores(row, first);
+        const floats scores = scores_at(row.scores, first, row.vocab_size);
         if (!lanes_of(scores + NOISE_MAX >= best.total)) continue;
         const ints bits = random_bits(row, first);
         uint32_t candidates = lanes_of(scores + noise_bound(bits) >= best.total);

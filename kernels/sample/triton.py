@@ -61,6 +61,24 @@ def exact_noise(bits):
 
 
 @triton.jit
+def chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
+    """(numbers of chunks; which of them reach the best lower bound of the row)."""
+    chunks = tl.arange(0, CHUNKS)
+    is_inside = chunks < num_chunks
+    bar = tl.max(tl.load(lows + row * num_chunks + chunks, mask=is_inside, other=float("-inf")), 0)
+    reach = tl.load(highs + row * num_chunks + chunks, mask=is_inside, other=float("-inf"))
+    return chunks, (reach >= bar) & (reach > float("-inf"))
+
+
+@triton.jit
+def better(best, best_id, totals, token_ids):
+    """(total, id) of the best so far, or of the lowest id of these tokens that is above it."""
+    top = tl.max(totals, 0)
+    first = tl.min(tl.where(totals == top, token_ids, 2147483647), 0)
+    return tl.maximum(top, best), tl.where(top > best, first, best_id)
+
+
+@triton.jit
 def _load_scores(scores, row, stride, token_ids, size):
     """-inf behind the end, and for a NaN."""
     values = tl.load(scores + row * stride + token_ids, mask=token_ids < size, other=float("-inf"))
@@ -85,21 +103,14 @@ def _draw(
 ):
     """Goes through the chunks that may hold the winner, in order, so that ties go to the lowest id."""
     row = tl.program_id(0).to(tl.int64)
-    chunks = tl.arange(0, CHUNKS)
-    is_inside = chunks < num_chunks
-    bar = tl.max(tl.load(lows + row * num_chunks + chunks, mask=is_inside, other=float("-inf")), 0)
-    highest = tl.load(highs + row * num_chunks + chunks, mask=is_inside, other=float("-inf"))
-    can_win = (highest >= bar) & (highest > float("-inf"))
+    chunks, can_win = chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS)
     best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
     chunk = tl.min(tl.where(can_win, chunks, CHUNKS), 0)
     while chunk < CHUNKS:
         token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
         values = _load_scores(scores, row, stride, token_ids, size)
         totals = values + exact_noise(random_bits(tl.load(seeds + row), tl.load(positions + row), token_ids))
-        peak = tl.max(totals, 0)
-        first = tl.min(tl.where(totals == peak, token_ids, 2147483647), 0)
-        best_id = tl.where(peak > best, first, best_id)
-        best = tl.maximum(peak, best)
+        best, best_id = better(best, best_id, totals, token_ids)
         chunk = tl.min(tl.where(can_win & (chunks > chunk), chunks, CHUNKS), 0)
     tl.store(out + row, best_id.to(tl.int64))
 

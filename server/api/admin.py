@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -54,6 +55,20 @@ def admin_only(handler: Handler) -> Handler:
         role = request.state.role
         if role != "admin":
             raise _refused(role, has_admin_keys=request.state.has_admin_keys)
+        return await handler(request)
+
+    return check
+
+
+def at_port(handler: Handler, port: int, *, is_there: bool) -> Handler:
+    """`handler` for connections to the local `port` alone, or to every other; elsewhere there is no such route.
+
+    By the socket that the connection came to, of which no header tells.
+    """
+
+    async def check(request: Request) -> Response:
+        if (request.scope["server"][1] == port) is not is_there:
+            raise HTTPException(404)
         return await handler(request)
 
     return check

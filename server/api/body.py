@@ -6,7 +6,6 @@ bodies are read on a thread, in a way that lets others run: see `json_bounds`.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 from collections.abc import Mapping
@@ -40,11 +39,7 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
     """Raises `RequestError`, and `ClientGoneError` where the body never arrives."""
     _check_content_type(request.headers.get("content-type"))
     try:
-        async with asyncio.timeout(service.body_timeout_s):
-            raw = await request.body()
-    except TimeoutError as error:
-        message = f"The request body did not arrive within {service.body_timeout_s:g} s."
-        raise RequestError("deadline_exceeded", message) from error
+        raw = await request.body()
     except ClientDisconnect as error:
         raise ClientGoneError from error
 

@@ -37,7 +37,7 @@ class ChatApi:
         body = await read_body(request, service, ChatRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout)
+        caller = caller_of(request, body.wire.timeout, service.router)
         taken = await within(caller.deadline_s, service.intake.chat(body.wire, caller))
         service.metrics.request_arrived("chat")
         return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)

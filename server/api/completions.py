@@ -40,7 +40,7 @@ class CompletionsApi:
         body = await read_body(request, service, CompletionRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout)
+        caller = caller_of(request, body.wire.timeout, service.router)
         taken = await within(caller.deadline_s, service.intake.completion(body.wire, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)

@@ -34,7 +34,7 @@ class EmbeddingsApi:
         body = await read_body(request, service, EmbeddingRequest)
         name = service.intake.check_model(body.wire.model)
         check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout)
+        caller = caller_of(request, body.wire.timeout, service.router)
         hidden_size = service.router.ready.hidden_size
         taken = await within(caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
         service.metrics.request_arrived("embeddings")

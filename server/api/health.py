@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.engine.api.errors import RequestError
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
 
@@ -26,6 +29,8 @@ class HealthApi:
         del request
         router = self._service.router
         check_ready(router)
+        if router.is_leaving:
+            raise RequestError("server_is_overloaded", "The server is shutting down; ask another one.")
         return _json({"status": "recovering" if router.is_recovering else "ready"})
 
     async def version(self, request: Request) -> Response:
@@ -33,6 +38,7 @@ class HealthApi:
         return _json({"version": self._service.version})
 
     async def metrics(self, request: Request) -> Response:
+        self._service.metrics.num_tasks(len(asyncio.all_tasks()))
         body, content_type = self._service.metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 

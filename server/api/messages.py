@@ -38,7 +38,7 @@ class MessagesApi:
         wire = body.wire
         name = service.intake.check_model(wire.model)
         check_ready(service.router)
-        caller = caller_of(request)
+        caller = caller_of(request, router=service.router)
         chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = await _in_anthropic_words(within(caller.deadline_s, work))

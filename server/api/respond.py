@@ -6,6 +6,7 @@ A route family supplies a `Rendering`; this file submits, watches the client, an
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import orjson
@@ -18,10 +19,12 @@ from inferd.server.api.answer import Json, Shape
 from inferd.server.api.service import Service
 from inferd.server.generate.deadline import until
 from inferd.server.generate.events import Event, PromptRead, TextDelta
-from inferd.server.generate.intake import Caller
+from inferd.server.generate.intake import Caller, any_room
 from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import Generation
+from inferd.server.keyring import Holder
+from inferd.server.quotas import UNLIMITED
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
@@ -58,13 +61,23 @@ class Rendering(Protocol):
         ...
 
 
-def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
-    """`timeout_s`: of the request's own field. Raises `RequestError` for a header that is no timeout or no target."""
+def caller_of(request: Request, timeout_s: float | None = None, router: Router | None = None) -> Caller:
+    """`timeout_s`: of the request's own field; `router`: whose queue it will stand in, where it will. Raises
+    `RequestError` for a header that is no timeout or no target."""
     arrival_s = request.state.arrival_s
     limit_s = timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER))
     deadline_s = None if limit_s is None else arrival_s + limit_s
     targets = targets_of(request.headers)
-    return Caller(tenant=request.state.tenant, arrival_s=arrival_s, deadline_s=deadline_s, targets=targets)
+    holder: Holder | None = request.state.holder
+    return Caller(
+        tenant=request.state.tenant,
+        arrival_s=arrival_s,
+        deadline_s=deadline_s,
+        targets=targets,
+        weight=1.0 if holder is None else holder.weight,
+        check_room=partial(router.check_room, request.state.tenant) if router is not None else any_room,
+        account=UNLIMITED if holder is None or holder.account is None else holder.account,
+    )
 
 
 def check_ready(router: Router) -> None:

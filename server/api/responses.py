@@ -51,7 +51,7 @@ class ResponsesApi:
         model = service.intake.check_model(wire.model)
         check_ready(service.router)
         check(wire)
-        caller = caller_of(request, wire.timeout)
+        caller = caller_of(request, wire.timeout, service.router)
         conversation = await self._conversation(wire, caller.tenant, len(await request.body()))
         with in_callers_words():
             taken = await within(caller.deadline_s, service.intake.chat(conversation.chat, caller, prefix="resp_"))
@@ -115,14 +115,20 @@ class ResponsesApi:
         self._background.check_room()
         generation = Generation(self._service.router, taken, self._service.model.tokenizer.bytes)
         shown = draft.shown()
+
+        def keep() -> None:
+            caller.account.leave()
+            self._keep(caller.tenant, conversation, draft)
+
         job = Job(
             tenant=caller.tenant,
             draft=draft,
             events=until(taken.deadline_s, generation.events()),
             abort=generation.abort,
             snapshot=partial(stored_of, conversation, draft),
-            keep=partial(self._keep, caller.tenant, conversation, draft),
+            keep=keep,
         )
+        caller.account.stay()
         self._background.start(job)
         return shown
 

@@ -45,6 +45,11 @@ class Route:
     missing: str = ""
     """Why it answers 501; empty: it is served."""
 
+    @property
+    def is_metered(self) -> bool:
+        """Whether a request counts toward its key's quota: those that read prompts to answer them."""
+        return self.method == "POST" and self.area == _GENERATE and self.fields is not None
+
 
 _GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
 _OPERATE, _ADMIN = "Operation", "Administration"
@@ -120,7 +125,7 @@ HEALTH = Route(
     "/health",
     Access.PUBLIC,
     _OPERATE,
-    "200 where requests are taken, 503 where not; says `recovering` between engines.",
+    "200 where requests are taken, 503 where not and from SIGTERM on; says `recovering` between engines.",
 )
 READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.")
 LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.")

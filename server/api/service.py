@@ -30,6 +30,18 @@ class Metrics(Protocol):
         """An answer ended; `route` is a template, never a caller's path."""
         ...
 
+    def keys_read(self, num_keys: int, is_good: bool) -> None:
+        """The keys file was read, and so many of its keys are known; not `is_good`: it was refused, and those stay."""
+        ...
+
+    def num_tasks(self, count: int) -> None:
+        """Tasks of the event loop, now."""
+        ...
+
+    def loop_lag(self, lag_s: float) -> None:
+        """By how much a beat of the event loop came late."""
+        ...
+
     def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
         """How near the steps came to the device's peaks; a phase that had none is not there."""
         ...
@@ -59,7 +71,6 @@ class Service:
     version: str
     """Of inferd."""
     unknown_fields: Literal["refuse", "warn"]
-    body_timeout_s: float
     keep_alive_s: float
     targets: Targets = NO_TARGETS
     """Of requests that ask for none."""

@@ -37,7 +37,7 @@ class StateApi:
         except EngineDeadError:
             ready = None
         status = "ready" if router.is_ready else "starting" if ready is None else "unavailable"
-        status = "recovering" if router.is_recovering else status
+        status = "leaving" if router.is_leaving else "recovering" if router.is_recovering else status
         summaries = service.metrics.last_minute()
         return Response(
             orjson.dumps(

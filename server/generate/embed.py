@@ -18,6 +18,7 @@ from inferd.server import errors
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.prompts import Prompts
+from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.embeddings import EmbeddingRequest
 
 MAX_AT_ONCE = 256
@@ -37,6 +38,11 @@ class EmbedRequest:
     priority: int
     cache_salt: str
     arrival_s: float
+    tenant: str = ""
+    weight: float = 1.0
+    """Of its tenant."""
+    account: Account = UNLIMITED
+    """Pays for its tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +59,8 @@ class EmbedRequest:
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 arrival_s=self.arrival_s,
+                tenant=self.tenant,
+                weight=self.weight,
             )
 
 
@@ -71,6 +79,7 @@ class EmbedIntake:
             raise errors.above_max("dimensions", hidden_size, wire.dimensions)
         if wire.truncate_prompt_tokens == 0:
             raise errors.below_min("truncate_prompt_tokens", 1, 0)
+        caller.check_room(1)
         add_special = wire.add_special_tokens is not False
         all_encoded = await self._prompts.encode_all(wire.input, add_special=add_special, param="input")
         inputs = tuple(
@@ -87,6 +96,9 @@ class EmbedIntake:
             priority=wire.priority or 0,
             cache_salt=caller.tenant,
             arrival_s=caller.arrival_s,
+            tenant=caller.tenant,
+            weight=caller.weight,
+            account=caller.account,
         )
 
 
@@ -100,6 +112,7 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
 
     Raises `RequestError` or `EngineDeadError` where one input fails, and `RequestError` where one is not taken.
     """
+    request.account.take(request.num_tokens)
     vectors = [b""] * len(request.inputs)
     waiting = enumerate(request.submits())
 

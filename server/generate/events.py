@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from inferd.engine.api.messages import FinishReason, WireLogprobs
 
 EndReason = FinishReason | Literal["repetition", "tool_calls"]
@@ -38,9 +40,11 @@ class PromptRead:
     """One entry a prompt token, the first None; empty where not asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More of a choice. Text may follow its token late: while a character or a stop string is unfinished."""
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
+    """More of a choice. Text may follow its token late: while a character or a stop string is unfinished.
+
+    Made once a token: a struct takes a fifth of the time of a frozen dataclass.
+    """
 
     choice: int
     text: str

@@ -7,15 +7,17 @@ can do.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.params import ParamError, SamplingParams
 from inferd.server import errors
 from inferd.server.generate.ports import Grammars
-from inferd.server.generate.prompts import Encoded, Prompts
+from inferd.server.generate.prompts import CheckSize, Encoded, Prompts, any_size
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
+from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields
@@ -27,6 +29,10 @@ from inferd.server.tools.asked import ask, template_kwargs, tools_shown
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
+
+
+def any_room(num_tokens: int) -> None:
+    """Of what stands in no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,12 @@ class Caller:
     """When its answer must be complete; None: whenever it is."""
     targets: Targets = NO_TARGETS
     """What it asks for itself."""
+    weight: float = 1.0
+    """Of its tenant's share of the machine, where others want it too."""
+    account: Account = UNLIMITED
+    """Pays for its tokens."""
+    check_room: Callable[[int], None] = any_room
+    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Intake:
             raise errors.model_not_found(name)
         return name
 
-    async def read_chat(self, wire: ChatRequest) -> Encoded:
+    async def read_chat(self, wire: ChatRequest, check_size: CheckSize = any_size) -> Encoded:
         """The conversation as the model reads it, whether it fits or not. Raises `RequestError`."""
         check_chat(wire)
         template = self._model.template
@@ -78,7 +90,21 @@ class Intake:
             template_kwargs(wire, template.source if template is not None else ""),
             wire.documents,
         )
-        return await self._prompts.render(conversation, add_special=bool(wire.add_special_tokens))
+        return await self._prompts.render(
+            conversation, add_special=bool(wire.add_special_tokens), check_size=check_size
+        )
+
+    def _check_size(self, wire: GenerationFields, caller: Caller, param: str) -> CheckSize:
+        """What a text must pass before it is turned into tokens: is it too long by its bytes alone?"""
+        truncates = wire.truncate_prompt_tokens is not None
+
+        def check(num_bytes: int, least_tokens: int) -> None:
+            if not truncates:
+                self._prompts.check_least(param, num_bytes, least_tokens)
+                caller.check_room(max(1, least_tokens))
+
+        caller.check_room(1)
+        return check
 
     async def chat(
         self, wire: ChatRequest, caller: Caller, *, prefix: str = "chatcmpl-", most: int | None = None
@@ -88,7 +114,7 @@ class Intake:
         `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
         context holds is no mistake.
         """
-        encoded = await self.read_chat(wire)
+        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages"))
         default = self._model.defaults.max_new_tokens if most is None else most
         prompt = self._prompts.fit("messages", encoded, self._max_tokens(wire), default, wire.truncate_prompt_tokens)
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
@@ -99,7 +125,11 @@ class Intake:
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
         check_completion(wire)
-        all_encoded = await self._prompts.encode_all(wire.prompt, add_special=wire.add_special_tokens is not False)
+        all_encoded = await self._prompts.encode_all(
+            wire.prompt,
+            add_special=wire.add_special_tokens is not False,
+            check_size=self._check_size(wire, caller, "prompt"),
+        )
         asked, default = self._max_tokens(wire), COMPLETION_MAX_TOKENS
         prompts = tuple(
             self._prompts.fit("prompt", encoded, asked, default, wire.truncate_prompt_tokens) for encoded in all_encoded
@@ -150,6 +180,9 @@ class Intake:
             deadline_s=caller.deadline_s,
             repetition=wire.repetition_detection,
             targets=caller.targets.over(self._targets),
+            tenant=caller.tenant,
+            weight=caller.weight,
+            account=caller.account,
         )
 
     def _max_tokens(self, wire: GenerationFields) -> int | None:

@@ -52,6 +52,11 @@ class Router(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether the server is about to stop: then it is not ready, and may still take requests."""
+        ...
+
+    @property
     def is_recovering(self) -> bool:
         """Whether an engine was lost, and requests wait for the next one."""
         ...
@@ -64,6 +69,10 @@ class Router(Protocol):
     @property
     def stats(self) -> EngineStats:
         """After the newest step."""
+        ...
+
+    def check_room(self, tenant: str, num_tokens: int) -> None:
+        """Raises `RequestError` where a prompt of at least so many tokens would be refused for all that waits."""
         ...
 
     def submit(self, submit: Submit) -> TokenStream:

@@ -6,7 +6,7 @@ Renders and encodes on threads. Knows nothing of sampling.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
@@ -19,12 +19,25 @@ from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
 from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.tokenizer import TooManyTokensError
 
 RENDER_LIMIT_S = 10.0
 """A hundred times what 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
 
+MANY_IDS = 2**20
+"""To list so many ids holds the interpreter lock for 25 ms (2 cores, AMD EPYC Zen 4, 2026-11-21): of a text that is
+longer, and than the context, no part is kept, also where the caller says to."""
+
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, text as the caller wrote it, where the caller did)."""
+
+
+CheckSize = Callable[[int, int], None]
+"""Told a text's bytes, and how many tokens they are at the least; raises `RequestError` where that is too much."""
+
+
+def any_size(num_bytes: int, least_tokens: int) -> None:
+    """Nothing is too long."""
 
 
 class Prompts:
@@ -33,7 +46,9 @@ class Prompts:
     def __init__(self, model: ServedModel, lanes: Lanes, render_limit_s: float = RENDER_LIMIT_S) -> None:
         self._model, self._lanes, self._render_limit_s = model, lanes, render_limit_s
 
-    async def render(self, conversation: Conversation, *, add_special: bool) -> Encoded:
+    async def render(
+        self, conversation: Conversation, *, add_special: bool, check_size: CheckSize = any_size
+    ) -> Encoded:
         """A conversation as the model reads it. Raises `RequestError` where it has no template, or that refuses."""
         template, tokenizer = self._model.template, self._model.tokenizer
         if template is None:
@@ -50,23 +65,30 @@ class Prompts:
                     f"The model's chat template did not render these messages: {error}. Send fewer, or shorter ones."
                 )
                 raise RequestError("invalid_value", message, "messages") from error
-            return tokenizer.encode(text, add_special), text
+            check_size(*tokenizer.size_of(text))
+            return self._encode(text, add_special, "messages"), text
 
         return await self._lanes.run(work, _num_chars(conversation.messages))
 
     async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of a text."""
-        return await self._lanes.run(lambda: self._model.tokenizer.encode(text, add_special), len(text))
+        return await self._lanes.run(lambda: self._encode(text, add_special, "prompt"), len(text))
 
     async def encode_all(
-        self, prompts: Sequence[completions.Prompt], *, add_special: bool, param: str = "prompt"
+        self,
+        prompts: Sequence[completions.Prompt],
+        *,
+        add_special: bool,
+        param: str = "prompt",
+        check_size: CheckSize = any_size,
     ) -> list[Encoded]:
         """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding."""
         tokenizer = self._model.tokenizer
 
         def encode(i: int, prompt: completions.Prompt) -> Encoded:
             if isinstance(prompt, str):
-                return tokenizer.encode(prompt, add_special), prompt
+                check_size(*tokenizer.size_of(prompt))
+                return self._encode(prompt, add_special, param), prompt
             self.check_ids(prompt, f"{param}[{i}]" if len(prompts) > 1 else param)
             return prompt, None
 
@@ -96,6 +118,13 @@ class Prompts:
 
         return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
+    def _encode(self, text: str, add_special: bool, param: str) -> tuple[int, ...]:
+        """Raises `RequestError` for a text of more tokens than the context holds, and than `MANY_IDS`."""
+        try:
+            return self._model.tokenizer.encode(text, add_special, max(MANY_IDS, self._model.max_model_len))
+        except TooManyTokensError as error:
+            raise errors.context_too_long(param, self._model.max_model_len, error.num_tokens, None) from None
+
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:
         """Raises `RequestError` for the first id that is no row of the embedding."""
         high = self._model.vocab_size - 1
@@ -103,6 +132,12 @@ class Prompts:
             i, wrong = next((i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id <= high)
             place = f"{where}[{i}]"
             raise errors.below_min(place, 0, wrong) if wrong < 0 else errors.above_max(place, high, wrong)
+
+    def check_least(self, param: str, num_bytes: int, least_tokens: int) -> None:
+        """Raises `RequestError` for a text that cannot fit, whatever its tokens are."""
+        limit = self._model.max_model_len
+        if least_tokens > limit:
+            raise errors.text_too_long(param, limit, num_bytes, least_tokens)
 
     def fit(self, param: str, encoded: Encoded, asked: int | None, default: int | None, truncate: int | None) -> Prompt:
         """A prompt with its `max_tokens`, within the context. Raises `RequestError`.

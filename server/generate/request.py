@@ -10,6 +10,7 @@ import msgspec
 from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.server.generate.seeds import choice_seed
+from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.tools.reader import Reading
@@ -49,6 +50,11 @@ class GenerateRequest:
     """When the answer must be complete (`time.monotonic`); None: whenever it is."""
     repetition: RepetitionRule | None = None
     targets: Targets = NO_TARGETS
+    tenant: str = ""
+    weight: float = 1.0
+    """Of its tenant."""
+    account: Account = UNLIMITED
+    """Pays for its tokens."""
     reading: Reading | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
 
@@ -84,4 +90,6 @@ class GenerateRequest:
                 arrival_s=self.arrival_s,
                 ttft_target_s=self.targets.ttft_s,
                 tpot_target_s=self.targets.tpot_s,
+                tenant=self.tenant,
+                weight=self.weight,
             )

@@ -25,8 +25,9 @@ class Generation:
     """The choices of one request, running. `abort` is safe at any time and any number of times."""
 
     def __init__(self, router: Router, request: GenerateRequest, table: TokenBytes) -> None:
-        """Submits every choice, or none: raises `RequestError` where one is not taken."""
+        """Submits every choice, or none: raises `RequestError` where one is not taken, or cannot be paid for now."""
         self.request = request
+        request.account.take(request.num_prompt_tokens)
         self._table = table
         self._streams: list[TokenStream] = []
         try:
@@ -34,6 +35,7 @@ class Generation:
                 self._streams.append(router.submit(submit))
         except BaseException:
             self.abort()
+            request.account.owe(-request.num_prompt_tokens)
             raise
 
     def metrics(self) -> Metrics | None:
@@ -70,6 +72,7 @@ class Generation:
                     return
         finally:
             self.abort()
+            self.request.account.owe(sum(stream.num_generated for stream in self._streams))
             await deltas.aclose()
 
 

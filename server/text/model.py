@@ -67,13 +67,13 @@ class ServedModel:
         """Read the tokenizer and generation_config.json of a checkpoint folder. Raises `ModelError`."""
         pretrained = load_pretrained(path)
         tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
-        templates = pretrained.chat_template
+        templates = _templates_of(pretrained.chat_template)
         generation, config = _generation_of(path), read_json(path / "config.json")
         clues = Clues(
             chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
             tokens=tokenizer.added_tokens,
             model_type=str(config.get("model_type", "")),
-            response_template=pretrained.response_template,
+            response_template=_object_or_none("response_template", pretrained.response_template),
         )
         return cls(
             names=names,
@@ -89,6 +89,21 @@ class ServedModel:
             format=detect(clues, tool_format, reasoning_format),
             tokenizer_config={"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")},
         )
+
+
+def _templates_of(given: object) -> str | dict[str, str] | None:
+    """The chat template, or several by name. Raises `ModelError` for what is no text."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, dict) and all(isinstance(text, str) for item in given.items() for text in item):
+        return given
+    raise ModelError(f"tokenizer_config.json: chat_template must be a text, or texts by name, but is {type(given)}")
+
+
+def _object_or_none(name: str, given: object) -> dict[str, Any] | None:
+    if given is None or isinstance(given, dict):
+        return given
+    raise ModelError(f"tokenizer_config.json: {name} must be an object, but is {errors.shown(given)}")
 
 
 def _generation_of(path: Path) -> dict[str, object]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import jinja2
+from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError, RequestError
@@ -20,12 +21,14 @@ from inferd.server import errors
 # What rendering itself is given; `chat_template_kwargs` may not reach these.
 _RESERVED = frozenset(
     ("messages", "conversations", "tools", "documents", "chat_template", "return_assistant_tokens_mask",
-     "continue_final_message", "add_generation_prompt", "tokenize", "self")
+     "continue_final_message", "add_generation_prompt", "tokenize", "self", "bos_token", "eos_token", "unk_token",
+     "sep_token", "pad_token", "cls_token", "mask_token")
 )  # fmt: skip
 
 # What a template raises on messages it was not written for: its own complaint, or Python's.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 
 
@@ -68,6 +71,8 @@ class ChatTemplate:
         self._with_tools = named.get("tool_use", self._default)
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
+        # A template's own functions and tokens: with another `raise_exception`, nothing would be refused any more.
+        self._reserved = _RESERVED | _compile_jinja_template("").environment.globals.keys() | special_tokens.keys()
         for text in (self._default, self._with_tools):
             _check_syntax(text)
 
@@ -80,7 +85,7 @@ class ChatTemplate:
         """The prompt's text. Raises `RequestError` for messages that the template refuses."""
         kwargs = conversation.kwargs or {}
         for name in kwargs:
-            if name in _RESERVED:
+            if name in self._reserved:
                 where = f"chat_template_kwargs.{name}"
                 raise errors.unsupported_parameter(where, "The request has a field of its own for it, or none.")
         if conversation.documents and "documents" not in self._of(conversation):
@@ -162,11 +167,14 @@ def _check_syntax(text: str) -> None:
     # transformers builds its sandbox, with tags of its own, inside this function; an empty template has the same one.
     environment = _compile_jinja_template("").environment
     try:
-        environment.parse(text)
+        power = environment.parse(text).find(nodes.Pow)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
     except (RecursionError, ValueError) as error:  # nested too deeply, or a number of more digits than Python reads
         raise ModelError(f"the chat template does not parse: {error}") from error
+    if power is not None:
+        # One call into C, which holds the interpreter and which nothing can end: 9**9**9 stands for hours of it.
+        raise ModelError(f"the chat template raises to a power in line {power.lineno}: write the number out")
 
 
 def _refused(error: Exception) -> RequestError:

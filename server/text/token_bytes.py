@@ -142,7 +142,7 @@ def _byte_fallback(piece: _Piece) -> _Piece:
 def _byte_level(piece: _Piece) -> _Piece:
     if isinstance(piece, bytes):
         return piece
-    values = [_BYTE_OF_CHAR.get(char) for char in piece]
+    values = [BYTE_OF_CHAR.get(char) for char in piece]
     # An added token may hold characters that stand for no byte: then it is meant as it is written.
     return piece if None in values else bytes(value for value in values if value is not None)
 
@@ -154,4 +154,4 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-_BYTE_OF_CHAR = _byte_alphabet()
+BYTE_OF_CHAR = _byte_alphabet()

@@ -6,6 +6,7 @@ are switched off: a prompt is never cut in silence.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,13 +14,21 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.text.token_bytes import BYTE_OF_CHAR, TokenBytes
+
+
+class TooManyTokensError(Exception):
+    """A text is of more tokens than are wanted."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"{num_tokens} tokens")
+        self.num_tokens = num_tokens
 
 
 class Tokenizer:
     """Text -> ids, and the table back."""
 
-    __slots__ = ("_backend", "added_tokens", "bytes", "eos_token_id", "special_ids", "special_tokens")
+    __slots__ = ("_backend", "_most_bytes", "added_tokens", "bytes", "eos_token_id", "special_ids", "special_tokens")
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
         """`special_tokens`: what chat templates may name, such as "bos_token". Raises `ModelError`."""
@@ -34,16 +43,28 @@ class Tokenizer:
         """Of these, those that a text does not show."""
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
+        self._most_bytes = _most_bytes(backend)
 
     @property
     def num_tokens(self) -> int:
         """Tokens with a text; the embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, add_special: bool) -> tuple[int, ...]:
-        """The ids of `text`; `add_special` puts what the checkpoint begins (and ends) a text with."""
+    def encode(self, text: str, add_special: bool, most: int | None = None) -> tuple[int, ...]:
+        """The ids of `text`; `add_special` puts what the checkpoint begins (and ends) a text with.
+
+        Raises `TooManyTokensError` where they are more than `most`: to list millions holds the interpreter lock.
+        """
         # `encode` holds the interpreter lock throughout (2.2 s for 2 MB); the batch call for a hundredth of that.
-        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        if most is not None and len(encoding) > most:
+            raise TooManyTokensError(len(encoding))
+        return tuple(encoding.ids)
+
+    def size_of(self, text: str) -> tuple[int, int]:
+        """(bytes, tokens that they are at the least); 0 tokens where this tokenizer may make one of any number."""
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        return num_bytes, -(-num_bytes // self._most_bytes) if self._most_bytes else 0
 
     def decode(self, token_ids: Iterable[int], skip_special: bool) -> str:
         """The text that these ids are, read from its beginning."""
@@ -54,13 +75,52 @@ class Tokenizer:
         return self._backend.id_to_token(token_id)
 
 
+def _most_bytes(backend: Backend) -> int:
+    """That one token stands for in any text; 0 where that has no bound, or is not known.
+
+    Known of byte-level BPE that takes texts as they are: nothing is rewritten, dropped or unknown, and no added token
+    takes the blanks beside it.
+    """
+    if max(backend.get_vocab().values(), default=0) > 2 * backend.get_vocab_size():
+        return 0  # an id far beyond the others: the library writes the vocabulary by counting up to it
+    state = json.loads(backend.to_str())
+    splitter, model = state["pre_tokenizer"], state["model"]
+    parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
+    is_whole = all(part and (part["type"], part.get("behavior")) in _WHOLE for part in parts)
+    takes_blanks = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
+    is_bytes = parts[-1] and parts[-1]["type"] == "ByteLevel" and model["type"] == "BPE" and not model["unk_token"]
+    if state["normalizer"] or takes_blanks or not is_whole or not is_bytes:
+        return 0
+    if BYTE_OF_CHAR.keys() - model["vocab"].keys():
+        return 0  # bytes without a token are dropped
+    added = [len(token["content"].encode()) for token in state["added_tokens"]]
+    # In this vocabulary a character is a byte.
+    return max(*map(len, model["vocab"]), *added)
+
+
+_WHOLE = {("ByteLevel", None), ("Digits", None)} | {
+    ("Split", behavior) for behavior in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+}
+"""Splitters that keep all of a text."""
+
+
+_MAX_FILE_BYTES = 128 * 2**20
+"""Four times the largest tokenizer.json known, of 262,000 tokens. Such files are read whole."""
+_READ_WHOLE = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
 def load_pretrained(path: Path) -> TokenizersBackend:
     """The checkpoint's tokenizer as transformers reads it. Raises `ModelError`."""
+    for file in (file for pattern in _READ_WHOLE for file in path.glob(pattern) if file.is_file()):
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError(f"{file} is larger than {_MAX_FILE_BYTES} bytes: no file of a tokenizer is")
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")):
         raise ModelError(f"{path.name} holds no tokenizer: expected tokenizer.json beside the weights")
     try:
         pretrained = TokenizersBackend.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # the libraries underneath raise bare Exception for a file they cannot read
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the libraries underneath raise bare Exception, and Rust's panics are none
         raise ModelError(f"the tokenizer of {path.name} cannot be loaded: {str(error)[:300]}") from error
     if not isinstance(pretrained, TokenizersBackend):
         raise ModelError(f"the tokenizer of {path.name} is a {type(pretrained).__name__}, which is not served")

@@ -69,8 +69,11 @@ _REASONING_RULES: tuple[_Rule, ...] = (
 def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Format:
     """The format of a checkpoint. Raises `ModelError` for a template that cannot be read, and names that cannot be."""
     own = clues.response_template
-    own_fields = (own or {}).get("fields")
-    declared = frozenset(own_fields) if isinstance(own_fields, Mapping) else frozenset()
+    own_fields = (own or {}).get("fields", {})
+    if not isinstance(own_fields, Mapping):
+        kind = type(own_fields).__name__
+        raise ModelError(f"tokenizer_config.json: response_template.fields must be an object, but is a {kind}")
+    declared = frozenset(own_fields)
     has_calls, has_reasoning = "tool_calls" in declared, not declared.isdisjoint(_REASONING_FIELDS)
     tools = _chosen("tool_format", tool_format, CALLS, _CALL_RULES, clues, is_own=has_calls)
     reasoning = _chosen("reasoning_format", reasoning_format, REASONING, _REASONING_RULES, clues, is_own=has_reasoning)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import struct
 import threading
@@ -21,11 +22,15 @@ import httpx
 import openai
 import pytest
 import uvicorn
+import uvloop
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.engine.api.roofline import Peaks
 from inferd.server.app import AppOptions, create_app
+from inferd.server.connection import ConnectionLimits
+from inferd.server.listening import http_config
+from inferd.server.loop_probe import LoopProbe
 from inferd.server.metrics import Metrics
 from inferd.server.text.model import ServedModel
 
@@ -159,6 +164,7 @@ class ScriptedRouter:
     model: ServedModel
     is_ready: bool = True
     is_recovering: bool = False
+    is_leaving: bool = False
     has_engine: bool = True
     refusal: RequestError | None = None
     scripts: list[Script] = field(default_factory=list)
@@ -191,6 +197,9 @@ class ScriptedRouter:
     def will(self, *scripts: Script) -> None:
         """The next choices, in order; the last script serves all that follow."""
         self.scripts = list(scripts)
+
+    def check_room(self, tenant: str, num_tokens: int) -> None:
+        """There is always room."""
 
     def submit(self, submit: Submit) -> ScriptedStream:
         if self.refusal is not None:
@@ -225,13 +234,37 @@ class ScriptedRouter:
         self.scripts, self.submits, self.aborted = [], [], {}
 
 
+LOOP_BOUND_S = 0.05
+"""R13: nothing holds up the event loop for longer."""
+
+
+class Beats:
+    """The longest that a server's loop was held up since `reset`, by what advances all of `clocks`."""
+
+    def __init__(self, *clocks: Callable[[], float]) -> None:
+        self.worst_s = 0.0
+        self.loop: asyncio.AbstractEventLoop
+        self.probe = LoopProbe(self._seen, 0.005, clocks)
+
+    def _seen(self, lag_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.worst_s = max(self.worst_s, lag_s)
+
+    def reset(self) -> None:
+        gc.freeze()  # as the daemon does: a collection of all that the tests have imported takes 0.1 s
+        self.worst_s = 0.0
+
+
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, probe: LoopProbe | None) -> None:
         super().__init__(config)
+        self._probe = probe
         self.is_up = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._probe is not None:
+            self._probe.start()
         self.is_up.set()
 
 
@@ -242,14 +275,15 @@ def serving(
     options: AppOptions,
     root_path: str = "",
     metrics: Metrics | None = None,
+    limits: ConnectionLimits | None = None,
+    probe: LoopProbe | None = None,
 ) -> Iterator[str]:
     """A server on a free port of the loopback; gives its URL."""
-    app = create_app(model, router, metrics or Metrics("tiny"), options)
-    server = _Server(
-        uvicorn.Config(app, http="httptools", loop="uvloop", log_config=None, access_log=False, root_path=root_path)
-    )
+    metrics = metrics or Metrics("tiny")
+    app = create_app(model, router, metrics, options)
+    server = _Server(http_config(app, metrics, limits, root_path), probe)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
         try:
             assert server.is_up.wait(WAIT_S)
@@ -272,9 +306,23 @@ def shared_router(model: ServedModel) -> ScriptedRouter:
 
 
 @pytest.fixture(scope="session")
-def shared_url(model: ServedModel, shared_router: ScriptedRouter) -> Iterator[str]:
-    with serving(model, shared_router, AppOptions(has_access_log=False)) as url:
+def shared_beats() -> Beats:
+    """By the processor time of the loop's thread: the tests' own threads are in the same process."""
+    return Beats(time.monotonic, time.thread_time)
+
+
+@pytest.fixture(scope="session")
+def shared_url(model: ServedModel, shared_router: ScriptedRouter, shared_beats: Beats) -> Iterator[str]:
+    with serving(model, shared_router, AppOptions(has_access_log=False), probe=shared_beats.probe) as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def calm_loop(shared_beats: Beats) -> Iterator[None]:
+    """In no test does a callback hold up the loop of the server that they share."""
+    shared_beats.reset()
+    yield
+    assert shared_beats.worst_s < LOOP_BOUND_S, "a callback held up the event loop"
 
 
 @pytest.fixture
@@ -295,8 +343,8 @@ def url(shared_url: str, router: ScriptedRouter) -> str:
 def serve(model: ServedModel, router: ScriptedRouter) -> Iterator[Callable[..., str]]:
     """Starts a server with options of the test's own."""
     with contextlib.ExitStack() as stack:
-        yield lambda options, root_path="", metrics=None: stack.enter_context(
-            serving(model, router, options, root_path, metrics)
+        yield lambda options, root_path="", metrics=None, limits=None, probe=None: stack.enter_context(
+            serving(model, router, options, root_path, metrics, limits, probe)
         )
 
 

@@ -25,6 +25,7 @@ BAD = (
 EXPECTED: dict[str, tuple[int, str, str | None]] = {
     **{code: (400, REFUSED, code) for code in BAD},
     "malformed_json": (400, REFUSED, None),
+    "malformed_http": (400, REFUSED, None),
     "invalid_api_key": (401, "authentication_error", "invalid_api_key"),
     "insufficient_permissions": (403, REFUSED, "insufficient_permissions"),
     "invalid_url": (404, REFUSED, None),
@@ -36,6 +37,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "unsupported_content_type": (415, REFUSED, "unsupported_content_type"),
     "rate_limit_exceeded": (429, "rate_limit_error", "rate_limit_exceeded"),
     "slow_down": (429, "rate_limit_error", "slow_down"),
+    "head_too_large": (431, REFUSED, "head_too_large"),
     "internal_error": (500, BROKEN, None),
     "engine_error": (500, BROKEN, "engine_error"),
     "numerical_error": (500, BROKEN, "numerical_error"),

@@ -154,3 +154,16 @@ def test_the_official_client_sees_a_timeout_of_the_servers(client: openai.OpenAI
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(model="tiny", prompt="x", extra_body={"timeout": 0.05})
     assert (caught.value.status_code, caught.value.code) == (408, "deadline_exceeded")
+
+
+def test_a_text_too_long_by_its_bytes_is_refused_before_it_is_read(http: httpx.Client, router: Any) -> None:
+    """A megabyte cannot be 256 tokens, whatever its tokens are."""
+    for path, asked, param in (
+        ("completions", {"prompt": "x y z " * 200_000}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x y z " * 200_000}]}, "messages"),
+    ):
+        answer = http.post(f"/v1/{path}", json={"model": "tiny", **asked})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+        assert "bytes, which are at least" in error["message"]
+    assert router.submits == []

@@ -42,9 +42,10 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.boot": ("inferd.engine.process",),
     "engine.watch": ("inferd.engine.api",),
+    "engine.standby": ("inferd.engine.api",),
     "engine.process": (
         "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
-        "inferd.engine.cache", "inferd.engine.watch", "inferd.engine.worker", "msgspec", "zmq",
+        "inferd.engine.cache", "inferd.engine.standby", "inferd.engine.watch", "inferd.engine.worker", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker": (
@@ -53,7 +54,8 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.api", "inferd.engine.arch", "inferd.kernels", "torch",
     ),
     "engine.models": (
-        "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant", "inferd.kernels", "torch", "safetensors",
+        "inferd.engine.api.checkpoint", "inferd.engine.arch", "inferd.engine.layers", "inferd.engine.quant",
+        "inferd.kernels", "torch", "safetensors",
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
     "engine.quant": ("inferd.kernels", "torch"),

@@ -15,7 +15,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.description import NormKind
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import StoredTensor, load
+from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import UNQUANTIZED, Recipe
 
 SMALL: dict[str, Any] = {
@@ -89,14 +89,8 @@ def load_decoder(
 ) -> Decoder:
     """The checkpoint in our decoder, with fields of its config changed where `changes` says so."""
     decoder = Decoder(describe(read_config(directory) | (changes or {})), dtype, "cpu", max_positions)
-    load(decoder, stored_in(directory))
+    load(decoder, Checkpoint.read(directory).tensors)
     return decoder
-
-
-def stored_in(directory: Path) -> dict[str, StoredTensor]:
-    """Where each tensor lies, as the worker tells the loader."""
-    tensors = Checkpoint.read(directory).tensors.values()
-    return {info.name: StoredTensor(info.file, info.dtype, info.shape) for info in tensors}
 
 
 def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED) -> Decoder:

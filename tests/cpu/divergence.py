@@ -13,14 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES, Recipe
 from inferd.engine.tiny.batches import encode_conversation
 from inferd.engine.tiny.mixture import Mixture
-from tests.cpu.checkpoints import read_config, stored_in
+from tests.cpu.checkpoints import read_config
 from tests.cpu.paging import prompt_logits
 
 _SEED = 5
@@ -56,7 +56,7 @@ def held_out_texts(count: int) -> list[Text]:
 
 def embedded_decoder(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Decoder:
     decoder = Decoder(describe(read_config(EMBEDDED_PATH)), dtype, "cpu", recipe=recipe)
-    load(decoder, stored_in(EMBEDDED_PATH))
+    load(decoder, Checkpoint.read(EMBEDDED_PATH).tensors)
     return decoder
 
 

@@ -25,7 +25,7 @@ from inferd.engine.models.stored import recipe_of
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
 from inferd.kernels.linear_fp8 import quantize_blocks, quantize_rows, quantize_static
-from tests.cpu.checkpoints import read_config, stored_in
+from tests.cpu.checkpoints import read_config
 from tests.cpu.fp8_checkpoints import BLOCK, FORMATS, Format, Saved, plain_arch, save
 from tests.cpu.paging import prompt_logits
 
@@ -44,7 +44,7 @@ def form(request: pytest.FixtureRequest) -> Format:
 def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     arch = describe(read_config(directory))
     decoder = Decoder(arch, dtype, "cpu", recipe=recipe_of(arch, "fp8", dtype))
-    load(decoder, stored_in(directory))
+    load(decoder, Checkpoint.read(directory).tensors)
     return decoder
 
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModel
 
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, load
 from tests.cpu.cases import CASES
-from tests.cpu.checkpoints import load_decoder, read_config, stored_in
+from tests.cpu.checkpoints import load_decoder, read_config
 from tests.cpu.paging import prompt_logits
 
 SHARDED, TIED = CASES[0], CASES[2]
@@ -52,11 +54,24 @@ def test_one_file_and_shards_give_the_same_model(tmp_path: Path) -> None:
     assert torch.equal(shards, one)
 
 
+def test_a_model_that_embeds_may_be_stored_without_what_generates(tmp_path: Path) -> None:
+    """As transformers stores the body alone: the names lack their first part, and config.json is the whole model's."""
+    whole, body, ids = tmp_path / "whole", tmp_path / "body", list(range(20))
+    TIED.save(whole)
+    AutoModel.from_pretrained(whole).save_pretrained(body)
+    (body / "config.json").write_text((whole / "config.json").read_text())
+    assert {"embed_tokens.weight", "norm.weight"} < load_file(body / "model.safetensors").keys()
+    expected = prompt_logits(load_decoder(whole, torch.float32), ids, (20,))
+    assert torch.equal(prompt_logits(load_decoder(body, torch.float32), ids, (20,)), expected)
+    rewrite(body, lambda tensors: tensors.update({"model.norm.weight": tensors.pop("norm.weight")}))
+    refused(body, "unexpected: embed_tokens.weight")
+
+
 def test_progress_ends_at_the_total_and_total_is_the_files_tensors(tmp_path: Path) -> None:
     TIED.save(tmp_path, torch.bfloat16)
     seen: list[tuple[int, int]] = []
     decoder = Decoder(describe(read_config(tmp_path)), torch.float32, "cpu")
-    read = load(decoder, stored_in(tmp_path), lambda done, total: seen.append((done, total)))
+    read = load(decoder, Checkpoint.read(tmp_path).tensors, lambda done, total: seen.append((done, total)))
     stored = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
     assert seen[-1] == (stored, stored) == (read, read)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

@@ -59,8 +59,9 @@ class Daemon:
 
     @property
     def engine_pid(self) -> int:
+        """Raises `StopIteration` while there is none, for which `ps` fails."""
         children = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=True
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         line = next(line for line in children.stdout.splitlines() if "inferd.engine.boot" in line)
         return int(line.split()[0])

@@ -89,32 +89,6 @@ def counter(daemon: Daemon, name: str) -> float:
     return float(found[1])
 
 
-def test_sigterm_lets_running_requests_finish(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    client = daemon.client()
-    stream = client.completions.create(
-        model="tiny", prompt="Hello", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
-    )
-    chunks = iter(stream)
-    next(chunks)
-    daemon.process.send_signal(signal.SIGTERM)
-    finish_reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
-    assert finish_reasons[-1] == "length"
-    assert daemon.stop() == 0
-
-
-def test_a_second_signal_gives_running_answers_up(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    with streaming(daemon) as lines:
-        next(lines)
-        daemon.process.send_signal(signal.SIGINT)
-        daemon.process.send_signal(signal.SIGTERM)
-        rest = [line for line in lines if line]
-    assert "shutting down" in rest[-1], rest[-1]
-    assert daemon.stop() == 0
-    assert "giving up 1 unfinished" in daemon.output
-
-
 @contextmanager
 def streaming(daemon: Daemon) -> Iterator[Iterator[str]]:
     """The lines of a long streamed answer."""

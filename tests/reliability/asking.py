@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import httpx
 
 Json = dict[str, Any]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
+"""Without a byte: a plain answer may be hit by many kills in a row on a busy machine."""
 
 _DELTA_TEXTS = ("content", "text", "reasoning_content")
 
@@ -57,10 +59,11 @@ class Asker:
     async def ask_all(self, asks: Sequence[Ask]) -> list[Answer]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_S, limits=limits) as client:
-            return list(await asyncio.gather(*(_ask(client, ask) for ask in asks)))
+            return list(await asyncio.gather(*(ask_one(client, ask) for ask in asks)))
 
 
-async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
+async def ask_one(client: httpx.AsyncClient, ask: Ask) -> Answer:
+    """By a client that the caller keeps; a path may be a whole URL."""
     answer = Answer()
     async with client.stream("POST", ask.path, json=ask.body) as response:
         answer.status = response.status_code
@@ -70,7 +73,7 @@ async def _ask(client: httpx.AsyncClient, ask: Ask) -> Answer:
         whole = json.loads(await response.aread())
     answer.error, answer.usage, answer.data = whole.get("error"), whole.get("usage"), whole.get("data")
     for choice in whole.get("choices", ()):
-        answer.choices[choice["index"]] = _flat(choice)
+        answer.choices[choice["index"]] = flat(choice)
     return answer
 
 
@@ -88,29 +91,39 @@ async def _read_events(response: httpx.Response, answer: Answer) -> None:
         answer.error = event.get("error") or answer.error
         answer.usage = event.get("usage") or answer.usage
         for choice in event.get("choices", ()):
-            _join(answer.choices.setdefault(choice["index"], {}), _flat(choice))
+            join(answer.choices.setdefault(choice["index"], {}), flat(choice))
     assert is_done or answer.error, "a stream ended without [DONE]"
 
 
-def _flat(choice: Json) -> Json:
+def flat(choice: Json) -> Json:
     """A choice, or a piece of one: its texts, ids, scores, calls and end."""
     said = choice.get("message") or choice.get("delta") or choice
-    flat: Json = {name: said[name] for name in _DELTA_TEXTS if said.get(name)}
+    values: Json = {name: said[name] for name in _DELTA_TEXTS if said.get(name)}
     calls = said.get("tool_calls") or ()
     if calls:
-        flat["names"] = "".join(call["function"].get("name") or "" for call in calls)
-        flat["arguments"] = "".join(call["function"].get("arguments") or "" for call in calls)
+        values["names"] = "".join(call["function"].get("name") or "" for call in calls)
+        values["arguments"] = "".join(call["function"].get("arguments") or "" for call in calls)
     for name in ("token_ids", "prompt_logprobs", "finish_reason"):
         if choice.get(name):
-            flat[name] = choice[name]
-    for name, values in (choice.get("logprobs") or {}).items():
-        flat[f"logprobs.{name}"] = values or []
-    return flat
+            values[name] = choice[name]
+    for name, scores in (choice.get("logprobs") or {}).items():
+        values[f"logprobs.{name}"] = scores or []
+    return values
 
 
-def _join(whole: Json, piece: Json) -> None:
+def join(whole: Json, piece: Json) -> None:
+    """Add what a later event of a stream says to what those before it said."""
     for name, value in piece.items():
         whole[name] = whole[name] + value if name in whole and name != "finish_reason" else value
+
+
+def asked_under(fault: Callable[[], None], asker: Asker, asks: Sequence[Ask]) -> list[Answer]:
+    """What is answered while `fault` runs beside, on a thread."""
+    thread = threading.Thread(target=fault)
+    thread.start()
+    answers = asker.ask(asks)
+    thread.join()
+    return answers
 
 
 def longest_pause_s(answers: Sequence[Answer], since_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ WITHOUT_CACHE = "--no-prefix-caching"
 
 
 _POLL_S = 0.04
-_HTTP = httpx.Client(verify=False, timeout=30)
+HTTP = httpx.Client(verify=False, timeout=30)
 """One for all questions: to make one takes 20 ms of processor time, which the engines need."""
 
 
@@ -39,7 +40,7 @@ def wait_until(fact: Callable[[], bool], within_s: float = 60.0, what: str = "it
 
 def count(daemon: Daemon, name: str) -> float:
     """A sample of the metrics page."""
-    page = _HTTP.get(daemon.url + "/metrics").text
+    page = HTTP.get(daemon.url + "/metrics").text
     found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
     assert found is not None, name
     return float(found[1])
@@ -47,7 +48,18 @@ def count(daemon: Daemon, name: str) -> float:
 
 def restarts(daemon: Daemon) -> int:
     """Engines that replaced one that died."""
-    return int(_HTTP.get(daemon.url + "/state").json()["restarts"])
+    return int(HTTP.get(daemon.url + "/state").json()["restarts"])
+
+
+def engines(daemon: Daemon) -> list[int]:
+    """Its engine's process and, behind it, that of a standby; the oldest first."""
+    found = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--sort", "start_time,pid", "--ppid", str(daemon.process.pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "inferd.engine.boot" in line]
 
 
 def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> float:

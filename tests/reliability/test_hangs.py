@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, kill_engine, restarts, wait_until
@@ -17,6 +19,7 @@ SHORT_HANGS, LONG_HANGS = 2, 50
 FOUR_CHOICES = [replace(ask, body={**ask.body, "n": 4}) for ask in streams(1, 300)]
 
 
+@pytest.mark.timeout(3600)
 def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[..., Daemon], is_long: bool) -> None:
     """Two daemons at once, for what takes the time is to wait."""
     num_hangs = LONG_HANGS if is_long else SHORT_HANGS
@@ -33,15 +36,22 @@ def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[...,
 
     thread = threading.Thread(target=slow_steps)
     thread.start()
-    for number in range(num_hangs):
-        stopper = threading.Thread(target=stop_soon, args=(stopped,))
+    num_stops = num_hit = 0
+    while num_hit < num_hangs and not wrong:
+        num_stops += 1
+        assert num_stops <= 3 * num_hangs, "hardly an answer was under way when its engine was stopped"
+        before = count(stopped, "inferd_requests_replayed_total")
+        stopper = threading.Thread(target=stop_soon, args=(stopped, num_stops))
         stopper.start()
-        if said(stopped) != expected or restarts(stopped) != number + 1:
-            wrong.append(f"a stopped process, {number}: {stopped.output}")
+        if said(stopped) != expected:
+            wrong.append(f"a stopped process, {num_stops}: {stopped.output}")
         stopper.join()
+        # On a busy machine the answer may have been complete when it was stopped.
+        num_hit += count(stopped, "inferd_requests_replayed_total") > before
     thread.join()
+    assert restarts(stopped) == num_stops
     assert not wrong, "\n".join(wrong)
-    print(f"R5: {num_hangs} stopped engines, 1 slow step and 1 without end: 0 wrong")
+    print(f"R5: {num_stops} stopped engines, {num_hit} of them under an answer, 1 slow step, 1 without end: 0 wrong")
 
 
 def said(daemon: Daemon) -> list[tuple[object, ...]]:
@@ -49,9 +59,11 @@ def said(daemon: Daemon) -> list[tuple[object, ...]]:
     return [answer.said for answer in Asker(daemon.url).ask(FOUR_CHOICES)]
 
 
-def stop_soon(daemon: Daemon) -> None:
+def stop_soon(daemon: Daemon, number: int) -> None:
+    """Returns once another engine serves in its place. `number`: how many were stopped, with this one."""
     goal = count(daemon, "inferd_engine_steps_total") + 50
     wait_until(lambda: count(daemon, "inferd_engine_steps_total") >= goal)
     stopped_s = kill_engine(daemon, signal.SIGSTOP)
-    wait_until(lambda: daemon.get("/health").json() == {"status": "recovering"})
-    print(f"R5: a stopped engine was replaced after {time.monotonic() - stopped_s:.1f} s")
+    wait_until(lambda: sum("no sign of life" in line for line in daemon.lines) == number)
+    print(f"R5: a stopped engine was given up after {time.monotonic() - stopped_s:.1f} s")
+    wait_until(lambda: restarts(daemon) == number)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.conftest import Daemon
-from tests.reliability.asking import Asker, longest_pause_s
+from tests.reliability.asking import Asker, asked_under, longest_pause_s
 from tests.reliability.conftest import WITHOUT_CACHE, count, kill_engine, restarts, wait_until
 from tests.reliability.workloads import mixed, streams
 
 SHORT_KILLS, LONG_KILLS = 10, 200
-NUM_STREAMS = 64
+NUM_STREAMS, MAX_TRIES = 64, 5
 
 
 class Killer(threading.Thread):
@@ -33,6 +33,7 @@ class Killer(threading.Thread):
             wait_until(lambda goal=goal: self._steps() >= goal)  # type: ignore[misc]
             kill_engine(self._daemon)
             wait_until(lambda number=number: restarts(self._daemon) > number)  # type: ignore[misc]
+            print(f"R1: {number + 1} kills")
         self.is_over = True
 
     def _steps(self) -> float:
@@ -47,6 +48,7 @@ def daemon() -> Iterator[Daemon]:
     served.stop(signal.SIGKILL)
 
 
+@pytest.mark.timeout(3600)
 def test_r1_every_answer_under_kills_is_that_of_an_undisturbed_run(daemon: Daemon, is_long: bool) -> None:
     num_kills = LONG_KILLS if is_long else SHORT_KILLS
     asks = [ask for seed in range(8 if is_long else 1) for ask in mixed(seed)]
@@ -69,23 +71,23 @@ def test_r1_every_answer_under_kills_is_that_of_an_undisturbed_run(daemon: Daemo
 
 def test_r2_every_stream_goes_on_soon(daemon: Daemon) -> None:
     """The figure is printed, with what its machine was doing besides; a bound is for benchmarks."""
-    asks, asker = streams(NUM_STREAMS, 80), Asker(daemon.url)
+    asks, asker = streams(NUM_STREAMS, 150), Asker(daemon.url)
     expected = asker.ask(asks)
     killed_s: list[float] = []
-    before = count(daemon, "inferd_requests_replayed_total")
+    before, num_restarts = count(daemon, "inferd_requests_replayed_total"), restarts(daemon)
 
     def kill() -> None:
-        goal = count(daemon, "inferd_generation_tokens_total") + 20 * NUM_STREAMS
+        goal = count(daemon, "inferd_generation_tokens_total") + 10 * NUM_STREAMS
         wait_until(lambda: count(daemon, "inferd_generation_tokens_total") >= goal)
         killed_s.append(kill_engine(daemon))
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    answers = asker.ask(asks)
-    killer.join()
-    assert [answer.said for answer in answers] == [answer.said for answer in expected]
-    assert count(daemon, "inferd_requests_replayed_total") - before > NUM_STREAMS / 2
+    # On a busy machine the kill may come when all is answered.
+    while count(daemon, "inferd_requests_replayed_total") - before < NUM_STREAMS / 2:
+        assert len(killed_s) < MAX_TRIES, "no kill came in time"
+        answers = asked_under(kill, asker, asks)
+        assert [answer.said for answer in answers] == [answer.said for answer in expected]
+        wait_until(lambda: restarts(daemon) == num_restarts + len(killed_s))
     print(
-        f"R2: the next token on the last of {NUM_STREAMS} streams {longest_pause_s(answers, killed_s[0]):.2f} s after"
+        f"R2: the next token on the last of {NUM_STREAMS} streams {longest_pause_s(answers, killed_s[-1]):.2f} s after"
     )
     print(next(line for line in reversed(daemon.lines) if "RECOVERED" in line))

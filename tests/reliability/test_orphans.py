@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import INFERD
-from tests.reliability.conftest import wait_until
+from tests.reliability.conftest import HTTP, wait_until
 
 GONE_WITHIN_S = 3.0
-LONG_LOOPS = 20
-"""Of each of five ways."""
+LONG_LOOPS = 17
+"""Of each of six ways."""
 
 SERVE, CHECK = "inferd.engine.boot", "inferd.engine.grammar"
 
@@ -28,10 +28,10 @@ SERVE, CHECK = "inferd.engine.boot", "inferd.engine.grammar"
 class Server:
     """A daemon on a given port whose temporary files lie in a directory of the test's own."""
 
-    def __init__(self, port: int, home: Path) -> None:
+    def __init__(self, port: int, home: Path, *arguments: str) -> None:
         self.url, self.home = f"http://127.0.0.1:{port}", home
         self.process = subprocess.Popen(
-            [INFERD, "serve", "--port", str(port), "--log-level", "error"],
+            [INFERD, "serve", "--port", str(port), "--log-level", "error", *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "TMPDIR": str(home)},
@@ -44,13 +44,19 @@ class Server:
         rows = (line.split(maxsplit=1) for line in found.stdout.splitlines())
         return {int(pid): args for pid, args in rows if "inferd" in args}
 
+    def engines(self) -> list[int]:
+        return [pid for pid, args in self.children().items() if SERVE in args]
+
     def engine(self) -> int:
-        return next((pid for pid, args in self.children().items() if SERVE in args), 0)
+        return next(iter(self.engines()), 0)
 
     def is_ready(self) -> bool:
+        return '"ready"' in self.page("/health")
+
+    def page(self, path: str) -> str:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + "/health").json() == {"status": "ready"}
-        return False
+            return HTTP.get(self.url + path).text
+        return ""
 
     def kill(self) -> None:
         self.process.kill()
@@ -93,6 +99,13 @@ def with_a_grammar_process(server: Server) -> None:
     assert any(CHECK in args for args in server.children().values()), server.children()
 
 
+def with_a_stopped_standby(server: Server) -> None:
+    warm = re.compile(r"^inferd_standby_ready.* 1\.0$", re.MULTILINE)
+    wait_until(lambda: bool(warm.search(server.page("/metrics"))), within_s=240)
+    _, standby = server.engines()
+    os.kill(standby, signal.SIGSTOP)
+
+
 def after_its_engine(server: Server) -> None:
     """The engine first, and then the server while it starts another."""
     wait_until(server.is_ready)
@@ -103,16 +116,24 @@ def after_its_engine(server: Server) -> None:
         server.kill()
 
 
-WAYS = (while_loading, while_it_streams, with_a_stopped_engine, with_a_grammar_process, after_its_engine)
+WAYS = (
+    while_loading,
+    while_it_streams,
+    with_a_stopped_engine,
+    with_a_grammar_process,
+    with_a_stopped_standby,
+    after_its_engine,
+)
 
 
+@pytest.mark.timeout(3600)
 def test_r6_nothing_is_left_of_a_killed_server(tmp_path: Path, port: int, is_long: bool) -> None:
     """The next server listens on the same port, started before what the last one left had to be gone."""
     assert sys.platform == "linux"
     for loop, way in enumerate(WAYS * (LONG_LOOPS if is_long else 1)):
         home = tmp_path / str(loop)
         home.mkdir()
-        server = Server(port, home)
+        server = Server(port, home, *(["--standby"] if way is with_a_stopped_standby else []))
         try:
             way(server)
             children = server.children()

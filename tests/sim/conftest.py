@@ -1,12 +1,13 @@
-"""How many seeds the simulation runs: 300, or 100,000 with `--long`, or what `--sim-seeds` and `--sim-seed` say."""
+"""How many seeds the simulation runs: 300, or 1,000,000 with `--long`, or what `--sim-seeds` and `--sim-seed` say."""
 
 from __future__ import annotations
 
 import pytest
 
 SHORT_SEEDS = 300
-LONG_SEEDS = 100_000
-_MOST_TESTS = 400
+LONG_SEEDS = 1_000_000
+_SHORT_CHUNK, _LONG_CHUNK = 20, 500
+"""Seeds of one test: some seconds where few are run, and a minute or less where all are."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,5 +30,5 @@ def _chunks(config: pytest.Config) -> list[range]:
     num_seeds = config.getoption("--sim-seeds", default=None)
     if num_seeds is None:
         num_seeds = LONG_SEEDS if config.getoption("--long", default=False) else SHORT_SEEDS
-    size = max(20, -(-num_seeds // _MOST_TESTS))
+    size = _SHORT_CHUNK if num_seeds <= 10 * SHORT_SEEDS else _LONG_CHUNK
     return [range(first, min(first + size, num_seeds)) for first in range(0, num_seeds, size)]

@@ -1,4 +1,4 @@
-"""Planted bugs that only a cache with windows can have. See `tests.sim.mutations`."""
+"""Planted bugs that only a cache with windows can have. See `tests.sim.planting`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import Entry
-from tests.sim.mutations import Mutation, Patch
+from tests.sim.planting import Patch, Plants
 
-GROUP_MUTATIONS: list[Mutation] = []
-
-
-def mutation(plant: Mutation) -> Mutation:
-    GROUP_MUTATIONS.append(plant)
-    return plant
+plant = Plants()
 
 
 def _believe_everything(patch: Patch) -> None:
@@ -35,7 +30,7 @@ def _one_early(window: int | None, position: int, block_size: int) -> int:
     return num_dead_blocks(window, position + 1, block_size)
 
 
-@mutation
+@plant
 def window_is_one_too_short(patch: Patch) -> None:
     """Early free: a block goes while the next query still sees its last position."""
     patch.setattr(group_module, "num_dead_blocks", _one_early)
@@ -43,7 +38,7 @@ def window_is_one_too_short(patch: Patch) -> None:
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def window_blocks_freed_when_launched(patch: Patch) -> None:
     """Early free: a launched step that has not been applied still reads what it frees."""
     add = PlanDraft.add
@@ -58,14 +53,14 @@ def window_blocks_freed_when_launched(patch: Patch) -> None:
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def window_blocks_never_freed(patch: Patch) -> None:
     """Leak: a window's group holds as much as a full one."""
     patch.setattr(GroupBlocks, "take_dead", lambda self, num_computed, block_size: [])
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def hit_across_a_gap_in_a_window(patch: Patch) -> None:
     """False hit: only a window's last block is looked for, and others stay from whoever had the slot before."""
 
@@ -88,7 +83,7 @@ def hit_across_a_gap_in_a_window(patch: Patch) -> None:
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def hit_holds_one_position_less_than_the_window(patch: Patch) -> None:
     """False hit: the first query behind it sees one position more than the hit makes sure of."""
     usable = table_module.num_usable
@@ -101,7 +96,7 @@ def hit_holds_one_position_less_than_the_window(patch: Patch) -> None:
     patch.setattr(table_module, "num_usable", num_usable)
 
 
-@mutation
+@plant
 def evicted_window_block_stays_in_its_node(patch: Patch) -> None:
     """False hit: a window's block was given away, and the node still names it."""
     drop = PrefixIndex.drop
@@ -115,7 +110,7 @@ def evicted_window_block_stays_in_its_node(patch: Patch) -> None:
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def evicted_full_block_leaves_the_windows(patch: Patch) -> None:
     """False hit: without a block of full attention a chain is hit as far as the windows reach."""
     patch.setattr(PrefixIndex, "drop_node", lambda self, node: [])
@@ -129,7 +124,7 @@ def evicted_full_block_leaves_the_windows(patch: Patch) -> None:
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def tables_of_two_groups_are_mixed_up(patch: Patch) -> None:
     """The worker is told the blocks of one group as those of the next."""
     take_appended = BlockTable.take_appended
@@ -143,7 +138,7 @@ def tables_of_two_groups_are_mixed_up(patch: Patch) -> None:
     patch.setattr(BlockTable, "take_appended", mixed)
 
 
-@mutation
+@plant
 def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
     """Off by the dead entries: a window's first held block is told as the table's first."""
 
@@ -154,7 +149,7 @@ def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
     patch.setattr(GroupBlocks, "take_appended", take_appended)
 
 
-@mutation
+@plant
 def admitted_without_room_in_a_window(patch: Patch) -> None:
     """Off by a step: a request starts with its hit and no block for its first row in a window."""
     at_start = GroupBlocks.num_tokens_at_start
@@ -165,14 +160,14 @@ def admitted_without_room_in_a_window(patch: Patch) -> None:
     patch.setattr(GroupBlocks, "num_tokens_at_start", hit_only)
 
 
-@mutation
+@plant
 def hollow_nodes_stay(patch: Patch) -> None:
     """Leak: what leads to no block stays in the index."""
     patch.setattr(PrefixIndex, "_prune", lambda self, node: None)
     _believe_everything(patch)
 
 
-@mutation
+@plant
 def hollow_nodes_are_unbounded(patch: Patch) -> None:
     """Leak: the index grows with the length of what was computed, not with the pool."""
     settle = PrefixIndex._settle

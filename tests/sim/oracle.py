@@ -63,6 +63,9 @@ class Job:
     """The position whose logits are NaN."""
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    """Of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)

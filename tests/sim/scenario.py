@@ -71,7 +71,7 @@ def make_scenario(seed: int) -> Scenario:
     rng = Random(seed)
     limits = _limits(rng)
     is_flood = rng.random() < 0.06
-    jobs = (_flooded(limits),) if is_flood else _with_targets(seed, _jobs(rng, limits))
+    jobs = (_flooded(limits),) if is_flood else _with_tenants(seed, _with_targets(seed, _jobs(rng, limits)))
     last_tick = max(job.arrival_tick for job in jobs) + 40
     aborts = [] if is_flood else _aborts(rng, jobs, last_tick)
     return Scenario(
@@ -94,6 +94,19 @@ def _with_targets(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         return jobs
     ttft, tpot = (rng.sample(choices, 3) for choices in (_TTFT_TARGETS_S, _TPOT_TARGETS_S))
     return tuple(replace(job, ttft_target_s=rng.choice(ttft), tpot_target_s=rng.choice(tpot)) for job in jobs)
+
+
+def _with_tenants(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """In a third of the scenarios, from a source of their own, several tenants share the engine; one of them may ask
+    for all that it wants at once."""
+    rng = Random(f"tenants {seed}")
+    if rng.random() >= 1 / 3:
+        return jobs
+    weights = {tenant: rng.choice((0.1, 1.0, 1.0, 1.0, 7.0)) for tenant in rng.choice(("ab", "abc", "abcdefgh"))}
+    tenants = [rng.choice(sorted(weights)) for _ in jobs]
+    burst = rng.choice(("", "a")), rng.choice(jobs).arrival_tick
+    named = (replace(job, tenant=name, weight=weights[name]) for job, name in zip(jobs, tenants, strict=True))
+    return tuple(replace(job, arrival_tick=burst[1]) if job.tenant == burst[0] else job for job in named)
 
 
 def flood_job(limits: Limits, number: int, tick: int) -> Job:

@@ -130,6 +130,8 @@ def test_a_stop_string_ends_every_cut_at_the_same_token(ids: list[int], cuts: li
 class Replay:
     """A router of one choice whose deltas are known."""
 
+    num_generated = 0
+
     def __init__(self, given_deltas: list[Delta]) -> None:
         self._deltas = iter(given_deltas)
         self.aborts: list[str] = []

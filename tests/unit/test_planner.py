@@ -24,7 +24,7 @@ from inferd.engine.api.planner import (
     weight_parts,
 )
 from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
-from inferd.engine.api.working import Workload
+from inferd.engine.api.working import STANDBY_BYTES, Workload
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 
@@ -271,6 +271,14 @@ def test_a_plan_is_as_full_as_its_fullest_moment() -> None:
     plan = planned(LLAMA_2_7B | {"vocab_size": 10**6}, 1, 64)
     assert plan.loading.num_bytes > plan.kv_bytes + plan.working_bytes
     assert plan.total_bytes > plan.weights_bytes + plan.kv_bytes + plan.working_bytes
+
+
+def test_a_standby_takes_memory_of_the_machine_and_none_of_a_gpu() -> None:
+    arch = arch_of(LLAMA_2_7B)
+    for device, num_bytes in (("cpu", STANDBY_BYTES), ("cuda", 0)):
+        alone = plan_sequences(arch, Precision("bfloat16"), work(device=device), 1)
+        beside = plan_sequences(arch, Precision("bfloat16"), replace(work(device=device), has_standby=True), 1)
+        assert beside.total_bytes - alone.total_bytes == num_bytes
 
 
 def test_formulas_bracket_sums_and_keep_their_division_exact() -> None:

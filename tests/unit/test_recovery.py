@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from inferd.engine.api.errors import RequestError
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.engine.api.flight import FlightReader, FlightRecord, tag_of
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.messages import Delta, Submit
@@ -15,9 +17,14 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
 from inferd.engine.api.work import StepWork
 from inferd.engine.watch import StepWatch
+from inferd.server import deaths as deaths_module
 from inferd.server.deaths import MAX_DEATHS, WINDOW_S, Deaths
 from inferd.server.journal import Journal
+from inferd.server.life import Life
+from inferd.server.metrics import Metrics
 from inferd.server.quarantine import REFUSED_S, Quarantine
+from inferd.server.recovery import Recovery
+from inferd.server.router import Router
 from inferd.server.watchdog import MAX_SILENCE_S, TICK_S, Watchdog
 
 
@@ -115,6 +122,31 @@ def test_deaths_with_progress_never_end_it() -> None:
 def test_deaths_long_ago_do_not_count() -> None:
     deaths = Deaths()
     assert all(deaths.died(i * WINDOW_S / 4, num_delivered=0) is not None for i in range(100))
+
+
+def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full, or memory short, for a moment: not the end of a server that has served."""
+    monkeypatch.setattr(deaths_module, "_FIRST_DELAY_S", 0.0)
+    asked: list[int] = []
+
+    def refuse(config: EngineConfig, generation: int, log_level: str, *, is_standby: bool) -> Life:
+        asked.append(generation)
+        raise StartError("no room")
+
+    async def run(*, has_served: bool) -> None:
+        router = Router(None, Metrics("tiny"))
+        if has_served:
+            router.became_ready.set()
+        await Recovery(router, EngineConfig(model_path="x"), "info", lambda _: None).run()
+
+    monkeypatch.setattr(Life, "begin", refuse)
+    with pytest.raises(StartError, match="no room"):
+        asyncio.run(run(has_served=False))
+    assert asked == [0]
+    asked.clear()
+    with pytest.raises(EngineDeadError, match="could not start: no room"):
+        asyncio.run(run(has_served=True))
+    assert asked == list(range(MAX_DEATHS + 1))
 
 
 # -- hangs -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from inferd.engine.api.errors import ModelError, RequestError
+from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError
 from inferd.engine.api.messages import (
     Abort,
     Delta,
@@ -27,6 +27,7 @@ from inferd.engine.api.messages import (
 )
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
+from inferd.server.backlog import QueueBounds
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router, RouterOptions, TokenStream, merge
 
@@ -42,8 +43,11 @@ class FakeClient:
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
         self.inbox: asyncio.Queue[FromEngine] = asyncio.Queue()
+        self.is_dead = False
 
     def send(self, message: ToEngine) -> None:
+        if self.is_dead:
+            raise EngineDeadError("nobody is there")
         self.sent.append(message)
 
     async def receive(self) -> FromEngine:
@@ -127,6 +131,24 @@ def test_merging_in_any_grouping_is_the_same(deltas: list[Delta], size: int) -> 
     assert merge(grouped) == merge(deltas)
 
 
+def test_a_backlog_is_kept_merged_and_nothing_of_it_is_lost() -> None:
+    """A reader that stands still costs the tokens, not a delta for each."""
+
+    async def run() -> None:
+        stream = TokenStream(submit("a"), lambda _: None)
+        for token_id in range(1_000):
+            stream.push(Delta(request_id="a", token_ids=(token_id,)))
+        assert len(stream._pending) < 100
+        assert (await anext(stream)).token_ids == tuple(range(1_000))
+        for token_id in range(100):
+            stream.push(Delta(request_id="a", token_ids=(token_id,)))
+        stream.push(Delta(request_id="a", finish_reason="length"))
+        last = await anext(stream)
+        assert (last.token_ids, last.finish_reason) == (tuple(range(100)), "length")
+
+    asyncio.run(run())
+
+
 def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))
@@ -187,6 +209,26 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
     play(scenario)
 
 
+def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> None:
+    """The socket knows first: its other end is gone."""
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        client.is_dead = True
+        stream, given_up = router.submit(submit("a")), router.submit(submit("b"))
+        given_up.abort()
+        router.reset_prefix_cache()
+        client.is_dead = False
+        router.lose({})
+        assert (await collect(given_up))[-1].finish_reason == "abort"
+        client.inbox.put_nowait(READY)
+        await until(lambda: not router.is_recovering)
+        assert client.sent == [submit("a")]
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(6,), finish_reason="length")))
+        assert (await collect(stream))[-1].finish_reason == "length"
+
+    play(scenario)
+
+
 async def until(fact: Callable[[], bool]) -> None:
     for _ in range(1000):
         if fact():
@@ -217,7 +259,7 @@ def test_requests_wait_for_the_next_engine_within_the_bound() -> None:
         with pytest.raises(RequestError, match="1 requests are waiting"):
             router.submit(submit("b"))
 
-    play(scenario, options=RouterOptions(max_waiting=1))
+    play(scenario, options=RouterOptions(queue=QueueBounds(1)))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +287,7 @@ def test_the_queue_is_bounded_until_requests_begin() -> None:
         await anext(first)
         router.submit(submit("c"))
 
-    play(scenario, options=RouterOptions(max_waiting=2))
+    play(scenario, options=RouterOptions(queue=QueueBounds(2)))
 
 
 def test_an_id_in_use_is_refused() -> None:

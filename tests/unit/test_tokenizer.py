@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -14,7 +16,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.text.model import GenerationDefaults, ServedModel
-from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+from inferd.server.text.tokenizer import Tokenizer, TooManyTokensError, load_pretrained
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
@@ -120,3 +122,40 @@ def test_a_table_holds_the_bytes_of_every_token() -> None:
     assert tokenizer.bytes.join(tokenizer.encode("h\u00e9llo", False), skip_special=False) == "h\u00e9llo".encode()
     assert tokenizer.token(10**6) is None
     assert tokenizer.bytes.of(10**6) == b""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_text_has_at_least_as_many_tokens_as_its_bytes_say(seed: int) -> None:
+    tokenizer = load(MODEL_PATH).tokenizer
+    rng = random.Random(seed)
+    pieces = ("the ", "river", "  ", "\n", "\u00e9", "\U0001f642", "\u4e2d", "x" * 40, " " * 100, "<|im_start|>", "7")
+    for _ in range(50):
+        text = "".join(rng.choice(pieces) for _ in range(rng.randrange(60)))
+        num_bytes, least = tokenizer.size_of(text)
+        assert num_bytes == len(text.encode())
+        assert least <= len(tokenizer.encode(text, False))
+        assert (least > 0) == bool(text), "the embedded model's tokenizer has a bound"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"normalizer": {"type": "NFKC"}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+    ],
+)
+def test_where_text_is_rewritten_or_dropped_bytes_say_nothing(other: dict[str, Any]) -> None:
+    state = json.loads((MODEL_PATH / "tokenizer.json").read_text())
+    changed = Tokenizer(Backend.from_str(json.dumps({**state, **other})), {}, None)
+    assert changed.size_of("hello") == (5, 0)
+
+
+def test_more_tokens_than_are_wanted_are_counted_and_not_listed() -> None:
+    tokenizer = load(MODEL_PATH).tokenizer
+    ids = tokenizer.encode("one two three", False)
+    assert tokenizer.encode("one two three", False, len(ids)) == ids
+    with pytest.raises(TooManyTokensError) as caught:
+        tokenizer.encode("one two three", False, len(ids) - 1)
+    assert caught.value.num_tokens == len(ids)

@@ -1,0 +1,181 @@
+"""One tenant that asks for a hundred times as much as others, and what becomes of them: the real core and scheduler
+before a device that takes as long as an H200 would, computed from floors and not measured.
+
+    python benchmarks/fairness.py [--seconds 240] [--seed 1]
+
+Requests come at random (Poisson), prompts and answers have lognormal lengths, all by a seed. First the tenants of
+little are served alone, then beside the flood; then tenants that all ask for more than there is, with prompts and
+answers of other lengths each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.costed_device import CostedDevice, VirtualClock
+from benchmarks.slo import SETTINGS, Arrival, Setting, arrivals
+from benchmarks.tables import Cell, markdown
+from inferd.engine.api.messages import StepOutput, Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core import EngineCore
+from inferd.engine.sched.fair import OUTPUT_COST, PROMPT_COST
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.scheduler import Scheduler
+
+SHARED = replace(SETTINGS["h200"], max_num_seqs=64)
+"""Slots by which the decodes of a flood leave prompts two thirds of a step within the TPOT target; of 256 they leave a
+third, and a prompt of thousands of tokens takes three times as long as alone, whoever goes first."""
+MOST_WAITING = 2000
+"""Requests of one tenant; those beyond are not sent, as a server would refuse them."""
+
+Loads = Mapping[str, Sequence[Arrival]]
+
+
+def poisson(setting: Setting, rate: float, seconds: float, seed: str) -> list[Arrival]:
+    """A tenant's requests, `rate` a second."""
+    return arrivals(replace(setting, window_s=seconds), rate, seed)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of which a share of `values` is at most."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+@dataclass(slots=True)
+class Served:
+    """What tenants were given."""
+
+    ttfts_s: dict[str, list[float]] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+    """Tokens, weighed as shares weigh them."""
+
+
+class _Tenants:
+    """Feeds a core and counts what it gives."""
+
+    def __init__(self, core: EngineCore, setting: Setting, loads: Loads) -> None:
+        self.served = Served({name: [] for name in loads}, dict.fromkeys(loads, 0.0))
+        self._core, self._setting = core, setting
+        self._coming = sorted(
+            ((name, arrival) for name, load in loads.items() for arrival in load), key=lambda one: one[1].at_s
+        )
+        self._next = 0
+        self._begun: set[str] = set()
+        self._waiting = dict.fromkeys(loads, 0)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next request comes."""
+        return self._coming[self._next][1].at_s if self._next < len(self._coming) else None
+
+    def send(self, now_s: float) -> None:
+        """All that have come by now."""
+        while (at_s := self.next_s) is not None and at_s <= now_s:
+            tenant, arrival = self._coming[self._next]
+            if self._waiting[tenant] < MOST_WAITING:
+                self._waiting[tenant] += 1
+                submit = Submit(
+                    request_id=str(self._next),
+                    prompt_ids=(1,) * arrival.num_prompt,
+                    params=SamplingParams(max_tokens=arrival.num_output, seed=0),
+                    arrival_s=at_s,
+                    tpot_target_s=self._setting.tpot_s,
+                    tenant=tenant,
+                )
+                self._core.submit(submit, now_s)
+            self._next += 1
+
+    def take(self, output: StepOutput | None, now_s: float) -> None:
+        """What a step gave that was over at `now_s`."""
+        for delta in output.deltas if output is not None else ():
+            tenant, arrival = self._coming[int(delta.request_id)]
+            if delta.request_id not in self._begun:
+                self._begun.add(delta.request_id)
+                self._waiting[tenant] -= 1
+                self.served.ttfts_s[tenant].append(now_s - arrival.at_s)
+                self.served.cost[tenant] += PROMPT_COST * arrival.num_prompt
+            self.served.cost[tenant] += OUTPUT_COST * len(delta.token_ids)
+
+
+def run(setting: Setting, loads: Loads, seconds: float, seed: int = 1) -> Served:
+    """What was given by then: of a load that is too much, not all."""
+    limits = SchedulerConfig(
+        max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=setting.max_num_batched_tokens, max_model_len=1 << 17
+    )
+    cache = KVCache(setting.num_blocks, 32, step_tokens=setting.max_num_batched_tokens, shares_prefixes=False)
+    clock = VirtualClock()
+    core = EngineCore(
+        Scheduler(limits, cache, setting.seed), CostedDevice(setting.cost, clock, seed), vocab_size=8, clock=clock
+    )
+    tenants = _Tenants(core, setting, loads)
+    while clock.now_s < seconds:
+        if not core.has_work:
+            if tenants.next_s is None:
+                break
+            clock.now_s = max(clock.now_s, tenants.next_s)
+        tenants.send(clock.now_s)
+        tenants.take(core.step(clock.now_s), clock.now_s)
+    return tenants.served
+
+
+def flooded(setting: Setting, seconds: float, seed: int) -> tuple[list[float], list[float]]:
+    """TTFTs of three tenants of little: alone, and beside one that asks for a hundred times as much as each."""
+    few = {f"t{i}": poisson(setting, 0.7, seconds, f"{seed} {i}") for i in range(3)}
+    beside = {**few, "flood": poisson(setting, 70.0, seconds, f"{seed} flood")}
+    runs = [run(setting, loads, seconds, seed) for loads in (few, beside)]
+    alone, among = ([at_s for tenant in few for at_s in ran.ttfts_s[tenant]] for ran in runs)
+    return alone, among
+
+
+def share_errors(setting: Setting, seconds: float, seed: int) -> dict[str, float]:
+    """Of three tenants that ask for more than there is, one of them for three times as much as the others, with prompts
+    of 300, 1,000 and 3,000 tokens and answers of 400, 150 and 20: how far each is from a third, as a share of it."""
+    kinds = {
+        "prompts of 1,000": (setting, 150.0),
+        "prompts of 300": (replace(setting, prompt=(300, 0.9, 7000), output=(400, 0.8, 1000)), 50.0),
+        "prompts of 3,000": (replace(setting, prompt=(3000, 0.5, 7000), output=(20, 0.8, 1000)), 50.0),
+    }
+    loads = {name: poisson(kind, rate, seconds, f"{seed} {name}") for name, (kind, rate) in kinds.items()}
+    cost = run(setting, loads, seconds, seed).cost
+    fair = sum(cost.values()) / len(cost)
+    return {name: abs(given / fair - 1.0) for name, given in cost.items()}
+
+
+def report(seconds: float, seed: int) -> str:
+    """Two tables, as Markdown."""
+    rows: list[list[Cell]] = []
+    for num_slots in (64, 256):
+        alone, beside = flooded(replace(SHARED, max_num_seqs=num_slots), seconds, seed)
+        for share in (0.5, 0.9, 0.99):
+            values = percentile(alone, share), percentile(beside, share)
+            cells = (f"{values[0] * 1e3:.0f}", f"{values[1] * 1e3:.0f}", f"{values[1] / values[0]:.2f}")
+            rows.append([f"{num_slots}", f"p{share * 100:g}", *cells])
+    errors = share_errors(SHARED, min(seconds, 60.0), seed)
+    return "\n\n".join(
+        (
+            f"{SHARED.about}. TPOT target {SHARED.tpot_s * 1e3:g} ms, {seconds:g} s of arrivals; TTFT in ms of three "
+            "tenants, 0.7 requests/s each, beside one that sends 70.",
+            markdown(["slots", "TTFT", "alone", "beside the flood", "ratio"], rows),
+            "Three tenants that ask for more than there is, and how far each is from its share of tokens:",
+            markdown(["tenant", "error"], [[name, f"{error:.1%}"] for name, error in errors.items()]),
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    print(report(asked.seconds, asked.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""When Python looks for unreachable cycles, in a process that serves."""
+
+from __future__ import annotations
+
+import gc
+
+_THRESHOLDS = (20_000, 20, 20)
+"""Objects made and not freed before the youngest are looked at; how often that happens before those that survived are;
+how often that before all are. A stream of tokens makes no cycles: its objects die with their last reference."""
+
+
+def settle() -> None:
+    """What the process has made until now lives as long as it does: look at it once more, then never again.
+
+    Else every full collection reads all that torch, FastAPI and pydantic keep, in the middle of an answer: with 256
+    streams a sixth of the server's time, and 110 ms in which its event loop stands still, on a busy machine up to half
+    a second (100,000 objects; 2 cores of an AMD EPYC Zen 4, Python 3.11, 2026-11-21).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_THRESHOLDS)

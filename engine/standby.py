@@ -1,0 +1,50 @@
+"""An engine process that waits to be needed: its libraries are read, and nothing of the model is loaded.
+
+Takes a second or two out of a restart, which is all of it for a small model, and no memory but that of the libraries:
+weights are asked into the system's file cache, which gives them up where anybody needs the room. On a GPU it holds
+nothing either: a context there would take memory that no plan counts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from inferd.engine.api.messages import Phase
+from inferd.engine.api.supervisor import Launch
+
+_SEALED_POLL_S = 0.02
+
+
+def stand_by(
+    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[int], None], promoted: threading.Event
+) -> float:
+    """Say that this is ready, be as hard to orphan as an engine that serves, and wait.
+
+    `bind_to_server`: has the kernel end this process with that one. Returns when it was promoted (monotonic), from
+    where its phases are to be counted.
+    """
+    report(Phase("standby", time.monotonic() - launch.spawned_s, "libraries read"))
+    # What the kernel ends cleans nothing up: only once the server has taken the run directory away.
+    while Path(launch.run_dir).exists() and not promoted.is_set():
+        time.sleep(_SEALED_POLL_S)
+    bind_to_server(launch.server_pid)
+    _ask_into_file_cache(Path(launch.config.model_path))
+    promoted.wait()
+    return time.monotonic()
+
+
+def _ask_into_file_cache(checkpoint: Path) -> None:
+    """Weights that memory got short for are read again now, and not by those who wait for the next engine."""
+    if sys.platform != "linux":
+        return
+    for file in checkpoint.glob("*.safetensors"):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,31 @@
+"""What Triton kernels share that multiply any number of rows by a weight [out, in], a tile of the results a program."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_of(num_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(rows, first column) of this program's tile. Programs of one tile of the weight are neighbours, and find it in
+    the L2 cache."""
+    num_tiles = tl.cdiv(num_rows, BLOCK_M)
+    tile = tl.program_id(0)
+    return (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M), (tile // num_tiles) * BLOCK_N
+
+
+@triton.jit
+def operands(x, weight, row, column, inner, x_stride, in_size):
+    """Where the tile's first step of inputs lies: of x [rows, inputs], and of the weight as [inputs, columns]."""
+    x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    return x_place, weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
+
+
+@triton.jit
+def store_tile(out, total, bias, row, column, num_rows, out_size, HAS_BIAS: tl.constexpr):
+    is_row, is_column = row < num_rows, column < out_size
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    place = out + row.to(tl.int64)[:, None] * out_size + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])

@@ -1,0 +1,160 @@
+"""How much may wait for the engine: requests, and tokens of prompts, in all and of one tenant. One more is refused, and
+so is who would wait for longer than its target, as told by the pace at which those before got their first tokens.
+
+Without keys there is one tenant, which may fill the whole queue. With keys a tenant may hold eight times of what it
+leaves free (the dynamic threshold of shared switch buffers: Choudhury and Hahne, 1998), so that one that floods leaves
+a ninth to whoever comes, and two that do share what there is. Knows no requests and no engine.
+
+The engine refuses by its own, better knowledge, but only between two steps: here a refusal costs no step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inferd.engine.api.errors import RequestError
+
+FLOOD_FACTOR = 8
+"""Of what is free, what one of several tenants may hold."""
+LEAST_RETRY_S = 1.0
+CERTAINTY = 0.75
+"""Of a target, what the expected wait may take of it: of those who are expected to make it just so, half are late."""
+_NUM_GAPS = 64
+"""First tokens that the pace is told from; fewer than `_LEAST_GAPS` say nothing."""
+_LEAST_GAPS = 32
+_PACE_HOLDS_S = 10.0
+"""How long a pace is believed after its last gap, also where nobody waits meanwhile: the next burst is then judged from
+its first request on."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """What may wait."""
+
+    num_requests: int = 2048
+    seconds: float = 600.0
+    """Tokens of prompts, as long as computing them takes at the measured pace: OpenAI's clients wait ten minutes for an
+    answer by default, so that nobody is refused who would have waited."""
+    ttft_target_s: float | None = None
+    """Who waits for longer than this is late: the bound on tokens, where it is the shorter one."""
+
+    def num_tokens(self, tokens_per_s: float) -> float:
+        """The bound on tokens; infinite while the pace is not known."""
+        seconds = self.seconds if self.ttft_target_s is None else min(self.seconds, self.ttft_target_s)
+        return seconds * tokens_per_s if tokens_per_s > 0.0 else float("inf")
+
+
+@dataclass(slots=True)
+class _Held:
+    num_requests: int = 0
+    num_tokens: int = 0
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
+    """Between requests that ceased to wait, one after another while others did."""
+    last_s: float | None = None
+    """When the last one ceased to wait, where others do since."""
+    paced_s: float = 0.0
+    """Of the newest gap."""
+
+    def wait_s(self, now: float) -> float | None:
+        """Until one that comes now waits no longer; None where that is not known, or none is ahead."""
+        if not self.num_requests or len(self.gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
+            return None
+        return (self.num_requests + 1) * sum(self.gaps_s) / len(self.gaps_s)
+
+
+class Backlog:
+    """What waits now, by tenant."""
+
+    def __init__(self, bounds: QueueBounds, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds, self._clock = bounds, clock
+        self._all = _Held()
+        self._by_tenant: dict[str, _Held] = {}
+
+    @property
+    def num_requests(self) -> int:
+        return self._all.num_requests
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompts; prefix hits are not known here."""
+        return self._all.num_tokens
+
+    def add(self, tenant: str, num_tokens: int) -> None:
+        """A request with a prompt of so many tokens waits."""
+        own = self._by_tenant.get(tenant)
+        if own is None:
+            self._forget_idle()
+            own = self._by_tenant[tenant] = _Held()
+        for held in (self._all, own):
+            held.num_requests += 1
+            held.num_tokens += num_tokens
+
+    def remove(self, tenant: str, num_tokens: int, *, has_begun: bool = True) -> None:
+        """It waits no longer. `has_begun`: it has its first token; else it was refused, or given up."""
+        own, now = self._by_tenant[tenant], self._clock()
+        for held in (self._all, own):
+            held.num_requests -= 1
+            held.num_tokens -= num_tokens
+            assert held.num_requests >= 0 <= held.num_tokens, "more left the queue than came"
+        if has_begun:
+            if own.last_s is not None:
+                own.gaps_s.append(now - own.last_s)
+                own.paced_s = now
+            own.last_s = now
+        if not own.num_requests:
+            own.last_s = None
+
+    def _forget_idle(self) -> None:
+        """Tenants of whom nothing is to be remembered."""
+        now = self._clock()
+        self._by_tenant = {
+            name: held
+            for name, held in self._by_tenant.items()
+            if held.num_requests or now - held.paced_s <= _PACE_HOLDS_S
+        }
+
+    def forget_pace(self) -> None:
+        """There was no engine for a while."""
+        for held in self._by_tenant.values():
+            held.gaps_s.clear()
+            held.last_s = None
+
+    def check(self, tenant: str, num_tokens: int, tokens_per_s: float, left_s: float | None = None) -> None:
+        """Raises `RequestError` where a prompt of so many tokens has no place. One is always taken where none waits.
+
+        `tokens_per_s`: at which the engine computes prompts; 0: not known. `num_tokens` may be less than it has.
+        `left_s`: to its first token; None: any.
+        """
+        if not self._all.num_requests:
+            return
+        own = self._by_tenant.get(tenant, _Held())
+        self._check(tenant, own.num_requests, self._all.num_requests, 1, self._bounds.num_requests, tokens_per_s)
+        most = self._bounds.num_tokens(tokens_per_s)
+        if most < float("inf"):
+            self._check(tenant, own.num_tokens, self._all.num_tokens, num_tokens, most, tokens_per_s, "prompt tokens")
+        wait_s = own.wait_s(self._clock())
+        if left_s is not None and wait_s is not None and wait_s > CERTAINTY * left_s:
+            message = (
+                f"the first token would come in about {wait_s:.2g} s, and the target leaves {max(left_s, 0.0):.2g} s: "
+                f"{own.num_requests} requests are ahead; retry later, or ask for a longer target"
+            )
+            raise RequestError("rate_limit_exceeded", message, retry_after_s=wait_s - CERTAINTY * left_s)
+
+    def _check(
+        self, tenant: str, own: float, total: float, more: float, most: float, pace: float, what: str = "requests"
+    ) -> None:
+        if total + more > most:
+            message = f"{total:.0f} {what} are waiting, and at most {most:.0f} may; retry later."
+            raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
+        if tenant and own + more > FLOOD_FACTOR * (most - total):
+            message = f"{own:.0f} {what} of this tenant are waiting, and {most - total:.0f} places are left to others."
+            raise RequestError("slow_down", f"{message} Retry later.", retry_after_s=self._seconds(pace))
+
+    def _seconds(self, tokens_per_s: float) -> float:
+        """Until half of what waits is computed: then there is room again, and the engine has not run dry."""
+        if tokens_per_s <= 0.0:
+            return LEAST_RETRY_S
+        return max(LEAST_RETRY_S, self._all.num_tokens / tokens_per_s / 2)

@@ -1,0 +1,299 @@
+"""One HTTP connection: what a client may make the server hold, and how long it may make the server wait.
+
+uvicorn waits without end for the rest of a head, for the rest of a body that nobody reads any more, and for a client
+that does not read its answer; it takes heads of any length and any number of pipelined requests. Here each has a bound.
+A body that somebody reads is bounded where it is read (`middleware.BodyLimit`), which has an answer to give. Knows no
+route and no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.patience import Patience
+
+logger = logging.getLogger("inferd.server")
+
+KEEP_ALIVE_S = 75
+"""How long a connection may be idle between requests. Longer than what proxies keep theirs for (60 s): the side that
+closes first must be the one that sends first, or it sends into a closed connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Times are of the loop's clock."""
+
+    max_connections: int = 8_192
+    max_head_bytes: int = 64 * 1024
+    """Request line and headers."""
+    max_headers: int = 256
+    """Every layer that looks for a header walks through all of them."""
+    max_pipelined: int = 16
+    """Requests behind the one that is being answered."""
+    head_idle_s: float = 10.0
+    """From one byte of a head to the next, and from a connection to its first."""
+    head_s: float = 30.0
+    """From a connection, or a head's first byte, to its end."""
+    linger_s: float = 5.0
+    """For the rest of a body whose answer is complete: the client is to read it before the connection breaks."""
+    stall_s: float = 120.0
+    """Without one byte of an answer taken."""
+    write_buffer_bytes: int = 16 * 1024
+    """Of answers that the kernel does not take; from there on a stream stands still."""
+    unsent_bytes: int = 64 * 1024
+    """Of answers that the kernel takes before they are on their way."""
+
+
+class _RefusedError(Exception):
+    """Ends the parsing of what was read."""
+
+
+class Connection(HttpToolsProtocol):
+    """Answers what breaks a bound with an error in OpenAI's shape, and closes; an answer that has begun breaks off."""
+
+    def __init__(self, *, limits: ConnectionLimits, on_refused: Callable[[int], None], **given: Any) -> None:
+        """`on_refused`: told the status of each refusal, 499 where nothing could be said. `given`: uvicorn's own."""
+        super().__init__(**given)
+        # uvicorn asks whether its logger has handlers, not what it was told; its line shows queries, which may hold
+        # keys.
+        self.access_log = False
+        self._limits, self._on_refused = limits, on_refused
+        self._awaits_head = True
+        """Everything of the last message has come, and not yet the whole head of the next."""
+        self._has_begun = False
+        """Of that head, something has come."""
+        self._is_framing = False
+        """What is parsed is the head that `_go_on_after_upgrade` repeats."""
+        self._num_head_bytes = 0
+        self._num_unparsed = 0
+        """What was read since the last head or message ended: the parser does not tell of a line before its end."""
+        self._refusal: RequestError | None = None
+        self._wait = Patience(self.loop, self._waited_too_long)
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        if sys.platform == "linux":
+            # The kernel takes no more than this beyond what is on its way; left alone, its buffers grow to megabytes.
+            kernel = transport.get_extra_info("socket")
+            kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._limits.unsent_bytes)
+        if len(self.connections) > self._limits.max_connections:
+            message = f"{self._limits.max_connections} connections are open, the most that may be; retry later."
+            self._refuse(RequestError("server_is_overloaded", message))
+            return
+        self._wait.start(self._limits.head_idle_s, self._limits.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait.stop()
+        self._stop_stalling()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self._wait.seen()
+        self._num_unparsed += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_after_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _malformed("it is no HTTP/1.1"))
+            return
+        if not self._awaits_head:
+            self._num_unparsed = 0
+        elif self._num_unparsed > self._limits.max_head_bytes:
+            self._refuse(self._too_large())
+        elif self._is_silent:
+            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_stalling()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stalling()
+
+    # What the parser says
+
+    def on_message_begin(self) -> None:
+        if self._is_framing:
+            return
+        self._has_begun, self._num_head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self._is_framing:
+            return
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are dropped: keys and bounds were checked without them."""
+        if self._is_framing or not self._awaits_head:
+            return
+        self._count_head(len(name) + len(value))
+        if len(self.headers) >= self._limits.max_headers:
+            self._end_parsing(self._too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._is_framing:
+            return
+        self._awaits_head = False
+        self._wait.stop()
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            message = f"{len(self.pipeline)} requests wait behind the one being answered, the most that may."
+            self._end_parsing(RequestError("server_is_overloaded", message))
+        fault = self._fault()
+        if fault:
+            self._end_parsing(_malformed(fault))
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._framing():
+            return  # the parser takes the body for the other protocol's
+        self._awaits_head, self._has_begun, self._num_unparsed = True, False, 0
+        self._wait.stop()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._awaits_head and self.cycle.response_complete:
+            self._wait.start(self._limits.linger_s, self._limits.linger_s)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """What is left of the last answer is not waited for."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    # Our own
+
+    @property
+    def _is_silent(self) -> bool:
+        """No answer is owed."""
+        return self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self._limits.max_head_bytes:
+            self._end_parsing(self._too_large())
+
+    def _fault(self) -> str:
+        """What of a head that the parser takes is ambiguous, so that a proxy may have understood something else."""
+        http_version = self.parser.get_http_version()
+        if http_version not in ("1.0", "1.1"):
+            return f"version {http_version} is not spoken here"
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and http_version == "1.1"):
+            return f"it has {len(hosts)} Host headers instead of one"
+        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if encodings and (http_version == "1.0" or encodings[0].strip().lower() != b"chunked"):
+            return "the only Transfer-Encoding taken is chunked, of HTTP/1.1"
+        return ""
+
+    def _framing(self) -> list[tuple[bytes, bytes]]:
+        """The headers that say where the body ends; none where there is none."""
+        return [
+            (name, value)
+            for name, value in self.headers
+            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0"))
+        ]
+
+    def _go_on_after_upgrade(self, rest: bytes) -> None:
+        """No other protocol is spoken: what follows is the body, or the next request.
+
+        Java's client asks for HTTP/2 with its first request, body included. The parser has ended with the head, so it
+        is told once more where the body ends.
+        """
+        framing = self._framing()
+        if framing and not self._awaits_head:
+            lines = b"".join(b"%s: %s\r\n" % header for header in framing)
+            self._is_framing = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + lines + b"\r\n")
+            self._is_framing = False
+        if rest:
+            self.data_received(rest)
+
+    def _too_large(self) -> RequestError:
+        limits = self._limits
+        message = (
+            "The head of the request is too large: request line and headers may have "
+            f"{limits.max_head_bytes} bytes and {limits.max_headers} headers."
+        )
+        return RequestError("head_too_large", message)
+
+    def _end_parsing(self, refusal: RequestError) -> None:
+        """From within a callback of the parser, which hands on no exception of ours."""
+        self._refusal = refusal
+        raise _RefusedError
+
+    def _waited_too_long(self) -> None:
+        if not self._awaits_head or not self._has_begun:
+            self.transport.close()  # its answer is complete, or it asked for nothing
+            return
+        message = (
+            f"The head of the request did not arrive: at most {self._limits.head_idle_s:g} s may pass between two of "
+            f"its bytes and {self._limits.head_s:g} s in all."
+        )
+        self._refuse(RequestError("deadline_exceeded", message))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Say so and close. Nothing is said in the middle of another answer: that one breaks."""
+        self._wait.stop()
+        if self.transport.is_closing():
+            return
+        logger.debug("refused a connection of %s: %s", self.client, error.message)
+        if self.pipeline or (self.cycle is not None and self.cycle.response_started and not self._is_silent):
+            self._on_refused(499)
+            self.transport.abort()
+            return
+        response = errors.response_of(error)
+        self._on_refused(response.status_code)
+        close = (b"connection", b"close")
+        headers = dict.fromkeys((*self.server_state.default_headers, *response.raw_headers, close))
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+        self.transport.close()
+        if self.cycle is not None:
+            # Whoever reads the rest of the body learns that it will not come.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _watch_stall(self) -> None:
+        num_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._limits.stall_s, self._check_stall, num_bytes)
+
+    def _check_stall(self, num_bytes_before: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes_before:
+            self._watch_stall()
+            return
+        logger.debug("%s has taken nothing of its answer for %g s", self.client, self._limits.stall_s)
+        self._on_refused(499)
+        self.transport.abort()
+
+    def _stop_stalling(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+def _malformed(reason: str) -> RequestError:
+    return RequestError("malformed_http", f"We could not understand your request: {reason}.")

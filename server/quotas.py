@@ -1,0 +1,192 @@
+"""What one key may ask for: requests at a time, requests a minute, tokens a minute. Refusals, and OpenAI's headers.
+
+A minute's bound is a bucket that holds as much and fills evenly. A prompt is taken from it before the request goes on,
+an answer as it ends, so that what runs at a time is the most that is ever owed. Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferd.engine.api.errors import RequestError
+
+_MINUTE_S = 60.0
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{part}-{what}" for what in ("requests", "tokens") for part in ("limit", "remaining", "reset")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """None: no bound."""
+
+    concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+class Account(Protocol):
+    """Who pays for a request."""
+
+    def take(self, num_tokens: int) -> None:
+        """Pay for prompts. Raises `RequestError` where they cannot be paid for now."""
+        ...
+
+    def owe(self, num_tokens: int) -> None:
+        """Pay for an answer; a negative number gives back what was taken."""
+        ...
+
+    def stay(self) -> None:
+        """What was let in goes on behind the answer to its request; `leave` when it is over."""
+        ...
+
+    def leave(self) -> None:
+        """A request is over."""
+        ...
+
+
+class Unlimited:
+    """An account without bounds."""
+
+    def take(self, num_tokens: int) -> None:
+        """Never refuses."""
+
+    def owe(self, num_tokens: int) -> None:
+        """Nothing is kept."""
+
+    def stay(self) -> None:
+        """Any number may."""
+
+    def leave(self) -> None:
+        """Nothing is counted."""
+
+
+UNLIMITED = Unlimited()
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """`limit` a minute, filled evenly; may be owed to."""
+
+    limit: int
+    level: float
+    at_s: float
+
+    def fill(self, now: float) -> float:
+        """What is in it at `now`."""
+        self.level = min(float(self.limit), self.level + (now - self.at_s) * self.limit / _MINUTE_S)
+        self.at_s = now
+        return self.level
+
+    def resize(self, limit: int, now: float) -> None:
+        """Another bound: what was used stays used."""
+        self.fill(now)
+        self.level += limit - self.limit
+        self.limit = limit
+
+    def seconds_to(self, level: float) -> float:
+        """Until it holds so much."""
+        return max(0.0, (level - self.level) * _MINUTE_S / self.limit)
+
+
+class KeyAccount:
+    """One key's use of its quota. It outlives a reload of the keys file."""
+
+    def __init__(self, quota: Quota, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._concurrent: int | None = None
+        self._requests: _Bucket | None = None
+        self._tokens: _Bucket | None = None
+        self.num_active = 0
+        """Requests that were let in and are not over."""
+        self.apply(quota)
+
+    def apply(self, quota: Quota) -> None:
+        """Go by another quota from now on."""
+        now = self._clock()
+        self._concurrent = quota.concurrent_requests
+        self._requests = _resized(self._requests, quota.requests_per_minute, now)
+        self._tokens = _resized(self._tokens, quota.tokens_per_minute, now)
+
+    def enter(self) -> None:
+        """A request begins; `leave` when it is over. Raises `RequestError` where it may not."""
+        now = self._clock()
+        if self._concurrent is not None and self.num_active >= self._concurrent:
+            message = f"This key has {self.num_active} requests running, the most that it may have at a time."
+            raise RequestError("slow_down", f"{message} Wait for one to end.")
+        tokens, requests = self._tokens, self._requests
+        if tokens is not None and tokens.fill(now) < 1.0:
+            raise _refusal("tokens", tokens, tokens.seconds_to(1.0))
+        if requests is not None:
+            if requests.fill(now) < 1.0:
+                raise _refusal("requests", requests, requests.seconds_to(1.0))
+            requests.level -= 1.0
+        self.num_active += 1
+
+    def stay(self) -> None:
+        self.num_active += 1
+
+    def leave(self) -> None:
+        self.num_active -= 1
+        assert self.num_active >= 0, "more requests ended than began"
+
+    def take(self, num_tokens: int) -> None:
+        tokens = self._tokens
+        if tokens is None:
+            return
+        if num_tokens > tokens.limit:
+            message = (
+                f"The prompt has {num_tokens} tokens, and this key may use {tokens.limit} a minute: it never fits. "
+                "Send a shorter one, or ask for a larger quota."
+            )
+            raise RequestError("rate_limit_exceeded", message, retry_after_s=_MINUTE_S)
+        if tokens.fill(self._clock()) < num_tokens:
+            raise _refusal("tokens", tokens, tokens.seconds_to(num_tokens))
+        tokens.level -= num_tokens
+
+    def owe(self, num_tokens: int) -> None:
+        if self._tokens is not None:
+            self._tokens.fill(self._clock())
+            self._tokens.level -= num_tokens
+
+    def headers(self) -> dict[str, str]:
+        """`x-ratelimit-*` as OpenAI writes them; only of what is bounded."""
+        now = self._clock()
+        made: dict[str, str] = {}
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                level = bucket.fill(now)
+                made[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+                made[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(level)))
+                made[f"x-ratelimit-reset-{name}"] = duration_text(bucket.seconds_to(bucket.limit))
+        return made
+
+
+def duration_text(seconds: float) -> str:
+    """As OpenAI writes one: "20ms", "1s", "6m0s", "1h2m3s"; rounded up, so that who waits for it is not early."""
+    if seconds < 1.0:
+        return f"{math.ceil(seconds * 1e3)}ms"
+    whole = math.ceil(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _resized(bucket: _Bucket | None, limit: int | None, now: float) -> _Bucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return _Bucket(limit, float(limit), now)
+    bucket.resize(limit, now)
+    return bucket
+
+
+def _refusal(what: str, bucket: _Bucket, wait_s: float) -> RequestError:
+    message = (
+        f"Rate limit reached for {what} per min: limit {bucket.limit}, remaining {max(0, math.floor(bucket.level))}. "
+        f"Please try again in {duration_text(wait_s)}."
+    )
+    return RequestError("rate_limit_exceeded", message, retry_after_s=wait_s)

@@ -1,0 +1,119 @@
+"""Keeps a standby beside the engine that serves: a process that has read its libraries and waits to be promoted.
+
+Started once an engine serves, and again, each time later, where it dies or hangs or was needed soon: it never ends the
+server. Knows no requests and no router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.messages import Phase
+from inferd.server.life import Life
+
+logger = logging.getLogger("inferd")
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.25, 30.0
+_SOON_S = 60.0
+"""A start so soon after the last one waits twice as long as that did."""
+_FRESH_S = 1.0
+"""Four beats: without one for longer, what is about to be promoted is taken for hung and killed instead."""
+
+
+class Spare:
+    """At most one standby."""
+
+    def __init__(self, begin: Callable[[int], Life], on_change: Callable[[bool], None]) -> None:
+        """`begin` starts the standby of a generation, and may raise `StartError`.
+
+        `on_change` is told whether one waits to be promoted.
+        """
+        self._begin, self._on_change = begin, on_change
+        self._keeper: asyncio.Task[None] | None = None
+        self._life: Life | None = None
+        self._is_warm = False
+        self._started_s = -_SOON_S
+        self._num_soon = 0
+
+    def keep(self, generation: int) -> None:
+        """From now on, until `take`, see to it that there is one, which would be that generation."""
+        assert self._keeper is None, "a standby is kept already"
+        self._keeper = asyncio.create_task(self._keep(generation))
+
+    async def take(self) -> Life | None:
+        """The standby, where there is one that can be promoted; nothing is left of another. Keeps none from here on."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        life, is_warm = self._life, self._is_warm and self._is_fresh()
+        self._life = None
+        self._set_warm(False)
+        if life is not None and not is_warm:
+            await _end(life)
+            return None
+        return life
+
+    async def _keep(self, generation: int) -> None:
+        while True:
+            delay_s = self._next_delay_s(time.monotonic())
+            await asyncio.sleep(delay_s)
+            self._started_s = time.monotonic()
+            try:
+                reason = await self._live(generation)
+            except StartError as error:
+                reason = f"it could not start: {error}"
+            logger.warning("the standby is gone (%s): another will be started", reason)
+
+    async def _live(self, generation: int) -> str:
+        """One standby, to its end; returns how it ended. Left alone where this is cancelled."""
+        life = self._life = self._begin(generation)
+        said, ended = asyncio.create_task(self._said(life)), asyncio.create_task(life.ended())
+        try:
+            await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)
+            if said.done() and said.result() is None:
+                self._set_warm(True)
+                return await ended
+            return said.result() or "" if said.done() else ended.result()
+        finally:
+            said.cancel()
+            ended.cancel()
+            await asyncio.gather(said, ended, return_exceptions=True)
+            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                self._life = None
+                self._set_warm(False)
+                await _end(life)
+
+    async def _said(self, life: Life) -> str | None:
+        """None where it says that it is ready to be promoted; else what is wrong with it."""
+        try:
+            message = await life.client.receive()
+        except EngineDeadError as error:
+            return str(error)
+        return None if isinstance(message, Phase) else f"it said {type(message).__name__}"
+
+    def _is_fresh(self) -> bool:
+        if self._life is None or not self._life.supervisor.is_running:
+            return False
+        pulse = self._life.supervisor.pulse()
+        return pulse is not None and time.monotonic() - pulse.beat_s < _FRESH_S
+
+    def _next_delay_s(self, now: float) -> float:
+        """Seconds to wait before a start."""
+        self._num_soon = self._num_soon + 1 if now - self._started_s < _SOON_S else 0
+        return min(_FIRST_DELAY_S * 2.0**self._num_soon, _MAX_DELAY_S)
+
+    def _set_warm(self, is_warm: bool) -> None:
+        self._is_warm = is_warm
+        self._on_change(is_warm)
+
+
+async def _end(life: Life) -> None:
+    try:
+        await life.kill()
+    finally:
+        life.discard()

@@ -1,0 +1,68 @@
+"""R20: what is timed goes by the monotonic clock; the wall clock, which people and services set, only tells dates."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DATES = {
+    "server/text/model.py": "when a model was loaded, as `created`",
+    "server/api/answer.py": "an answer's `created`",
+    "server/api/responses_draft.py": "an answer's `created_at` and `completed_at`",
+    "server/bench/report.py": "the date of a report",
+    "kernels/native.py": "the age of files, whose times are the wall clock's",
+}
+"""Who may ask for it, and for what."""
+
+_OF_TIME = frozenset({"time", "time_ns", "ctime", "localtime", "gmtime", "asctime", "strftime"})
+_OF_DATETIME = frozenset({"now", "utcnow", "today"})
+
+
+def wall_clocks(source: str) -> Iterator[int]:
+    """The lines that ask for the wall clock, or import what does by a name of its own."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="time"), attr=name) if name in _OF_TIME:
+                yield node.lineno
+            case ast.Attribute(value=ast.Name(id="datetime" | "date"), attr=name) if name in _OF_DATETIME:
+                yield node.lineno
+            case ast.Attribute(attr="CLOCK_REALTIME"):
+                yield node.lineno
+            case ast.ImportFrom(module="time", names=names) if _OF_TIME & {alias.name for alias in names}:
+                yield node.lineno
+            case ast.Import(names=names) if any(each.name in ("time", "datetime") and each.asname for each in names):
+                yield node.lineno
+
+
+def test_nothing_is_timed_by_the_wall_clock() -> None:
+    found = {
+        str(file.relative_to(ROOT)): lines
+        for room in ("server", "engine", "kernels")
+        for file in sorted((ROOT / room).rglob("*.py"))
+        if (lines := list(wall_clocks(file.read_text())))
+    }
+    assert set(found) == set(DATES), f"by lines: {found}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\nlater = time.time() + 5",
+        "import time\nclock = time.time_ns",
+        "from time import time",
+        "import time as t",
+        "from datetime import UTC, datetime\ndatetime.now(UTC)",
+        "import time\ntime.clock_gettime(time.CLOCK_REALTIME)",
+    ],
+)
+def test_the_gate_sees(source: str) -> None:
+    assert list(wall_clocks(source))
+
+
+def test_the_gate_lets_the_monotonic_clock_pass() -> None:
+    assert not list(wall_clocks("import time\ntime.monotonic() + time.perf_counter() + time.clock_gettime(1)"))

@@ -1,0 +1,144 @@
+"""Asks as clients do, and as bad ones do: who leave, who read slowly. Writes down what came, and judges nothing.
+
+A refused request is sent again when its answer says so, and as late as it says; nothing else is ever sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+
+from tests.chaos.asks import Marked
+from tests.chaos.history import Attempt, End, Event, History
+from tests.reliability.asking import Json
+
+SILENT_S = 240.0
+"""No answer of the embedded model takes this long, through several engines, also on a machine that is busy."""
+_GIVE_UP_S = 120.0
+"""Of being refused."""
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a client behaves."""
+
+    name: str = "to the end"
+    leave_after_s: float | None = None
+    """Close the connection so long after asking, whatever has come."""
+    leave_after_events: int | None = None
+    """Close the connection behind so many events."""
+    pause_s: float = 0.0
+    """Wait so long before each read."""
+
+
+TO_THE_END = Manner()
+
+
+class Client:
+    """Connections to one server."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+        self._http = httpx.AsyncClient(base_url=url, timeout=SILENT_S, limits=limits, verify=False, trust_env=False)
+        self.is_ending = False
+        """The server was told to end: it may refuse what is asked from now on."""
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def state(self) -> Json:
+        """/state. Raises `httpx.HTTPError`."""
+        found: Json = (await self._http.get("/state")).json()
+        return found
+
+    async def text(self, path: str) -> str:
+        """A GET. Raises `httpx.HTTPError`."""
+        return (await self._http.get(path)).text
+
+    async def ask(self, asked: Marked, manner: Manner = TO_THE_END) -> History:
+        """Until it is served, or left, or refused for good."""
+        history = History(asked, manner.name, may_be_refused=self.is_ending)
+        give_up_s = time.monotonic() + _GIVE_UP_S
+        while True:
+            attempt = await self._attempt(asked, manner)
+            history.attempts.append(attempt)
+            if attempt.end is not End.REFUSED or attempt.retry_after_s is None or self.is_ending:
+                history.may_be_refused |= self.is_ending
+                return history
+            if time.monotonic() + attempt.retry_after_s > give_up_s:
+                return history
+            await asyncio.sleep(attempt.retry_after_s)
+
+    async def _attempt(self, asked: Marked, manner: Manner) -> Attempt:
+        attempt = Attempt(time.monotonic())
+        try:
+            async with asyncio.timeout(manner.leave_after_s or SILENT_S):
+                await self._post(asked, manner, attempt)
+        except TimeoutError:
+            attempt.end = End.LEFT if manner.leave_after_s else End.SILENT
+        except httpx.HTTPError as error:
+            attempt.end, attempt.detail = End.BROKEN, repr(error)
+        attempt.ended_s = time.monotonic()
+        return attempt
+
+    async def _post(self, asked: Marked, manner: Manner, attempt: Attempt) -> None:
+        headers = {"x-request-id": asked.mark}
+        async with self._http.stream("POST", asked.ask.path, json=asked.ask.body, headers=headers) as response:
+            attempt.status = response.status_code
+            attempt.request_id = response.headers.get("x-request-id", "")
+            if response.status_code != 200:
+                attempt.retry_after_s = _retry_after_s(response)
+                attempt.detail = (await response.aread()).decode("utf-8", "replace")[:500]
+                attempt.end = End.REFUSED
+            elif asked.is_streamed:
+                attempt.end = await _read(response, manner, attempt)
+            else:
+                body = json.loads(await response.aread())
+                attempt.body = await self._background(body) if asked.ask.body.get("background") else body
+                attempt.end = End.WHOLE
+
+    async def _background(self, response: Json) -> Json:
+        """The response once it runs no more; who leaves before cancels it."""
+        path = f"/v1/responses/{response['id']}"
+        try:
+            while response["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(_POLL_S)
+                response = (await self._http.get(path)).json()
+        except asyncio.CancelledError:
+            await self._http.post(path + "/cancel")
+            raise
+        return response
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """The milliseconds where it says them, as official clients do."""
+    if "retry-after-ms" in response.headers:
+        return float(response.headers["retry-after-ms"]) / 1e3
+    return float(response.headers["retry-after"]) if "retry-after" in response.headers else None
+
+
+async def _read(response: httpx.Response, manner: Manner, attempt: Attempt) -> End:
+    """All events, or as many as the manner has it."""
+    async for event in _events(response, manner.pause_s):
+        attempt.events.append(event)
+        if manner.leave_after_events is not None and len(attempt.events) >= manner.leave_after_events:
+            return End.LEFT
+    return End.WHOLE
+
+
+async def _events(response: httpx.Response, pause_s: float) -> AsyncIterator[Event]:
+    name = ""
+    async for line in response.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield Event(time.monotonic(), name, line.removeprefix("data: "))
+            name = ""
+            if pause_s:
+                await asyncio.sleep(pause_s)

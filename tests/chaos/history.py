@@ -1,0 +1,67 @@
+"""What one request saw, from its first attempt to its end. Data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tests.chaos.asks import Marked
+from tests.reliability.asking import Json
+
+
+class End(Enum):
+    """How the last attempt was over."""
+
+    WHOLE = "whole"
+    """The server ended its answer, and the client read all of it."""
+    LEFT = "left"
+    """The client closed the connection, as it was told to."""
+    REFUSED = "refused"
+    """A status other than 200."""
+    BROKEN = "broken"
+    """The connection ended before the answer did, or there was none."""
+    SILENT = "silent"
+    """Nothing came for longer than any answer may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One of a stream."""
+
+    at_s: float
+    name: str
+    """Of its `event:` line; empty: it has none."""
+    data: str
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One POST, and what came of it."""
+
+    sent_s: float
+    end: End = End.BROKEN
+    ended_s: float = 0.0
+    status: int = 0
+    """0: no answer began."""
+    retry_after_s: float | None = None
+    request_id: str = ""
+    """As the answer's header gives it back."""
+    events: list[Event] = field(default_factory=list)
+    body: Json | None = None
+    """Of an answer that is no stream."""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class History:
+    """One request: every attempt, of which only the last may have been served."""
+
+    asked: Marked
+    manner: str
+    attempts: list[Attempt] = field(default_factory=list)
+    may_be_refused: bool = False
+    """Asked of a server that had been told to end."""
+
+    @property
+    def last(self) -> Attempt:
+        return self.attempts[-1]

@@ -1,0 +1,142 @@
+"""Thousands of requests that nobody would write: each is answered as the interface answers, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import http.client
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from inferd.server import anthropic_errors
+from inferd.server.api.routes import ROUTES
+from inferd.server.app import AppOptions
+from inferd.server.text.model import ServedModel
+from tests.api.conftest import ScriptedRouter, model, serving
+from tests.e2e.conftest import Daemon
+from tests.e2e.test_boundaries import check_anthropic_error, check_error
+from tests.e2e.test_client import wait_idle
+
+from .conftest import restarts, wait_until
+from .fuzzing import Request, requests
+
+__all__ = ["model"]
+
+NUM_SHORT, NUM_LONG = 1_500, 10_000
+NUM_CLIENTS = 8
+SEED = 20_261_121
+NUM_OWN_TASKS = 3
+"""Of an idle server: uvicorn's loop, its lifespan, and the app's own."""
+
+Answer = tuple[Request, int, bytes]
+
+
+def send(url: str, some: Sequence[Request]) -> list[Answer]:
+    """What each was answered with, over connections that are kept while the server keeps them."""
+    where, answers = urlsplit(url), []
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+    for request in some:
+        connection.putrequest(request.method, request.path)
+        for name, value in request.headers:
+            connection.putheader(name, value.encode("latin-1"))
+        if request.body is not None:
+            connection.putheader("Content-Length", str(len(request.body)))
+        connection.endheaders(request.body)
+        response = connection.getresponse()
+        answers.append((request, response.status, response.read()))
+    connection.close()
+    return answers
+
+
+def send_all(url: str, all_requests: list[Request]) -> list[Answer]:
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        parts = pool.map(lambda i: send(url, all_requests[i::NUM_CLIENTS]), range(NUM_CLIENTS))
+        return [answer for part in parts for answer in part]
+
+
+def check(request: Request, status: int, answer: bytes) -> None:
+    """Taken, or refused in the words of the interface that the path belongs to; never the server's fault."""
+    told = (request.method, request.path[:100], request.headers, (request.body or b"")[:600], status, answer[:400])
+    assert 200 <= status < 500, told
+    assert b'"type":"server_error"' not in answer and b'"type":"api_error"' not in answer, told
+    if status >= 400 and request.method != "HEAD":
+        is_theirs = anthropic_errors.is_anthropic(request.path.partition("?")[0])
+        (check_anthropic_error if is_theirs else check_error)(request.body or b"", answer)
+
+
+def num_open(daemon: Daemon, grammar: str) -> int:
+    """Descriptors of a daemon's processes, at rest: sockets, pipes, files.
+
+    `grammar`: a new one, so that the process that tries grammars is there each time, also after one that ended it.
+    """
+    asked = {"prompt": "x", "max_tokens": 1, "regex": grammar}
+    send(daemon.url, [Request("POST", "/v1/completions", json.dumps(asked).encode())])
+    wait_idle(daemon)
+    process = psutil.Process(daemon.process.pid)
+    return sum(one.num_fds() for one in (process, *process.children(recursive=True)))
+
+
+@pytest.mark.timeout(900)
+def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
+    start: Callable[..., Daemon], is_long: bool
+) -> None:
+    daemon = start()
+    pid, url = daemon.engine_pid, daemon.url
+    # What is started with the first request that needs it is no leak.
+    send_all(url, list(requests(SEED - 1, 200)))
+    num_before = num_open(daemon, "before")
+    answers = send_all(url, list(requests(SEED, NUM_LONG if is_long else NUM_SHORT)))
+    for answer in answers:
+        check(*answer)
+    statuses = Counter(status for _, status, _ in answers)
+    assert statuses[200] > len(answers) // 10 and statuses[400] > len(answers) // 4, statuses
+    num_after = num_open(daemon, "after")
+    assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
+    assert num_after <= num_before, "something is left open"
+
+
+def num_tasks() -> int:
+    """Tasks of any loop of this process that have not ended."""
+    return sum(isinstance(item, asyncio.Task) and not item.done() for item in gc.get_objects())
+
+
+def test_no_task_outlives_its_request(model: ServedModel) -> None:
+    """A server in this process: whatever runs on its loop can be seen."""
+    router = ScriptedRouter(model)
+    with serving(model, router, AppOptions(has_access_log=False)) as url:
+        send_all(url, list(requests(SEED - 1, 100)))
+        wait_until(lambda: num_tasks() <= NUM_OWN_TASKS, 20, "the loop is idle")
+        for answer in send_all(url, list(requests(SEED + 1, 300))):
+            check(*answer)
+        wait_until(lambda: num_tasks() <= NUM_OWN_TASKS, 20, "every task has ended")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "answer"),
+    [
+        ("/v1/completions", 500, b'{"error":{"message":"x","type":"server_error","param":null,"code":null}}'),
+        ("/v1/completions", 200, b'data: {"error":{"message":"x","type":"server_error","param":null,"code":null}}'),
+        ("/v1/completions", 400, b"Invalid HTTP request received."),
+        ("/v1/completions", 400, b'{"detail":"x"}'),
+        ("/v1/completions", 400, b'{"error":{"message":"x","type":"invalid_request_error","param":null,"code":"new"}}'),
+        ("/v1/messages", 400, b'{"error":{"message":"x","type":"invalid_request_error","param":null,"code":null}}'),
+    ],
+)
+def test_what_checks_answers_sees_each_kind_of_fault(path: str, status: int, answer: bytes) -> None:
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        check(Request("POST", path, b"{}"), status, answer)
+
+
+def test_one_seed_makes_one_list_and_every_route_is_in_it() -> None:
+    made = list(requests(SEED, 400))
+    assert made == list(requests(SEED, 400))
+    assert {route.path for route in ROUTES if route.fields is not None} <= {
+        item.path.partition("?")[0] for item in made
+    }
+    assert len({item.body for item in made}) > 300

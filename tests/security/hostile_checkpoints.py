@@ -1,0 +1,328 @@
+"""Checkpoints made to do harm: each is the embedded model with one thing wrong that a stranger could have put there.
+
+A case edits a folder in place and names what the refusal must say. Knows no pytest, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+
+Edit = Callable[[Path], None]
+
+HEADER_PREFIX_BYTES = 8
+CANARY = "the-code-of-a-checkpoint-ran"
+"""A file of this name in a folder says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    edit: Edit
+    words: str
+    """What the line says, among the rest: an expression."""
+
+
+class Payload:
+    """Unpickled, it leaves a file in the folder that it was in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (os.system, (f"touch {self._folder / CANARY}",))
+
+
+def copy_of_tiny(folder: Path) -> Path:
+    """The embedded model under `folder`, weights and all: nothing that is done to it reaches the product's own."""
+    return Path(shutil.copytree(EMBEDDED_PATH, folder, ignore=shutil.ignore_patterns("__pycache__")))
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def header_of_tiny() -> tuple[dict[str, Any], bytes]:
+    raw = (EMBEDDED_PATH / "model.safetensors").read_bytes()
+    end = HEADER_PREFIX_BYTES + int.from_bytes(raw[:HEADER_PREFIX_BYTES], "little")
+    return json.loads(raw[HEADER_PREFIX_BYTES:end]), raw[end:]
+
+
+def write_weights(path: Path, header: bytes, data: bytes = b"", length: int | None = None) -> None:
+    file = path / "model.safetensors"
+    file.unlink()
+    stated = len(header) if length is None else length
+    file.write_bytes(stated.to_bytes(HEADER_PREFIX_BYTES, "little") + header + data)
+
+
+def pickled(name: str) -> Edit:
+    def edit(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        with (path / name).open("wb") as stream:
+            pickle.dump(Payload(path), stream)
+
+    return edit
+
+
+def pickle_called_safetensors(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").write_bytes(pickle.dumps(Payload(path)))
+
+
+def zip_bomb(path: Path) -> None:
+    """torch's own format is a zip; this one unpacks to a gigabyte."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data.pkl", "w") as entry:
+        for _ in range(64):
+            entry.write(bytes(2**24))
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").write_bytes(packed.getvalue())
+
+
+def header_length(length: int) -> Edit:
+    return lambda path: write_weights(path, b"{}", length=length)
+
+
+def header_text(text: bytes) -> Edit:
+    return lambda path: write_weights(path, text)
+
+
+def changed_tensor(change: Callable[[dict[str, Any]], None]) -> Edit:
+    """The whole file, with the entry of one tensor changed."""
+
+    def edit(path: Path) -> None:
+        header, data = header_of_tiny()
+        change(header[max(name for name in header if name != "__metadata__")])
+        write_weights(path, json.dumps(header).encode(), data)
+
+    return edit
+
+
+def same_place(path: Path) -> None:
+    """Two tensors of one shape share their bytes; the file is as long as ever."""
+    header, data = header_of_tiny()
+    norms = sorted(name for name, entry in header.items() if name != "__metadata__" and len(entry["shape"]) == 1)
+    header[norms[0]]["data_offsets"] = header[norms[1]]["data_offsets"]
+    write_weights(path, json.dumps(header).encode(), data)
+
+
+def twice_in_the_header(path: Path) -> None:
+    """One name with two entries: two parsers may take different ones."""
+    header, data = header_of_tiny()
+    name = max(name for name in header if name != "__metadata__")
+    first = json.dumps({name: {**header[name], "shape": [1]}})[1:-1]
+    write_weights(path, f"{{{first},{json.dumps(header)[1:]}".encode(), data)
+
+
+def behind_the_data(path: Path) -> None:
+    header, data = header_of_tiny()
+    write_weights(path, json.dumps(header).encode(), data + bytes(64))
+
+
+def index_of(weight_map: object) -> Edit:
+    return lambda path: _write_json(path / "model.safetensors.index.json", {"weight_map": weight_map})
+
+
+# -- config.json -------------------------------------------------------------------------------------------------------
+
+
+def config(**changes: object) -> Edit:
+    def edit(path: Path) -> None:
+        file = path / "config.json"
+        _write_json(file, {**json.loads(file.read_text()), **changes})
+
+    return edit
+
+
+def config_text(text: str) -> Edit:
+    def edit(path: Path) -> None:
+        (path / "config.json").write_text(text)
+
+    return edit
+
+
+def remote_code(path: Path) -> None:
+    """Everything by which a checkpoint names code of its own, for transformers to import."""
+    code = f"import pathlib\npathlib.Path({str(path / CANARY)!r}).touch()\nclass Evil: pass\n"
+    (path / "evil.py").write_text(code)
+    auto = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    config(auto_map=auto, trust_remote_code=True, model_type="evil", architectures=["EvilForCausalLM"])(path)
+    tokenizer_config(auto_map=auto, tokenizer_class="Evil", trust_remote_code=True)(path)
+
+
+def remote_tokenizer(path: Path) -> None:
+    """As `remote_code`, on an architecture that is served."""
+    remote_code(path)
+    config(architectures=["LlamaForCausalLM"])(path)
+
+
+# -- tokenizer and template --------------------------------------------------------------------------------------------
+
+
+def tokenizer_config(**changes: object) -> Edit:
+    def edit(path: Path) -> None:
+        file = path / "tokenizer_config.json"
+        _write_json(file, {**json.loads(file.read_text()), **changes})
+
+    return edit
+
+
+def tokenizer(change: Callable[[dict[str, Any]], None]) -> Edit:
+    def edit(path: Path) -> None:
+        file = path / "tokenizer.json"
+        value = json.loads(file.read_text())
+        change(value)
+        _write_json(file, value)
+
+    return edit
+
+
+def tokenizer_text(text: str) -> Edit:
+    def edit(path: Path) -> None:
+        (path / "tokenizer.json").write_text(text)
+
+    return edit
+
+
+def device(name: str, target: str = "/dev/zero") -> Edit:
+    """A file that never ends, as an unpacked archive may hold it."""
+
+    def edit(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(target)
+
+    return edit
+
+
+def pipe(name: str) -> Edit:
+    """A file that whoever opens it waits for."""
+
+    def edit(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    return edit
+
+
+def sparse(name: str, num_bytes: int = 2**36) -> Edit:
+    """A file that takes no room on the disk, and all of memory where it is read."""
+
+    def edit(path: Path) -> None:
+        (path / name).unlink(missing_ok=True)
+        with (path / name).open("wb") as stream:
+            stream.truncate(num_bytes)
+
+    return edit
+
+
+def _write_json(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value))
+
+
+def _huge_id(value: dict[str, Any]) -> None:
+    value["model"]["vocab"]["<far>"] = 2**32 - 2
+
+
+def _huge_added_id(value: dict[str, Any]) -> None:
+    value["added_tokens"].append({**value["added_tokens"][0], "id": 2**32 - 2, "content": "<far>"})
+
+
+def _regex_bomb(value: dict[str, Any]) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "((((a{1,999}){1,999}){1,999}){1,999})"}, "behavior": "Isolated"}
+    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{**split, "invert": False}]}
+
+
+def _bad_merges(value: dict[str, Any]) -> None:
+    value["model"]["merges"] = [["no such", "token"]]
+
+
+def _precompiled(value: dict[str, Any]) -> None:
+    value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def _last(**changes: object) -> Edit:
+    """The last tensor's entry with these keys."""
+    return changed_tensor(lambda entry: entry.update(changes))
+
+
+_DIGITS = b'{"w": {"dtype": "F32", "shape": [1' + b"0" * 5_000 + b'], "data_offsets": [0, 4]}}'
+_NO_NUMBER = b'{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 4]}}'
+_LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+
+REFUSED: dict[str, Case] = {
+    "a pickle": Case(pickled("pytorch_model.bin"), "pytorch_model.bin is a pickle, which can carry code"),
+    "a pickle of torch": Case(pickled("consolidated.pth"), "consolidated.pth is a pickle, which can carry code"),
+    "a pickle under another name": Case(pickle_called_safetensors, "truncated or no safetensors file"),
+    "a zip bomb": Case(zip_bomb, "truncated or no safetensors file"),
+    "a header of 2^63 bytes": Case(header_length(2**63), "header of 9223372036854775808"),
+    "a header of 2^64-1 bytes": Case(header_length(2**64 - 1), "header of 18446744073709551615"),
+    "a header of 64 MiB": Case(header_length(2**26), "truncated or no safetensors file"),
+    "a header of nothing": Case(header_length(0), "is not valid JSON"),
+    "a header of objects without end": Case(header_text(b'{"a":' * 200_000), "is not valid JSON"),
+    "a header of lists without end": Case(header_text(b"[" * 1_000_000), "is not valid JSON"),
+    "a size of 5,000 digits": Case(header_text(_DIGITS), "is not valid JSON"),
+    "a size that is no number": Case(header_text(_NO_NUMBER), "is malformed"),
+    "a name twice": Case(twice_in_the_header, "a name stands twice"),
+    "a place before the data": Case(_last(data_offsets=[-4, 508]), "but its place has 512"),
+    "a place beyond the data": Case(_last(data_offsets=[2**62, 2**62 + 512]), "is truncated"),
+    "a place that ends before it begins": Case(_last(data_offsets=[512, 0]), "its place has -512"),
+    "a place of two tensors": Case(same_place, "without overlap and without a hole"),
+    "bytes of nobody": Case(behind_the_data, "64 bytes behind its last tensor"),
+    "negative sizes": Case(_last(shape=[-1, -256]), "but its place has 512"),
+    "sizes whose product is 2^124": Case(_last(shape=[2**62, 2**62]), "but its place has 512"),
+    "nothing of 2^62": Case(_last(shape=[0, 2**62], data_offsets=[0, 0]), "512 bytes behind its last tensor"),
+    "weights that are a device": Case(device("model.safetensors"), "holds no safetensors weights"),
+    "weights of 64 GiB of zeros": Case(sparse("model.safetensors"), "is not valid JSON"),
+    "shards outside": Case(index_of({"w": "../../../etc/passwd"}), "outside its directory"),
+    "shards at the root": Case(index_of({"w": "/etc/passwd"}), "outside its directory"),
+    "a shard that is the config": Case(index_of({"w": "config.json"}), "no safetensors file"),
+    "a shard's name of 5,000 letters": Case(index_of({"w": "a" * 5_000}), "a file that cannot be"),
+    "a shard's name with a zero in it": Case(index_of({"w": "a\0b"}), "1 are missing"),
+    "a shard's name that is no text": Case(index_of({"w": "\ud800"}), "1 are missing"),
+    "code of its own": Case(remote_code, "unknown architecture 'EvilForCausalLM'"),
+    "a config without end": Case(config_text('{"a":' * 100_000), "is not JSON"),
+    "a config that is a device": Case(device("config.json"), "must be a regular file"),
+    "a config that is a pipe": Case(pipe("config.json"), "must be a regular file"),
+    "a thousand million layers": Case(config(num_hidden_layers=10**9), "but there are 38 tensors"),
+    "a vocabulary of 2^62": Case(config(vocab_size=2**62), "vocab_size must be at most"),
+    "a width of 400 digits": Case(config(hidden_size=10**400), "hidden_size must be at most"),
+    "an architecture of 100,000 letters": Case(config(architectures=["x" * 100_000]), "unknown architecture"),
+    "a generation config that is a pipe": Case(pipe("generation_config.json"), "must be a regular file"),
+    "a tokenizer of lists without end": Case(tokenizer_text("[" * 1_000_000), "cannot be loaded"),
+    "a tokenizer of 64 GiB of zeros": Case(sparse("tokenizer.json"), "no file of a tokenizer is"),
+    "a tokenizer config of 64 GiB of zeros": Case(sparse("tokenizer_config.json"), "no file of a tokenizer is"),
+    "a template of 64 GiB of zeros": Case(sparse("chat_template.jinja"), "no file of a tokenizer is"),
+    "a tokenizer that is a device": Case(device("tokenizer.json"), "holds no tokenizer"),
+    "a tokenizer config that is a pipe": Case(pipe("tokenizer_config.json"), "must be a regular file"),
+    "merges of no tokens": Case(tokenizer(_bad_merges), "cannot be loaded"),
+    "a normalizer that panics": Case(tokenizer(_precompiled), "cannot be loaded"),
+    "a template of numbers without end": Case(tokenizer_config(chat_template="{{ 9**9**9 }}"), "to a power in line 1"),
+    "a template too deep": Case(tokenizer_config(chat_template="{{" + "(" * 100_000), "does not parse"),
+    "a number of 10,000 digits": Case(tokenizer_config(chat_template="{{ 1" + "0" * 10_000 + " }}"), "does not parse"),
+    "a template that is a number": Case(tokenizer_config(chat_template=5), "chat_template must be a text"),
+    "a reading that is no object": Case(tokenizer_config(response_template="{% for %}"), "must be an object"),
+    "a reading of no fields": Case(tokenizer_config(response_template={"fields": 7}), "fields must be an object"),
+}
+"""What no server may start with."""
+
+SERVED: dict[str, Edit] = {
+    "code of its own for the tokenizer": remote_tokenizer,
+    "an id far beyond the vocabulary": tokenizer(_huge_id),
+    "a special token far beyond the vocabulary": tokenizer(_huge_added_id),
+    "an expression that nothing compiles": tokenizer(_regex_bomb),
+    "a template without end": tokenizer_config(chat_template=_LOOP + "{% endfor %}" * 3),
+    "special tokens from a device": device("special_tokens_map.json"),
+    "a template from a device": device("chat_template.jinja"),
+}
+"""What is left out, or fails with the request that would need it."""

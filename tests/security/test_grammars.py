@@ -1,0 +1,290 @@
+"""Grammars, schemas and templates that brought other servers down: each is refused in words, or served, and forgotten.
+
+The inputs are those of published advisories and reports, named where they are. What a grammar may cost beside other
+streams is in `e2e/test_structured`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.errors import ModelError, RequestError
+from inferd.engine.api.grammar import Verdict
+from inferd.engine.grammar import thread as thread_module
+from inferd.engine.grammar.thread import GrammarThread
+from inferd.server.structured import checker as checker_module
+from inferd.server.structured.checker import GrammarChecker
+from inferd.server.structured.language import pattern
+from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, read_schema
+from inferd.server.text.template import ChatTemplate, Conversation
+from tests.e2e.conftest import Daemon, daemon
+
+__all__ = ["daemon"]
+
+ENDLESS = {"type": "integer", "multipleOf": 9_999_991}
+"""llguidance needs minutes for it."""
+
+
+def constrained(**way: Any) -> dict[str, Any]:
+    return {"structured_outputs": way}
+
+
+def tool(**schema: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    return {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+        "tool_choice": "required",
+    }
+
+
+def text(**schema: Any) -> dict[str, Any]:
+    return constrained(json={"type": "string", **schema})
+
+
+def tags(*structures: dict[str, Any], triggers: list[str]) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "structural_tag", "structures": list(structures), "triggers": triggers},
+        "max_tokens": 4,
+    }
+
+
+def nested(keyword: str, levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        schema = {keyword: [schema, {"type": "string"}]}
+    return schema
+
+
+def choosing(levels: int) -> dict[str, Any]:
+    """2^levels readings of one value."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"items": {"$ref": f"#/$defs/d{i + 1}"}}]}
+        for i in range(levels)
+    }
+    return {"$defs": {**defs, f"d{levels}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+PARENS = 30_000
+BOTTOM = "\\U0010FFFF-\\U00000000"
+
+REFUSED: dict[str, dict[str, Any]] = {
+    # vLLM GHSA-vrq3-r879-7m65: a type and an expression of a tool killed the worker.
+    "a tool's unknown type": tool(type="something"),
+    "a tool's open class": tool(type="string", pattern="["),
+    "a tool's open count": tool(type="string", pattern="\\d{"),
+    # vllm#17313: an invalid expression killed the server; so did an invalid schema.
+    "an unknown type": constrained(json={"properties": {"reason": {"type": "stsring"}}}),
+    "an unknown type in a text": constrained(json='{"properties":{"reason":{"type":"stsring"}}}'),
+    "an open class": constrained(regex="["),
+    "nothing to repeat": constrained(regex="*"),
+    # rust-lang/regex#465.
+    "flags that are repeated": constrained(regex="(?i)(?i)*?"),
+    # Nested brackets exhaust the stack of whoever reads them by recursion.
+    "open brackets in GBNF": constrained(grammar="root ::= " + "(" * PARENS),
+    "brackets in Lark": constrained(grammar="start: " + "(" * PARENS + '"a"' + ")" * PARENS),
+    "optional brackets in Lark": constrained(grammar="start: " + "[" * PARENS + '"a"' + "]" * PARENS),
+    "brackets in an expression": constrained(regex="(" * PARENS + "a" + ")" * PARENS),
+    "classes in classes": constrained(regex="[" * PARENS),
+    # llama.cpp#19008, llama.cpp#25283.
+    "brackets in a pattern": text(pattern="(" * 20_000 + ")" * 20_000),
+    "open brackets in a pattern": text(pattern="(" * 20_000),
+    "a deep choice that must be one": constrained(json=nested("oneOf", 28)),
+    "a deep contradiction": constrained(json=nested("allOf", 28)),
+    # A reference is never fetched, whatever it names.
+    "a reference to the network": constrained(json={"$ref": "http://169.254.169.254/latest/meta-data"}),
+    "a reference to a file": constrained(json={"$ref": "file:///etc/passwd"}),
+    "a reference to nothing": constrained(json={"$ref": "#/nope"}),
+    "a schema's own schema": constrained(json={"$schema": "http://127.0.0.1:1/s", "type": "integer"}),
+    "an import of a file": constrained(grammar='%import ../../etc/passwd\nstart: "a"'),
+    # Numbers that overflow what reads them.
+    "a multiple of nothing": constrained(json={"type": "integer", "multipleOf": 0}),
+    "a multiple of 1e-300": constrained(json={"type": "number", "multipleOf": 1e-300}),
+    "a range of 300 digits": constrained(json={"type": "integer", "minimum": -(10**300), "maximum": 10**300}),
+    "a range of all numbers": constrained(json={"type": "number", "minimum": -1e308, "maximum": 1e308}),
+    "an empty range": constrained(json={"type": "integer", "minimum": 10, "maximum": 1}),
+    "a negative length": text(maxLength=-1),
+    "a count of 11 digits": constrained(regex="a{99999999999}"),
+    "a bound of 20 digits": constrained(grammar="start[max_tokens=99999999999999999999]: /a+/"),
+    "token ids beyond the vocabulary": constrained(grammar="start: <[0-4294967295]>"),
+    "token ids backwards": constrained(grammar="start: <[5-1]>"),
+    "no such special token": constrained(grammar='start: <|nope|> "a"'),
+    "letters backwards": constrained(grammar=f"root ::= [{BOTTOM}]"),
+    # What allows nothing, or never ends.
+    "an enum of nothing": constrained(json={"enum": []}),
+    "no value": constrained(json=False),
+    "types of no schema": constrained(json={"type": ["x", 1, None]}),
+    "a rule that is itself": constrained(grammar="root ::= root"),
+    "rules in a circle": constrained(grammar="root ::= a\na ::= b\nb ::= a"),
+    "terminals in a circle": constrained(grammar="start: A\nA: B\nB: A"),
+    "the empty text for ever": constrained(grammar='root ::= ""*'),
+    "a rule that is not there": constrained(grammar="root ::= nope"),
+    "a class of nothing": constrained(regex="[^\\x00-\\U0010FFFF]"),
+    "no choice": constrained(choice=[]),
+    # What takes minutes.
+    "an endless schema": constrained(json=ENDLESS),
+    "an endless schema in Lark": constrained(grammar="start: %json " + json.dumps(ENDLESS)),
+    "an endless schema in a tag": tags({"begin": "<a>", "schema": ENDLESS, "end": "</a>"}, triggers=["<a"]),
+    "200 levels in Lark": constrained(grammar="start: %json " + '{"items":' * 200 + "{}" + "}" * 200),
+    "30 expressions at once": constrained(grammar="start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(30))),
+    "twice 65,535 of anything": constrained(regex=".{0,65535}.{0,65535}"),
+    "6,000 alternatives": constrained(grammar="start: " + "|".join(f'"a{i}"' for i in range(6_000))),
+    "tags of nothing": tags(triggers=[]),
+    "a tag that begins with nothing": tags({"begin": "", "schema": {}, "end": ""}, triggers=[""]),
+    # A template of the caller's, and one smuggled in by its arguments.
+    "a template": {"chat_template": "{% for i in range(999999999) %}{% endfor %}"},
+    "a smuggled template": {"chat_template_kwargs": {"chat_template": "x"}},
+    "a smuggled function": {"chat_template_kwargs": {"raise_exception": "x"}},
+    "a smuggled token": {"chat_template_kwargs": {"bos_token": "x"}},
+    "smuggled messages": {"chat_template_kwargs": {"messages": []}},
+    "an argument of rendering": {"chat_template_kwargs": {"tokenize": True}},
+    "an argument called self": {"chat_template_kwargs": {"self": 1}},
+    # Tensors from strangers.
+    "embeddings": {"prompt_embeds": "gASVJg=="},
+}
+
+SERVED: dict[str, dict[str, Any]] = {
+    # outlines-core#96: a segmentation fault.
+    "a schema that holds itself": constrained(json={"properties": {"c": {"type": "array", "items": {"$ref": "#"}}}}),
+    # xgrammar#207: another.
+    "alternatives at the edges of a pattern": text(pattern="^(\\{[a-z\\-]+\\})|([a-z\\-]+)$"),
+    "2^30 readings": constrained(json=choosing(30)),
+    "a deep choice": constrained(json=nested("anyOf", 28)),
+    "a rule that begins with itself": constrained(grammar='root ::= root "a" | "b"'),
+    "a thousand million letters": constrained(grammar='root ::= "a"{1000000000}'),
+    "10^18 items": constrained(json={"type": "array", "minItems": 10**18}),
+    "10^9 letters": text(minLength=10**9),
+    "an expression of 64 KiB": constrained(regex="a" * 65_536),
+    "4,096 choices": constrained(choice=[str(i) for i in range(4_096)]),
+    "two loops": constrained(regex="(x+x+)+y"),
+    "2^25 states": constrained(regex="(a|b)*a(a|b){25}"),
+    "settings of the compiler": constrained(
+        json={"type": "object", "x-guidance": {"whitespace_pattern": "(a{1,99})+"}}
+    ),
+    "a temperature of its own": constrained(grammar="start[temperature=99]: /a+/"),
+    "names of Python": {"chat_template_kwargs": {"__class__": 1, "loop": 2, "varargs": 3, "caller": 4}},
+    "3,000 switches": {"chat_template_kwargs": {f"k{i}": [i] for i in range(3_000)}},
+    # vLLM GHSA-hpv8-x276-m59f: placeholders of images that are not there.
+    "tokens of images": {"messages": [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>"}]},
+    "a template as a text": {"messages": [{"role": "user", "content": "{{ ''.__class__ }}{% for a in range(9**9) %}"}]},
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *SERVED])
+@pytest.mark.sampled(keep=40)
+def test_what_brought_others_down(daemon: Daemon, name: str) -> None:
+    pid = daemon.engine_pid
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1, **{**REFUSED, **SERVED}[name]}
+    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == (400 if name in REFUSED else 200), answer.text[:1_000]
+    if name in REFUSED:
+        assert len(answer.json()["error"]["message"]) < 1_000
+    assert daemon.engine_pid == pid
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("at", "beyond", "words"),
+    [
+        (deep(MAX_SCHEMA_DEPTH), deep(MAX_SCHEMA_DEPTH + 1), "nested 65 levels deep, and at most 64"),
+        (
+            {"title": "x" * (MAX_SCHEMA_BYTES - len('{"title": ""}'))},
+            {"title": "x" * (MAX_SCHEMA_BYTES + 1 - len('{"title": ""}'))},
+            "has 65537 bytes of JSON, and at most 65536",
+        ),
+        (
+            {"enum": list(range(MAX_ENUM_ENTRIES))},
+            {"anyOf": [{"enum": list(range(MAX_ENUM_ENTRIES))}, {"enum": [1]}]},
+            "have 4097 entries, and at most 4096",
+        ),
+    ],
+    ids=["levels", "bytes", "entries"],
+)
+def test_a_schema_at_its_bound_is_read_and_one_beyond_is_refused(at: Any, beyond: Any, words: str) -> None:
+    assert read_schema(at, "here", is_strict=True)
+    with pytest.raises(RequestError, match=words):
+        read_schema(beyond, "here", is_strict=True)
+
+
+def test_what_is_remembered_of_grammars_is_bounded_in_both_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """xgrammar GHSA-389x-67px-mjg3: every grammar that was new stayed in memory for good."""
+    monkeypatch.setattr(thread_module, "_MAX_KEPT", 4)
+    thread = GrammarThread(EMBEDDED_PATH, 3_072)
+    for i in range(12):
+        thread.open(pattern(f"a{{{i + 1}}}").text(), (1,), ())._future.exception()
+    assert len(thread._kept) == 4
+    thread.close()
+
+    async def asked(self: GrammarChecker, given: str) -> Verdict:
+        return Verdict(text=given)
+
+    async def work() -> None:
+        checker = GrammarChecker(EMBEDDED_PATH, 3_072)
+        for i in range(200):
+            await checker.check(pattern(f"a{{{i + 1}}}").text(), "here")
+            assert checker._kept_bytes <= 10_000
+        assert 1 < len(checker._kept) < 40
+        await checker.close()
+
+    monkeypatch.setattr(GrammarChecker, "_asked", asked)
+    monkeypatch.setattr(checker_module, "_MAX_KEPT_BYTES", 10_000)
+    asyncio.run(work())
+
+
+# -- templates of checkpoints ------------------------------------------------------------------------------------------
+
+ESCAPES = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__cla' ~ 'ss__'] }}",
+    "{{ ''|attr('__class__') }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ raise_exception.__init__.__globals__['os'].system('touch CANARY') }}",
+    "{{ lipsum.__globals__['os'].popen('touch CANARY').read() }}",
+    "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context.environment }}",
+    "{{ messages.__class__.__base__ }}",
+    # CVE-2016-10745, CVE-2019-10906, CVE-2024-56326, CVE-2025-27516: by way of str.format.
+    "{{ '{0.__class__.__mro__}'.format(1) }}",
+    "{{ '{x.__class__}'.format_map({'x': 1}) }}",
+    "{% set f = '{0.__class__}'.format %}{{ f(1) }}",
+    "{{ ['{0.__class__}']|map('format', 1)|list }}",
+    "{{ '{0.__class__}'|attr('format')(1) }}",
+    "{{ messages|map(attribute='__class__')|list }}",
+    # Data of the caller's, which must stay as it is.
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'system'}) }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os.system('touch CANARY') }}",
+    "{{ 'x' * 99999999999999 }}",
+    "{{ range(10 ** 1) }}",
+)
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_no_template_leaves_its_sandbox(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused at the start or as a message that the template does not take; or it printed nothing of Python's."""
+    monkeypatch.chdir(tmp_path)
+    messages = [{"role": "user", "content": "x"}]
+    shown = ""
+    with suppress(ModelError, RequestError):
+        shown = ChatTemplate(source, {}).render(Conversation(messages))
+    assert "<class" not in shown and "<module" not in shown and "{'" not in shown, shown
+    assert messages == [{"role": "user", "content": "x"}]
+    assert not (tmp_path / "CANARY").exists()

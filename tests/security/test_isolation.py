@@ -1,0 +1,140 @@
+"""S3: what one tenant has asked cannot be told by another from cached prefixes: not by counts, steps or time.
+
+Every probe is made beside its control, one that must be told: the same question by a key of the same tenant.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+import httpx
+import pytest
+
+from inferd.engine.api.params import SamplingParams
+from inferd.engine.cache.table import KVCache
+from inferd.engine.request import Request
+from inferd.server.keys import append_entry, digest_of, entry_of
+from tests.e2e.conftest import Daemon
+
+KEYS = {"alice": "acme", "bob": "acme", "carol": None, "dave": None}
+"""Name -> tenant; the name is the key."""
+NUM_TOKENS = 192
+FIRST_ID, LAST_ID = 300, 3000
+"""Ordinary tokens of the embedded model."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    for name, tenant in KEYS.items():
+        append_entry(path, entry_of(sha256=digest_of(name).hex(), name=name, tenant=tenant))
+    daemon = Daemon("--keys-file", str(path), "--log-level", "warning")
+    daemon.wait_ready()
+    yield daemon
+    daemon.stop()
+
+
+class Prober:
+    """Asks questions of one length, and sees what anybody can see of each."""
+
+    def __init__(self, daemon: Daemon, seed: int) -> None:
+        self._http = httpx.Client(base_url=daemon.url, timeout=30)
+        self._random = Random(seed)
+
+    def question(self) -> list[int]:
+        """That nobody has asked."""
+        return [self._random.randrange(FIRST_ID, LAST_ID) for _ in range(NUM_TOKENS)]
+
+    def ask(self, key: str, prompt: list[int], salt: str | None = None) -> tuple[int, float]:
+        """(tokens found in the cache, seconds)."""
+        body = {"prompt": prompt, "max_tokens": 1, "seed": 0, **({"cache_salt": salt} if salt else {})}
+        began_s = time.perf_counter()
+        answer = self._http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        took_s = time.perf_counter() - began_s
+        assert answer.status_code == 200, answer.text
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], took_s
+
+    def steps(self) -> int:
+        """That the engine has made."""
+        found = re.search(r"^inferd_engine_steps_total\S* (\S+)$", self._http.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return int(float(found[1]))
+
+    def steps_of(self, ask: Callable[[], object]) -> int:
+        before = self.steps()
+        ask()
+        return self.steps() - before
+
+
+def auc(left: list[float], right: list[float]) -> float:
+    """How often one of `left` is less than one of `right`: 0.5 where nothing tells them apart; from 0.5 to 1."""
+    wins = sum((a < b) + 0.5 * (a == b) for a in left for b in right) / (len(left) * len(right))
+    return max(wins, 1.0 - wins)
+
+
+def test_s3_counts_tell_a_tenant_what_is_its_own_and_nothing_of_others(served: Daemon) -> None:
+    prober = Prober(served, 1)
+    for _ in range(3):
+        prompt = prober.question()
+        assert prober.ask("alice", prompt)[0] == 0
+        assert prober.ask("carol", prompt)[0] == 0, "another key is another tenant"
+        assert prober.ask("dave", prompt)[0] == 0
+        assert prober.ask("bob", prompt)[0] > NUM_TOKENS // 2, "the control: the same tenant"
+        assert prober.ask("carol", prompt)[0] > NUM_TOKENS // 2, "and oneself"
+        assert prober.ask("bob", prompt, salt="mine")[0] == 0, "a salt keeps apart within a tenant"
+        for key, salt in (("carol", "acme"), ("carol", "alice"), ("carol", digest_of("alice").hex()[:32])):
+            assert prober.ask(key, prompt, salt)[0] == 0, "no salt reaches into another tenant"
+
+
+def test_s3_what_another_has_asked_takes_as_many_steps_as_what_nobody_has(served: Daemon) -> None:
+    prober = Prober(served, 2)
+    seen, unseen = prober.question(), prober.question()
+    prober.ask("alice", seen)
+    assert prober.steps_of(lambda: prober.ask("carol", seen)) == prober.steps_of(lambda: prober.ask("carol", unseen))
+
+
+@pytest.mark.long
+def test_s3_time_tells_nothing_of_others(served: Daemon) -> None:
+    """AUC of telling a question that the other has asked from one that nobody has; of the control it is near 1."""
+    prober, rounds = Prober(served, 3), 1_500
+    for _ in range(20):
+        prober.ask("carol", prober.question())
+    for prober_key, most, least in (("carol", 0.55, 0.0), ("bob", 1.0, 0.9)):
+        hits: list[float] = []
+        misses: list[float] = []
+        for number in range(rounds):
+            seen, unseen = prober.question(), prober.question()
+            prober.ask("alice", seen)
+            # In turn, so that a drift of the machine is no difference.
+            for prompt, times in ((seen, hits), (unseen, misses))[:: 1 if number % 2 else -1]:
+                times.append(prober.ask(prober_key, prompt)[1])
+        told = auc(hits, misses)
+        print(f"S3: AUC {told:.3f} for {prober_key}, {rounds} questions each")
+        assert least <= told < most or told == most == 1.0
+
+
+def test_a_collision_of_hashes_crosses_no_salt() -> None:
+    """A cache whose every block has the same hash: salt, prefix and ids alone decide."""
+    cache = KVCache(64, 4, hash_block=lambda parent_key, payload: b"")
+    ids = tuple(range(17))
+
+    def hits(salt: str) -> int:
+        params = SamplingParams(max_tokens=1, seed=0)
+        request = Request.create("r", ids, params, max_model_len=64, arrival_s=0.0, cache_salt=salt)
+        table = cache.open(request)
+        match = table.match()
+        assert table.admit(match, len(ids))
+        request.admit(match.num_tokens, 0.0)
+        request.launch(len(ids) - match.num_tokens)
+        request.apply(match.num_tokens, len(ids) - match.num_tokens, (1,))
+        table.commit(len(ids))
+        table.release()
+        cache.close(table)
+        return match.num_tokens
+
+    assert hits("one") == 0
+    assert hits("one") > 0
+    assert hits("two") == 0

@@ -1,0 +1,341 @@
+"""The keys file: what is refused and how it is said, what a running server makes of a change, quotas on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from inferd.engine.api.errors import ConfigError, RequestError
+from inferd.server.app import AppOptions
+from inferd.server.cli import app
+from inferd.server.keyring import Keyring
+from inferd.server.keys import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
+from inferd.server.metrics import Metrics
+from inferd.server.quotas import KeyAccount, Quota, duration_text
+from inferd.server.settings import Settings
+from inferd.server.startup import make_plan
+from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
+
+__all__ = ["model", "router", "serve", "shared_router"]
+
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hello there"}
+ONE, TWO, THREE = "sk-one", "sk-two", "sk-three"
+
+
+def entry(key: str, **fields: Any) -> KeyEntry:
+    return entry_of(**{"sha256": digest_of(key).hex(), "name": key.removeprefix("sk-"), **fields})
+
+
+def written(path: Path, *entries: KeyEntry) -> Path:
+    path.write_text(json.dumps({"keys": [one.model_dump() for one in entries]}))
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+_DIGEST = digest_of(ONE).hex()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected `keys:`"),
+        ("- 1\n", "the keys file"),
+        ("keys: [\n", "line 2"),
+        (f"keys:\n  - sha256: {_DIGEST}\n", "keys.1.name: Field required"),
+        ("keys:\n  - sha256: abc\n    name: a\n", "64 hexadecimal digits"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    wieght: 2\n", "keys.1.wieght: Extra inputs"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: 0\n", "keys.1.weight"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: .nan\n", "keys.1.weight"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    requests_per_minute: -1\n", "keys.1.requests_per_minute"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    tokens_per_minute: 1.5\n", "keys.1.tokens_per_minute"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    name: b\n", "'name' stands twice"),
+        (f"keys:\n  - &a {{sha256: {_DIGEST}, name: a}}\n  - *a\n", "aliases are not read"),
+        (f"keys:\n  - {{sha256: {_DIGEST}, name: a}}\n  - {{sha256: {_DIGEST}, name: b}}\n", "are the same key"),
+        (
+            f"keys:\n  - {{sha256: {_DIGEST}, name: a}}\n  - {{sha256: {'f' * 64}, name: a}}\n",
+            "two keys have the name",
+        ),
+        ("keys: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("keys: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="keys file") as refused:
+        read_keys(path)
+    assert said in str(refused.value)
+    assert _DIGEST not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_one_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_keys(tmp_path / "none")
+    (tmp_path / "bytes").write_bytes(b"keys: \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 6"):
+        read_keys(tmp_path / "bytes")
+
+
+def test_a_bad_file_ends_the_start_before_anything_is_loaded(tmp_path: Path) -> None:
+    settings = Settings(keys_file=str(tmp_path / "none"), model=str(tmp_path / "no model"))
+    with pytest.raises(ConfigError, match="cannot read the keys file"):
+        make_plan(settings)
+    assert Settings(keys_file="keys.yaml", host="0.0.0.0"), "a keys file is what other machines need"
+
+
+def test_a_tenant_has_one_weight(tmp_path: Path) -> None:
+    entries = (entry(ONE, tenant="t", weight=2.0), entry(TWO, tenant="t", weight=3.0))
+    with pytest.raises(ConfigError, match="weights 2 and 3; a tenant has one"):
+        read_keys(written(tmp_path / "keys", *entries))
+
+
+def test_the_command_makes_what_the_server_reads(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    made = []
+    for name in ("alice", "yes", 'caf\u00e9 "1"'):
+        result = CliRunner().invoke(app, ["keys", "new", name, "--file", str(path), "--tokens-per-minute", "500"])
+        assert result.exit_code == 0, result.output
+        made.append(next(line for line in result.output.splitlines() if line.startswith(KEY_PREFIX)))
+    entries = read_keys(path)
+    assert [one.name for one in entries] == ["alice", "yes", 'caf\u00e9 "1"']
+    assert [one.digest for one in entries] == [digest_of(key) for key in made]
+    assert {one.tokens_per_minute for one in entries} == {500}
+    assert path.stat().st_mode & 0o777 == 0o600
+    text = path.read_text()
+    assert all(key not in text for key in made)
+    with pytest.raises(ConfigError, match="two keys have the name 'alice'"):
+        append_entry(path, entry(ONE, name="alice"))
+    assert path.read_text() == text, "what was refused changed nothing"
+    assert len({new_key() for _ in range(100)}) == 100
+
+
+# -- reading it again --------------------------------------------------------------------------------------------------
+
+
+def test_a_change_is_taken_whole_and_a_bad_one_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, read = written(tmp_path / "keys", entry(ONE)), list[tuple[int, bool]]()
+    keyring = Keyring((THREE,), (), path, lambda num_keys, is_good: read.append((num_keys, is_good)))
+    assert keyring.find(ONE) and keyring.find(THREE) and not keyring.find(TWO)
+    written(path, entry(TWO))
+    os.utime(path, ns=(1, 1))
+    asyncio.run(keyring.look())
+    assert keyring.find(TWO) and keyring.find(THREE) and not keyring.find(ONE)
+    path.write_text("keys: [")
+    with caplog.at_level(logging.ERROR, "inferd.keys"):
+        for _ in range(3):
+            asyncio.run(keyring.look())
+    assert keyring.find(TWO) and not keyring.find(ONE)
+    assert [record.getMessage().endswith("the 1 keys read before stay in force") for record in caplog.records] == [True]
+    path.unlink()
+    asyncio.run(keyring.look())
+    assert keyring.find(TWO)
+    other = written(tmp_path / "other", entry(ONE), entry(TWO))
+    path.symlink_to(other)
+    asyncio.run(keyring.look())
+    assert keyring.find(ONE) and keyring.find(TWO)
+    assert read == [(1, True), (1, True), (1, False), (1, False), (2, True)]
+
+
+def test_what_was_used_outlives_a_reload(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys", entry(ONE, requests_per_minute=2))
+    keyring = Keyring((), (), path)
+    holder = keyring.find(ONE)
+    assert holder is not None and holder.account is not None
+    holder.account.enter()
+    holder.account.enter()
+    written(path, entry(ONE, requests_per_minute=3, weight=2.0))
+    os.utime(path, ns=(1, 1))
+    asyncio.run(keyring.look())
+    again = keyring.find(ONE)
+    assert again is not None and again.account is holder.account
+    assert again.weight == 2.0
+    again.account.enter()
+    with pytest.raises(RequestError, match="limit 3"):
+        again.account.enter()
+
+
+def test_tenants_are_apart_whatever_they_are_called(tmp_path: Path) -> None:
+    alone = digest_of(ONE).hex()[:32]
+    entries = (entry(ONE), entry(TWO, tenant="one"), entry(THREE, tenant=alone), entry("sk-4", tenant="one"))
+    keyring = Keyring((), (), written(tmp_path / "keys", *entries))
+    holders = [keyring.find(key) for key in (ONE, TWO, THREE, "sk-4")]
+    tenants = [holder.tenant for holder in holders if holder is not None]
+    assert tenants[1] == tenants[3]
+    assert len(set(tenants)) == 3
+    assert all("one" not in tenant for tenant in tenants), "what becomes a salt does not show a name"
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_bucket_fills_evenly_and_says_when() -> None:
+    clock = Clock()
+    account = KeyAccount(Quota(requests_per_minute=60), clock)
+    for _ in range(60):
+        account.enter()
+        account.leave()
+    with pytest.raises(RequestError, match=r"limit 60, remaining 0. Please try again in 1s") as refused:
+        account.enter()
+    assert (refused.value.code, refused.value.retry_after_s) == ("rate_limit_exceeded", pytest.approx(1.0))
+    clock.now += 1.0
+    account.enter()
+    with pytest.raises(RequestError):
+        account.enter()
+    clock.now += 3600.0
+    assert account.headers() == {
+        "x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "60", "x-ratelimit-reset-requests": "0ms",
+    }  # fmt: skip
+
+
+def test_tokens_are_taken_before_and_owed_after() -> None:
+    clock = Clock()
+    account = KeyAccount(Quota(tokens_per_minute=600), clock)
+    with pytest.raises(RequestError, match="it never fits"):
+        account.take(601)
+    account.take(500)
+    with pytest.raises(RequestError, match=r"limit 600, remaining 100\. Please try again in 10s"):
+        account.take(200)
+    account.owe(400)
+    assert account.headers()["x-ratelimit-remaining-tokens"] == "0"
+    assert account.headers()["x-ratelimit-reset-tokens"] == "1m30s"
+    with pytest.raises(RequestError, match="tokens per min") as refused:
+        account.enter()
+    assert refused.value.retry_after_s == pytest.approx(30.1)
+    clock.now += 31.0
+    account.enter()
+
+
+def test_concurrency_counts_what_is_not_over() -> None:
+    account = KeyAccount(Quota(concurrent_requests=2))
+    account.enter()
+    account.enter()
+    with pytest.raises(RequestError, match="2 requests running") as refused:
+        account.enter()
+    assert refused.value.code == "slow_down"
+    account.leave()
+    account.enter()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0ms"), (0.0101, "11ms"), (1.0, "1s"), (59.2, "1m0s"), (360.0, "6m0s"), (3723, "1h2m3s")],
+)
+def test_durations_read_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+# -- on the wire -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(tmp_path: Path, serve: Callable[..., str]) -> tuple[str, Path, Metrics]:
+    """A server with a keys file, which it looks at every second."""
+    path = tmp_path / "keys"
+    for one in (entry(ONE, requests_per_minute=3, tokens_per_minute=40), entry(TWO, weight=4.0)):
+        append_entry(path, one)
+    metrics = Metrics("tiny")
+    return serve(AppOptions(keys_file=path, has_access_log=False), metrics=metrics), path, metrics
+
+
+def ask(url: str, key: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={**TEXT, **fields}, headers=bearer(key), timeout=20)
+
+
+def test_keys_of_the_file_open_and_quotas_refuse(locked: tuple[str, Path, Metrics], router: ScriptedRouter) -> None:
+    url, _, _ = locked
+    router.will(Script(text="hi"))
+    assert ask(url, "wrong").status_code == 401
+    assert httpx.post(f"{url}/v1/completions", json=TEXT).status_code == 401
+    first = ask(url, ONE)
+    assert first.status_code == 200
+    assert first.headers["x-ratelimit-limit-requests"] == "3"
+    assert first.headers["x-ratelimit-remaining-requests"] == "2"
+    left = int(first.headers["x-ratelimit-remaining-tokens"])
+    num_prompt, num_output = first.json()["usage"]["prompt_tokens"], first.json()["usage"]["completion_tokens"]
+    assert 40 - num_prompt - num_output <= left <= 40 - num_prompt + 1
+    assert "x-ratelimit-limit-requests" not in ask(url, TWO).headers
+    assert httpx.get(f"{url}/v1/models", headers=bearer(ONE)).status_code == 200, "what reads no prompt is not counted"
+    for _ in range(2):
+        ask(url, ONE)
+    refused = ask(url, ONE)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert (router.submits[0].tenant, router.submits[0].weight) != (router.submits[1].tenant, router.submits[1].weight)
+    assert router.submits[1].weight == 4.0
+    assert router.submits[0].tenant == router.submits[0].cache_salt
+
+
+def test_a_prompt_beyond_the_tokens_left_is_refused_and_not_submitted(
+    locked: tuple[str, Path, Metrics], router: ScriptedRouter
+) -> None:
+    url, _, _ = locked
+    refused = ask(url, ONE, prompt=[1] * 41)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "41 tokens" in refused.json()["error"]["message"]
+    embedded = httpx.post(f"{url}/v1/embeddings", json={"input": [1] * 41}, headers=bearer(ONE))
+    assert embedded.status_code == 429
+    assert router.submits == []
+
+
+def test_a_running_server_takes_a_new_file_and_keeps_the_old_from_a_bad_one(
+    locked: tuple[str, Path, Metrics], router: ScriptedRouter
+) -> None:
+    del router
+    url, path, metrics = locked
+    append_entry(path, entry(THREE))
+    wait_until(lambda: ask(url, THREE).status_code == 200)
+    assert ask(url, TWO).status_code == 200
+    path.write_text("keys: [")
+    wait_until(lambda: metrics.key_readings.values.get(("refused",)) == 1.0)
+    assert ask(url, THREE).status_code == 200
+    page = httpx.get(f"{url}/metrics").text
+    assert 'inferd_keys_file_readings_total{outcome="refused"} 1.0' in page
+    assert "inferd_keys 3.0" in page
+
+
+def test_at_most_so_many_at_a_time_in_the_background_too(
+    tmp_path: Path, serve: Callable[..., str], router: ScriptedRouter
+) -> None:
+    path = written(tmp_path / "keys", entry(ONE, concurrent_requests=2))
+    url = serve(AppOptions(keys_file=path, has_access_log=False))
+    router.will(Script(ends=False), Script(ends=False), Script(text="done"))
+    started = [
+        httpx.post(f"{url}/v1/responses", json={"input": "hi", "background": True}, headers=bearer(ONE)).json()
+        for _ in range(2)
+    ]
+    assert ask(url, ONE).json()["error"]["code"] == "slow_down"
+    httpx.post(f"{url}/v1/responses/{started[0]['id']}/cancel", headers=bearer(ONE))
+    assert ask(url, ONE).status_code == 200
+    httpx.post(f"{url}/v1/responses/{started[1]['id']}/cancel", headers=bearer(ONE))
+
+
+def wait_until(fact: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not fact():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)

@@ -1,0 +1,163 @@
+"""The callers of a run: each submits one choice, reads its stream to the end, and holds it against the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.messages import Delta, Submit
+from inferd.server.backlog import FLOOD_FACTOR
+from inferd.server.router import TokenStream
+from tests.sim.faults import TICK_S, Caller
+from tests.sim.history import asked
+from tests.sim.oracle import Job, answer_of
+from tests.sim.stream import Stream
+
+if TYPE_CHECKING:
+    from tests.sim.front import FrontRun
+
+
+_ABORTED_S = 0.1
+"""R11: a step takes a third of that at most, and a frame some milliseconds."""
+
+
+class Callers:
+    """All of one run. Whatever is wrong raises `AssertionError`."""
+
+    def __init__(self, run: FrontRun) -> None:
+        self._run = run
+        self._start_s = asyncio.get_running_loop().time()
+        self._streams: dict[str, Stream] = {}
+        self._accepted: list[TokenStream] = []
+        self._num_received = 0
+
+    async def ask(self, caller: Caller) -> None:
+        """Submit at its time; read to the end, unless it is refused."""
+        run, job = self._run, caller.job
+        await asyncio.sleep(job.arrival_tick * TICK_S)
+        submit = Submit(
+            request_id=job.request_id,
+            prompt_ids=job.prompt_ids,
+            params=job.params,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            arrival_s=asyncio.get_running_loop().time(),
+            ttft_target_s=job.ttft_target_s,
+            tpot_target_s=job.tpot_target_s,
+            tenant=job.tenant,
+            weight=job.weight,
+        )
+        is_refused = run.history.is_refused(asked(job.prompt_ids, job.params))
+        try:
+            tokens = run.router.submit(submit)
+        except RequestError as error:
+            self._check_refusal(job, error, is_refused=is_refused)
+            return
+        assert not is_refused, f"{job.request_id} asks for what ended engines, and is taken"
+        self._accepted.append(tokens)
+        self._check_id_in_use(submit)
+        leaving = asyncio.create_task(self._leave(caller, tokens)) if caller.abort_s is not None else None
+        await self._read(caller, tokens)
+        if leaving is not None:
+            leaving.cancel()
+
+    async def _read(self, caller: Caller, tokens: TokenStream) -> None:
+        run, job = self._run, caller.job
+        answer = answer_of(job, run.scenario.core.limits.windows)
+        stream = self._streams[job.request_id] = Stream(job, answer)
+        num_cached = None
+        async for delta in tokens:
+            is_first = not stream.token_ids and delta.token_ids
+            stream.take(delta)
+            if is_first:
+                num_cached = delta.num_cached_tokens
+                self._check_cached(stream, num_cached)
+            elif delta.token_ids:
+                assert delta.num_cached_tokens == num_cached, f"{job.request_id}: another number of cached tokens"
+            if delta.finish_reason is not None:
+                self._check_ending(stream, tokens, delta)
+            elif caller.stops_after is not None and len(stream.token_ids) >= caller.stops_after:
+                self._abort(tokens, "stop")
+            if caller.pause_s:
+                await asyncio.sleep(run.rng.random() * caller.pause_s)
+        assert not stream.is_live, f"{job.request_id} ended without saying how"
+        assert tokens.num_generated == len(stream.token_ids), f"{job.request_id}: usage is not what was received"
+        self._num_received += len(stream.token_ids)
+        tokens.abort()
+        async for delta in tokens:
+            raise AssertionError(f"{job.request_id} ended and was given {delta}")
+
+    async def _leave(self, caller: Caller, tokens: TokenStream) -> None:
+        assert caller.abort_s is not None
+        await asyncio.sleep(caller.abort_s)
+        self._abort(tokens, "abort")
+        tokens.abort()
+
+    def _abort(self, tokens: TokenStream, reason: str) -> None:
+        self._run.history.aborted(tokens.request_id, self._run.lives[-1].generation)
+        tokens.abort(reason)  # type: ignore[arg-type]
+        run, loop, generation = self._run, asyncio.get_running_loop(), self._run.lives[-1].generation
+
+        def check() -> None:
+            is_same = run.router.is_up and run.lives[-1].generation == generation and run.is_calm(loop.time())
+            if is_same and not tokens._closed:
+                run.failed(AssertionError(f"{tokens.request_id} was aborted {_ABORTED_S} s ago, and goes on"))
+
+        if run.router.is_up and run.is_calm(loop.time()):
+            loop.call_later(_ABORTED_S, check)
+
+    def _check_refusal(self, job: Job, error: RequestError, *, is_refused: bool) -> None:
+        run, router = self._run, self._run.router
+        if is_refused and router.is_ready:
+            assert error.code == "engine_error", error
+            return
+        waiting = [tokens for tokens in self._accepted if not tokens.has_begun and not tokens._closed]
+        num_own = sum(tokens.submit.tenant == job.tenant for tokens in waiting)
+        num_free = run.scenario.max_waiting - len(waiting)
+        if error.code == "rate_limit_exceeded":
+            assert job.ttft_target_s is not None and waiting, f"refused for a target, with none or no queue: {error}"
+            return
+        if error.code == "slow_down":
+            assert job.tenant and num_own + 1 > FLOOD_FACTOR * num_free, f"{num_own} wait, and {num_free} may: {error}"
+            return
+        assert error.code == "server_is_overloaded", error
+        assert num_free <= 0 or not router.is_up, f"refused with room and an engine: {error}"
+
+    def _check_id_in_use(self, submit: Submit) -> None:
+        try:
+            self._run.router.submit(submit)
+        except RequestError:
+            return
+        raise AssertionError(f"{submit.request_id} was taken twice")
+
+    def _check_cached(self, stream: Stream, num_cached: int) -> None:
+        if num_cached:
+            others = (
+                (other.job.cache_salt, (*other.job.prompt_ids, *other.answer.token_ids))
+                for other in self._streams.values()
+                if other is not stream
+            )
+            stream.check_cached(num_cached, self._run.scenario.core.limits.block_size, others)
+
+    def _check_ending(self, stream: Stream, tokens: TokenStream, delta: Delta) -> None:
+        """As its answer ends, or for one of the reasons for which a choice may end without it."""
+        history, job = self._run.history, stream.job
+        code = delta.failure.code if delta.failure is not None else None
+        if code == "engine_error":
+            if not history.has_given_up:
+                history.given_up(job.request_id, asked(job.prompt_ids, job.params))
+            return
+        if code == "rate_limit_exceeded":
+            assert history.num_sent[job.request_id] == 1, f"{job.request_id} was taken, and refused after an outage"
+        stream.is_aborted = tokens.abort_reason is not None
+        stream.check_ending(delta)
+
+    def check_end(self) -> None:
+        """When all have ended."""
+        run = self._run
+        assert run.router.num_active == 0, "streams are left"
+        assert run.router._backlog.num_requests == 0, f"{run.router._backlog.num_requests} wait of none"
+        assert run.metrics.num_counted == self._num_received, "tokens were counted that nobody received"
+        for caller in run.scenario.callers:
+            run.history.check_poison(caller.job.request_id)

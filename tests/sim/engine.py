@@ -1,0 +1,97 @@
+"""The real core, scheduler and cache on a simulated device, as tight as a scenario says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inferd.engine.api.flight import NO_RECORDER, Recorder
+from inferd.engine.cache.prefix import blake2b_block
+from inferd.engine.cache.table import KVCache
+from inferd.engine.core import EngineCore
+from inferd.engine.sched.limits import SchedulerConfig
+from inferd.engine.sched.plan import StepPlan
+from inferd.engine.sched.scheduler import Scheduler
+from tests.sim.device import SimulatedDevice
+from tests.sim.grammar import SimulatedGrammars
+from tests.sim.oracle import VOCAB_SIZE
+from tests.sim.scenario import CHUNK_SPLIT, Limits, Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """All that one life of an engine computes with."""
+
+    core: EngineCore
+    scheduler: Scheduler
+    cache: KVCache
+    device: SimulatedDevice
+
+    def poison_free(self) -> None:
+        """Nothing launched touches what nobody holds: hold the host to that."""
+        self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots)
+
+    def check_idle(self) -> None:
+        """After the last request everything is free again. Raises `AssertionError`."""
+        self.core.check()
+        self.core.reset_prefix_cache()
+        assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
+        assert len(self.cache.index) == 0, "content is indexed that no block holds"
+        assert len(self.scheduler.free_slots) == self.scheduler.config.max_num_seqs, "slots were lost"
+
+
+def make_engine(
+    scenario: Scenario,
+    *,
+    depth: int,
+    clock: Callable[[], float],
+    tick: Callable[[], int],
+    watch: Callable[[StepPlan], None],
+    recorder: Recorder = NO_RECORDER,
+) -> SimulatedEngine:
+    """A new engine. `clock`: seconds; `tick`: in which grammars are compiled; `watch` is shown each plan launched."""
+    limits = scenario.limits
+    config = SchedulerConfig(
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        ageing_s=limits.ageing_s,
+        watermark=limits.watermark,
+        chunk_split=CHUNK_SPLIT,
+    )
+    cache = KVCache(
+        limits.num_blocks,
+        limits.block_size,
+        limits.windows,
+        step_tokens=limits.max_num_batched_tokens,
+        hash_block=_hash_of(limits),
+    )
+    scheduler = Scheduler(config, cache)
+    device = SimulatedDevice(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        windows=limits.windows,
+        num_slots=limits.max_num_seqs,
+        max_step_tokens=limits.max_num_batched_tokens,
+        is_lazy=scenario.is_lazy,
+        nan_positions={job.request_id: job.nan_position for job in scenario.jobs if job.nan_position is not None},
+        watch=watch,
+    )
+    core = EngineCore(
+        scheduler,
+        device,
+        vocab_size=VOCAB_SIZE,
+        depth=depth,
+        clock=clock,
+        grammars=SimulatedGrammars(tick),
+        recorder=recorder,
+    )
+    return SimulatedEngine(core, scheduler, cache, device)
+
+
+def _hash_of(limits: Limits) -> Callable[[bytes, bytes], bytes]:
+    """The product's hash, or one that keeps only so many bits of it."""
+    bits = limits.hash_bits
+    if bits is None:
+        return blake2b_block
+    return lambda parent_key, payload: bytes([blake2b_block(parent_key, payload)[0] & ((1 << bits) - 1)])

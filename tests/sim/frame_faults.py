@@ -1,0 +1,46 @@
+"""What becomes of one frame on its way: see `faults.FRAME_FAULTS`. Knows pipes and bytes, no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from tests.sim.device import SimulationError
+from tests.sim.faults import Fault
+from tests.sim.network import Pipe
+
+
+def spoil_frame(pipe: Pipe, fault: Fault, old: Sequence[bytes], rng: Random, harms: list[str]) -> None:
+    """Have `fault` befall the pipe. `old`: frames of the life before, the same way; once it happens, `harms` says so,
+    but for a frame that is only late.
+    """
+    if fault.what == "delay":
+        pipe.delays_s[fault.at] = rng.choice((0.05, 2.0))
+        return
+    if fault.what == "lose":
+        pipe.losses.add(fault.at)
+        pipe.on_lost = lambda: harms.append("lost frame")
+        return
+
+    def spoil(frame: bytes) -> list[bytes]:
+        frames = _spoiled(fault, frame, rng, old[fault.at] if fault.at < len(old) else frame)
+        if frames != [frame]:
+            harms.append(f"{fault.what} frame")
+        return frames
+
+    pipe.spoils[fault.at] = spoil
+
+
+def _spoiled(fault: Fault, frame: bytes, rng: Random, old: bytes) -> list[bytes]:
+    match fault.what:
+        case "repeat":
+            return [frame, frame]
+        case "cut":
+            return [frame[: rng.randrange(len(frame))]]
+        case "flip":
+            flipped = bytearray(frame)
+            flipped[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+            return [bytes(flipped)]
+        case "stale":
+            return [old]
+    raise SimulationError(f"no fault of frames: {fault}")

@@ -1,0 +1,250 @@
+"""The server's side under simulation: the real router and the real recovery, with engines that die, hang and mumble, on
+a loop whose time is virtual. Callers read their streams to the end; what they were given is compared with the oracle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from inferd.engine.api import client as client_module
+from inferd.engine.api import flight as flight_module
+from inferd.engine.api import heartbeat as heartbeat_module
+from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.errors import EngineDeadError
+from inferd.engine.api.flight import tag_of
+from inferd.engine.api.messages import Submit, ToEngine
+from inferd.server import life as life_module
+from inferd.server.backlog import QueueBounds
+from inferd.server.quarantine import Quarantine
+from inferd.server.recovery import Recovery
+from inferd.server.router import Router, RouterOptions
+from tests.sim.callers import Callers
+from tests.sim.device import SimulationError
+from tests.sim.faults import Caller, FrontScenario, make_front_scenario
+from tests.sim.history import CheckedMetrics, History
+from tests.sim.loop import Clocks, VirtualLoop
+from tests.sim.network import Network
+from tests.sim.process import SimulatedProcess
+from tests.sim.supervisor import SimulatedSupervisor
+
+_LIMIT_S = 7200.0
+"""Virtual seconds after which a run goes round in circles."""
+_STALLED_S = 5.0
+"""R10: with an engine that takes requests and with which nothing is wrong, somebody gets something within so long."""
+_LOOK_S = 0.5
+_CLOSE_S = 60.0
+
+
+def run_front_seed(seed: int) -> None:
+    """Run the front scenario of `seed`. Raises `AssertionError` for anything that is wrong."""
+    run_front(make_front_scenario(seed))
+
+
+def run_front(scenario: FrontScenario) -> None:
+    """As `run_front_seed`, of a scenario that somebody changed."""
+    seed = scenario.seed
+    loop = VirtualLoop(Random(f"order {seed}"), _LIMIT_S)
+    with _simulated(seed, loop) as (network, clocks):
+        run = FrontRun(scenario, loop, network, clocks)
+        try:
+            loop.run_until_complete(run.main())
+        finally:
+            _close(loop)
+    if run.error is not None:
+        raise run.error
+
+
+@contextmanager
+def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]:
+    """Put what is simulated in place of sockets, shared memory and clocks."""
+    network, clocks = Network(Random(f"network {seed}")), Clocks(loop)
+    logging.disable(logging.CRITICAL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "zmq", network.as_zmq())
+        patch.setattr(flight_module, "open_map", network.open_map)
+        patch.setattr(heartbeat_module, "open_map", network.open_map)
+        for name, module in list(sys.modules.items()):
+            if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:
+                patch.setattr(module, "time", clocks)
+        try:
+            yield network, clocks
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _close(loop: VirtualLoop) -> None:
+    """End what an error left behind, so that nobody hears of it later."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSE_S))
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()
+    loop.close()
+
+
+class FrontRun:
+    """One run of a scenario. Sees what becomes of every process and of every request."""
+
+    def __init__(self, scenario: FrontScenario, loop: VirtualLoop, network: Network, clocks: Clocks) -> None:
+        self.scenario, self.network, self.clocks = scenario, network, clocks
+        self.rng = Random(f"run {scenario.seed}")
+        self.lives: list[SimulatedSupervisor] = []
+        self.error: BaseException | None = None
+        self.history = History(loop)
+        self._loop = loop
+        self._callers = {caller.job.request_id: caller for caller in scenario.callers}
+
+    async def main(self) -> None:
+        """The whole of it: an engine, the callers, the end."""
+        scenario = self.scenario
+        self.metrics = CheckedMetrics(self._loop.time)
+        options = RouterOptions(QueueBounds(scenario.max_waiting), outage_grace_s=scenario.outage_grace_s)
+        self.router = Router(None, self.metrics, options, Quarantine(self._loop.time))
+        config = SimpleNamespace(max_num_seqs=scenario.core.limits.max_num_seqs, standby=scenario.has_standby)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(life_module, "Supervisor", partial(SimulatedSupervisor, self))
+            recovery = asyncio.create_task(Recovery(self.router, config, "info", lambda is_warm: None).run())
+            started = asyncio.create_task(self.router.became_ready.wait())
+            await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
+            started.cancel()
+            if not self.router.became_ready.is_set():
+                self.history.check_failed_start(recovery)
+                return
+            await self._serve(recovery)
+            await self._end(recovery)
+
+    async def _serve(self, recovery: asyncio.Task[None]) -> None:
+        callers = Callers(self)
+        watching = [asyncio.create_task(each) for each in (self._disturb(), self._watch())]
+        asking = asyncio.gather(*(callers.ask(caller) for caller in self.scenario.callers))
+        try:
+            await self._until_done(asking, recovery, watching)
+        finally:
+            for task in (asking, *watching):
+                task.cancel()
+            await asyncio.gather(asking, *watching, return_exceptions=True)
+        callers.check_end()
+
+    async def _until_done(
+        self, asking: asyncio.Future[list[None]], recovery: asyncio.Task[None], watching: list[asyncio.Task[None]]
+    ) -> None:
+        """Return when all callers have. Raises what goes wrong first, wherever that is."""
+        tasks: set[asyncio.Future[object]] = {asking, recovery, *watching}  # type: ignore[arg-type]
+        while not asking.done():
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self.error is not None:
+                raise self.error
+            for task in watching:
+                if task.done():
+                    task.result()
+            if recovery in tasks and recovery.done():
+                self._give_up(recovery)
+            tasks = {task for task in tasks if not task.done()}
+        asking.result()
+
+    def _give_up(self, recovery: asyncio.Task[None]) -> None:
+        """As the server does where no engine can be had."""
+        error = recovery.exception()
+        if not isinstance(error, EngineDeadError):
+            raise error or SimulationError("recovery has ended")
+        self.history.check_given_up()
+        self.router.fail_all(str(error))
+
+    async def _end(self, recovery: asyncio.Task[None]) -> None:
+        """Drain, prove that the last engine is empty, and that nothing is left of any."""
+        self.router.drain()
+        await self.router.drained()
+        await asyncio.sleep(1.0)
+        if self.error is not None:
+            raise self.error
+        process = self.lives[-1].process
+        if self.router.is_up and process is not None and process.engine is not None and not process.harms:
+            process.engine.check_idle()
+        if not recovery.done():
+            self.history.check_not_given_up()
+            recovery.cancel()
+            await asyncio.gather(recovery, return_exceptions=True)
+        assert all(life.is_discarded for life in self.lives), "something is left of an engine"
+        running = [
+            life.generation for life in self.lives if life.process is not None and life.process.exit_code is None
+        ]
+        assert not running, f"engines {running} outlived their server"
+        await asyncio.sleep(1.0)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks outlived the server: {left}"
+
+    # -- what goes on beside the callers -----------------------------------------------------------------------------
+
+    async def _disturb(self) -> None:
+        """The wall clock jumps, the prefix cache is dropped, all is aborted."""
+        scenario, start_s = self.scenario, self._loop.time()
+        events = [(at_s, "wall", by_s) for at_s, by_s in scenario.wall_jumps_s]
+        events += [(at_s, "reset", 0.0) for at_s in scenario.resets_s]
+        events += [(scenario.aborts_all_s, "abort", 0.0)] if scenario.aborts_all_s is not None else []
+        for at_s, what, by_s in sorted(events):
+            await asyncio.sleep(max(0.0, start_s + at_s - self._loop.time()))
+            if what == "wall":
+                self.clocks.wall_offset_s += by_s
+            elif what == "reset":
+                self.router.reset_prefix_cache()
+            else:
+                for request_id in self.router._streams:
+                    self.history.aborted(request_id, self.lives[-1].generation)
+                self.router.abort_all()
+        await asyncio.Event().wait()
+
+    async def _watch(self) -> None:
+        """R10: nobody waits for long while nothing is wrong."""
+        last, since_s = -1, self._loop.time()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now, router = self._loop.time(), self.router
+            if not router.is_up or not router.num_active or router.num_delivered != last or not self.is_calm(now):
+                last, since_s = router.num_delivered, now
+            waited_s = now - since_s
+            assert waited_s <= _STALLED_S, f"{router.num_active} streams were given nothing for {waited_s:g} s"
+
+    def is_calm(self, now: float) -> bool:
+        """Nothing is wrong with any engine at the moment."""
+        processes = [life.process for life in self.lives if life.process is not None]
+        return all(each.exit_code is not None or (not each.harms and each.calm_s <= now) for each in processes)
+
+    # -- what processes tell -----------------------------------------------------------------------------------------
+
+    def caller_of(self, request_id: str) -> Caller:
+        return self._callers[request_id]
+
+    def old_frames(self, generation: int, way: str) -> Sequence[bytes]:
+        before = [life.run_dir for life in self.lives if life.generation == generation - 1]
+        if not before:
+            return ()
+        endpoint = to_engine_endpoint if way == "in" else from_engine_endpoint
+        return self.network.pipe(endpoint(before[-1])).sent
+
+    def taken(self, process: SimulatedProcess, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self.history.sent(message.request_id, process.generation)
+
+    def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
+        names = {name for name in self._callers if tag_of(name) in flying}
+        try:
+            self.history.died(process.harms, names, self.router.num_delivered, is_standby=not process.promoted.is_set())
+        except AssertionError as error:
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self.router.fail_all("the simulation failed")

@@ -1,0 +1,140 @@
+"""What the run saw with its own eyes of engines and requests, to hold the server's decisions against: who was being
+computed in which death, whether anything was delivered between deaths, what may have been refused and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.params import SamplingParams
+from inferd.server.metrics import Metrics, RequestRecord
+
+MAX_DEATHS = 5
+"""R4: so many in a minute without a token between them; one more ends the server."""
+WINDOW_S = 60.0
+GUILTY_DEATHS = 3
+"""R3: nobody is given up for fewer, and the last of them alone."""
+REFUSED_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One engine's end."""
+
+    at_s: float
+    in_flight: frozenset[str]
+    num_delivered: int
+    """By all engines until then."""
+    harms: tuple[str, ...]
+
+
+Asked = tuple[tuple[int, ...], SamplingParams]
+"""What the quarantine knows a request by, whoever asks."""
+
+
+def asked(prompt_ids: tuple[int, ...], params: SamplingParams) -> Asked:
+    """Without the seed, which is drawn anew each time."""
+    return prompt_ids, structs.replace(params, seed=0)
+
+
+class History:
+    """Of one run. Every check raises `AssertionError`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.deaths: list[Death] = []
+        self.num_sent: dict[str, int] = {}
+        """Request -> engines that were asked for it."""
+        self._aborted_in: dict[str, int] = {}
+        self._guilty: list[tuple[float, Asked]] = []
+        self.has_given_up = False
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    def died(self, harms: list[str], in_flight: set[str], num_delivered: int, *, is_standby: bool) -> None:
+        """An engine ended, for a reason that somebody gave it."""
+        assert harms or is_standby, "an engine was ended with which nothing was wrong"
+        if not is_standby and harms != ["stopped"]:
+            self.deaths.append(Death(self._loop.time(), frozenset(in_flight), num_delivered, tuple(harms)))
+
+    def check_failed_start(self, recovery: asyncio.Task[None]) -> None:
+        """The first engine did not come up: that ends the server at once."""
+        assert recovery.done() and isinstance(recovery.exception(), (EngineDeadError, StartError)), recovery
+        assert len(self.deaths) == 1, f"{len(self.deaths)} engines were tried where the first could not start"
+
+    def check_given_up(self) -> None:
+        """No other engine is started after so many deaths in a minute with nothing delivered between them."""
+        self.has_given_up = True
+        assert self._is_loop(self.deaths[-MAX_DEATHS - 1 :]), f"given up after {self.deaths}"
+
+    def check_not_given_up(self) -> None:
+        for end in range(len(self.deaths) + 1):
+            assert not self._is_loop(self.deaths[max(0, end - MAX_DEATHS - 2) : end], more=1), "a crash loop goes on"
+
+    def _is_loop(self, deaths: list[Death], more: int = 0) -> bool:
+        if len(deaths) < MAX_DEATHS + 1 + more:
+            return False
+        # What an engine sent before it died may still be delivered behind its death.
+        first, second, last = deaths[0], deaths[1], deaths[-1]
+        return last.at_s - first.at_s <= WINDOW_S and last.num_delivered == second.num_delivered
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def sent(self, request_id: str, generation: int) -> None:
+        """An engine was asked for it."""
+        self.num_sent[request_id] = self.num_sent.get(request_id, 0) + 1
+        aborted_in = self._aborted_in.get(request_id, generation)
+        assert generation <= aborted_in, f"{request_id} was aborted before engine {aborted_in} died, and is sent again"
+
+    def aborted(self, request_id: str, generation: int) -> None:
+        """Its caller went away while this engine was the newest."""
+        self._aborted_in.setdefault(request_id, generation)
+
+    def given_up(self, request_id: str, what: Asked) -> None:
+        """It is said to have ended engines. It was being computed in three that died, and alone in the last of them."""
+        deaths = [death for death in self.deaths if request_id in death.in_flight]
+        assert len(deaths) >= GUILTY_DEATHS, f"{request_id} is given up after {len(deaths)} deaths with it"
+        assert deaths[-1].in_flight == {request_id}, f"{request_id} is given up and was not alone: {deaths[-1]}"
+        self._guilty.append((self._loop.time(), what))
+
+    def is_refused(self, what: Asked) -> bool:
+        """Whether the like of it was given up lately."""
+        now = self._loop.time()
+        return any(each == what and now - at_s < REFUSED_S for at_s, each in self._guilty)
+
+    def check_poison(self, request_id: str) -> None:
+        """R3: what ends engines is found out; whoever was computed beside it may have to be tried alone before it."""
+        name = f"poison {request_id}"
+        own = [death for death in self.deaths if name in death.harms]
+        assert len(own) <= GUILTY_DEATHS, f"{request_id} ended {len(own)} engines"
+
+
+class CheckedMetrics(Metrics):
+    """R20: no time is negative, whatever the wall clock does; and what is counted is what was given."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__("simulated", clock=clock)
+        self.num_counted = 0
+
+    def first_token(self, ttft_s: float) -> None:
+        assert ttft_s >= 0, f"a first token after {ttft_s} s"
+        super().first_token(ttft_s)
+
+    def tokens(self, num_tokens: int, gap_s: float) -> None:
+        assert 0 <= gap_s < 7200, f"{gap_s} s between tokens"
+        super().tokens(num_tokens, gap_s)
+
+    def recovered(self, num_replayed: int, outage_s: float) -> None:
+        assert 0 <= outage_s < 7200, f"an outage of {outage_s} s"
+        super().recovered(num_replayed, outage_s)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        times = (record.queue_s, record.prefill_s, record.decode_s, record.e2e_s)
+        assert all(value is None or 0 <= value < 7200 for value in times), record
+        self.num_counted += record.num_generation_tokens
+        super().request_finished(record)

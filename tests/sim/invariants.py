@@ -1,0 +1,124 @@
+"""What must hold after each step and at each launch, whatever is asked: who is preempted, who runs alone, whose blocks
+are held, whose time a chunk takes. Reads the scheduler's books; the text is compared elsewhere.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from inferd.engine.arch.paging import max_blocks
+from inferd.engine.cache.prefix import GONE
+from inferd.engine.request import Request
+from inferd.engine.sched.budget import chunk_s
+from inferd.engine.sched.latency import STARVED_STEPS
+from inferd.engine.sched.plan import StepPlan
+from inferd.engine.sched.step_time import StepLoad
+from tests.sim.engine import SimulatedEngine
+from tests.sim.scenario import CHUNK_SPLIT, Limits
+
+Ranks = dict[str, tuple[str, float, float]]
+"""(tenant, arrival with its priority in seconds, arrival) of the requests that run."""
+
+
+class Invariants:
+    """Of one life of one engine. Every check raises `AssertionError`."""
+
+    def __init__(self, engine: SimulatedEngine, limits: Limits, depth: int) -> None:
+        self._engine, self._limits, self._depth = engine, limits, depth
+        self._num_starved = self._num_held = 0
+        self._cleared: set[Request] = set()
+        """Suspects that got past where an engine died; a preemption does not make them suspects again."""
+
+    def ranks(self) -> Ranks:
+        """Of who runs now; a TTFT target is worth a level at most."""
+        ageing_s = self._limits.ageing_s
+        ranks: Ranks = {}
+        for entry in self._engine.scheduler._running:
+            request, rank = entry.request, entry.rank[0]
+            due = request.arrival_s + request.priority * ageing_s
+            if request.ttft_target_s is None:
+                assert rank == due, f"{request.request_id} ranks at {rank}, not at {due}"
+            else:
+                assert due - ageing_s <= rank <= due, f"{request.request_id} ranks at {rank}, its arrival at {due}"
+            ranks[request.request_id] = (request.tenant, rank, request.arrival_s)
+        return ranks
+
+    def check_launch(self, plan: StepPlan) -> None:
+        """While what was launched before is still on the device."""
+        self._check_trials()
+        self._check_pace(plan)
+
+    def check_step(self, before: Ranks, live: set[str]) -> None:
+        """After a step. `before`: who ran then; `live`: who has not ended."""
+        self._check_trials()
+        self._check_victims(before, live)
+        self._engine.core.check()
+        self._check_blocks()
+
+    def _check_trials(self) -> None:
+        """Who has not been cleared, and has not ended, shares nothing that is launched with anybody."""
+        scheduler = self._engine.scheduler
+        requests = {entry.request for _, entries in scheduler._launched for entry in entries}
+        for request in (requests & scheduler._entries.keys()) - self._cleared:
+            if request.computed >= min(request.alone_until, request.num_needed):
+                self._cleared.add(request)
+            else:
+                assert len(requests) == 1, f"{request.request_id} is a suspect, and {len(requests) - 1} run beside it"
+
+    def _check_victims(self, before: Ranks, live: set[str]) -> None:
+        """Who was preempted ranks behind all of its tenant who were not."""
+        after = self.ranks()
+        victims = [rank for request_id, rank in before.items() if request_id not in after and request_id in live]
+        spared = [rank for request_id, rank in before.items() if request_id in after]
+        for victim in victims:
+            last = max((rank for rank in spared if rank[0] == victim[0]), default=victim)
+            assert last <= victim, f"preempted at {victim}, and {last} goes on"
+
+    def _check_blocks(self) -> None:
+        """What launched rows read and write is held; no table holds more of a window than it and its steps reach."""
+        for block_id in self._engine.device.blocks_in_use():
+            assert self._engine.cache.pool.is_held(block_id), f"block {block_id} is free, and a launched row uses it"
+        limits = self._limits
+        reach = (self._depth + 1) * limits.max_num_batched_tokens
+        for entry in self._engine.scheduler._running:
+            for window, blocks in zip(limits.windows, entry.table.block_ids, strict=True):
+                most = max_blocks(window, limits.max_model_len, reach, limits.block_size)
+                num_held = len(blocks) - blocks.count(GONE)
+                assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
+
+    def _check_pace(self, plan: StepPlan) -> None:
+        """Chunks take no more of the time of those who decode than twice the least target, as far as the model knows:
+        but one split, once in a while, that no prompt starves."""
+        self._check_held(plan)
+        admitted = {admission.slot for admission in plan.admissions}
+        launched, entries = self._engine.scheduler._launched[-1]
+        assert launched is plan
+        decodes = [
+            entry.request
+            for row, entry in zip(plan.rows, entries, strict=True)
+            if row.num_tokens == 1 and row.samples and row.slot not in admitted
+        ]
+        targets = [request.tpot_target_s for request in decodes if request.tpot_target_s is not None]
+        load = StepLoad.of(plan.rows)
+        if not load.pairs:
+            self._num_starved += 1
+            return
+        num_starved, self._num_starved = self._num_starved, 0
+        costs = self._engine.scheduler.latency.model.chunked
+        chunks_s = [chunk_s(costs, row.start, row.num_tokens) for row in plan.rows if row.num_tokens > 1]
+        left_s = 2 * min(targets, default=inf) - costs.predict(StepLoad(len(decodes), 0, 0))
+        if sum(chunks_s) > max(left_s, 0.0) * (1 + 1e-9) + 1e-12:
+            num_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+            assert num_starved >= STARVED_STEPS, f"chunks of {sum(chunks_s)} s where {left_s} s are left"
+            assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
+
+    def _check_held(self, plan: StepPlan) -> None:
+        """A prompt that has begun, with blocks for more and room in the step, is held up for so many steps at most."""
+        running = self._engine.scheduler._running
+        prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
+        is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)
+        is_held = plan.num_tokens + 2 <= self._limits.max_num_batched_tokens and any(
+            entry.request.num_pending > 1 and entry.table.capacity >= entry.request.scheduled + 2 for entry in running
+        )
+        self._num_held = self._num_held + 1 if is_held and not is_computed else 0
+        assert self._num_held <= STARVED_STEPS, f"a prompt was held up for {self._num_held} steps"

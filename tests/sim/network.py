@@ -1,0 +1,162 @@
+"""What lies between the server and its engines: sockets and shared memory, by name, in this process.
+
+`Network` stands for the module `zmq` under the real client, and for the files that both sides map. A pipe carries
+frames in order, each after a delay, and does to them what its faults say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+Spoil = Callable[[bytes], list[bytes]]
+"""What arrives in place of a frame."""
+_UNNOTICED_S = 1.0
+
+
+class SharedMemory(bytearray):
+    """A mapped file. Its bytes stay where they are once it is closed: the other side may still look."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Pipe:
+    """One direction of one engine's wire."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self.num_sent = 0
+        self.sent: list[bytes] = []
+        """All frames, as they were before anything was done to them."""
+        self.spoils: dict[int, Spoil] = {}
+        """Frame to be sent -> its fault; taken out when that happens."""
+        self.delays_s: dict[int, float] = {}
+        self.losses: set[int] = set()
+        """Frames that are lost once another is sent behind them. The last of all, which nobody could miss before the
+        next, is only late."""
+        self._held: bytes | None = None
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def send(self, frame: bytes) -> None:
+        number, self.num_sent = self.num_sent, self.num_sent + 1
+        self.sent.append(frame)
+        if self._held is not None:
+            self._held = None
+            self.on_lost()
+        if number in self.losses:
+            self._held = frame
+            asyncio.get_running_loop().call_later(_UNNOTICED_S, self._give_back)
+            return
+        spoil = self.spoils.pop(number, None)
+        self._carry([frame] if spoil is None else spoil(frame), self.delays_s.get(number, 0.0))
+
+    def _give_back(self) -> None:
+        if self._held is not None:
+            frame, self._held = self._held, None
+            self._carry([frame], 0.0)
+
+    def _carry(self, frames: list[bytes], delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._rng.choice((0.0, 0.0002, 0.0002, 0.003)) + delay_s
+        if self._under_way:
+            due_s = max(due_s, self._under_way[-1][0])
+        self._under_way += [(due_s, each) for each in frames]
+        loop.call_at(due_s, self._arrive)
+
+    def _arrive(self) -> None:
+        # Timers run up to the clock's resolution too early.
+        now = asyncio.get_running_loop().time() + 1e-6
+        while self._under_way and self._under_way[0][0] <= now:
+            self._arrived.append(self._under_way.popleft()[1])
+        if self._arrived and self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def lose_all(self) -> None:
+        """What is under way never arrives."""
+        self._under_way.clear()
+
+    async def wait(self) -> None:
+        """Return once a frame is there."""
+        while not self._arrived:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def take(self) -> bytes | None:
+        """The next frame that has come."""
+        return self._arrived.popleft() if self._arrived else None
+
+    # -- as a socket of the client's ---------------------------------------------------------------------------------
+
+    async def recv(self) -> bytes:
+        await self.wait()
+        return self._arrived.popleft()
+
+
+class _Socket:
+    """A socket of the client's: nothing before it is bound, a pipe from then on."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._pipe: Pipe | None = None
+
+    def bind(self, endpoint: str) -> None:
+        self._pipe = self._network.pipe(endpoint)
+
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        assert self._pipe is not None, "a frame is sent by a socket that is closed or not bound"
+        self._pipe.send(frame)
+
+    async def recv(self) -> bytes:
+        assert self._pipe is not None, "a socket that is closed or not bound is read"
+        return await self._pipe.recv()
+
+    def set_hwm(self, num_frames: int) -> None:
+        """Nothing here is ever full."""
+
+    def set(self, option: int, value: int) -> None:
+        """Nothing lingers."""
+
+    def close(self) -> None:
+        self._pipe = None
+
+
+class Network:
+    """All pipes and all shared memory of one run."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._pipes: dict[str, Pipe] = {}
+        self._files: dict[Path, SharedMemory] = {}
+
+    def pipe(self, endpoint: str) -> Pipe:
+        """The pipe of that name, for both of its ends."""
+        return self._pipes.setdefault(endpoint, Pipe(self._rng))
+
+    def open_map(self, file: Path, *, num_bytes: int = 0) -> SharedMemory:
+        """As `heartbeat.open_map`."""
+        if num_bytes:
+            assert file not in self._files, f"{file} exists"
+            self._files[file] = SharedMemory(num_bytes)
+        return self._files[file]
+
+    def as_zmq(self) -> SimpleNamespace:
+        """What the client knows of the module `zmq`."""
+        context = SimpleNamespace(socket=lambda kind: _Socket(self), term=lambda: None)
+        return SimpleNamespace(
+            Context=lambda shadow=None: context,
+            Socket=lambda context, kind: _Socket(self),
+            asyncio=SimpleNamespace(Context=lambda: context),
+            PUSH=8,
+            PULL=7,
+            LINGER=17,
+            NOBLOCK=1,
+            Again=BlockingIOError,
+        )

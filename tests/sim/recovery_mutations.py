@@ -1,0 +1,260 @@
+"""Planted bugs of what brings requests over the death of an engine: journal, quarantine, deaths, hangs and the wire.
+See `tests.sim.planting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import structs
+
+from inferd.engine import watch as watch_module
+from inferd.engine.api import messages as messages_module
+from inferd.engine.api.flight import FlightReader, FlightRecord, Rows
+from inferd.engine.api.messages import Envelope, Submit
+from inferd.server import quarantine as quarantine_module
+from inferd.server import watchdog as watchdog_module
+from inferd.server.deaths import Deaths
+from inferd.server.journal import Journal
+from inferd.server.quarantine import Quarantine
+from inferd.server.recovery import Recovery
+from inferd.server.watchdog import Watchdog
+from tests.sim.loop import Clocks
+from tests.sim.planting import Patch, Plants
+
+plant = Plants()
+
+
+def _replay_as(patch: Patch, change: object) -> None:
+    """Have replays be what `change(submit)` makes of them."""
+    replay = Journal.replay
+    patch.setattr(Journal, "replay", lambda self, *, alone: change(replay(self, alone=alone)))  # type: ignore[operator]
+
+
+# -- journal -----------------------------------------------------------------------------------------------------------
+
+
+@plant
+def token_is_emitted_twice_after_a_replay(patch: Patch) -> None:
+    """The journal is a token behind what the caller was given."""
+    _replay_as(patch, lambda submit: structs.replace(submit, emitted_ids=submit.emitted_ids[:-1]))
+
+
+@plant
+def replay_starts_over(patch: Patch) -> None:
+    """The next engine is told of the prompt alone, and says all of it again."""
+    _replay_as(patch, lambda submit: structs.replace(submit, emitted_ids=()))
+
+
+@plant
+def max_tokens_is_not_reduced(patch: Patch) -> None:
+    """What was emitted is sent as prompt, and the answer may be as long again."""
+
+    def longer(submit: Submit) -> Submit:
+        return structs.replace(submit, prompt_ids=submit.prompt_ids + submit.emitted_ids, emitted_ids=())
+
+    _replay_as(patch, longer)
+
+
+@plant
+def seed_changes_with_a_replay(patch: Patch) -> None:
+    """Generators with state: the next engine's begins anew."""
+
+    def reseeded(submit: Submit) -> Submit:
+        params = structs.replace(submit.params, seed=submit.params.seed + 1)
+        return structs.replace(submit, params=params) if submit.emitted_ids else submit
+
+    _replay_as(patch, reseeded)
+
+
+@plant
+def position_is_off_by_one_after_a_replay(patch: Patch) -> None:
+    """The prompt's first token is taken for one that the next engine puts there itself."""
+
+    def shifted(submit: Submit) -> Submit:
+        is_long = len(submit.prompt_ids) > 1 and submit.emitted_ids
+        return structs.replace(submit, prompt_ids=submit.prompt_ids[1:]) if is_long else submit
+
+    _replay_as(patch, shifted)
+
+
+@plant
+def prompt_is_scored_again_after_a_replay(patch: Patch) -> None:
+    """Log-probabilities of the prompt are delivered once more."""
+    _replay_as(patch, lambda submit: structs.replace(submit, num_prompt_logprobs=0))
+
+
+@plant
+def outage_makes_requests_late(patch: Patch) -> None:
+    """What was taken before an outage is refused after it, for a target that the outage ate up."""
+    replay = Journal.replay
+
+    def as_asked(self: Journal, *, alone: bool) -> Submit:
+        return structs.replace(replay(self, alone=alone), ttft_target_s=self.submit.ttft_target_s)
+
+    patch.setattr(Journal, "replay", as_asked)
+
+
+# -- quarantine --------------------------------------------------------------------------------------------------------
+
+
+def _judge_by(patch: Patch, change: object) -> None:
+    """Have the quarantine be told `change(in_flight, journals)` for what was in flight."""
+    judge = Quarantine.judge
+
+    def misled(self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal]) -> list[Journal]:
+        known = list(journals)
+        return judge(self, change(in_flight, known), known)  # type: ignore[operator]
+
+    patch.setattr(Quarantine, "judge", misled)
+
+
+@plant
+def first_in_the_queue_is_the_suspect(patch: Patch) -> None:
+    """Wrong suspect: whoever came first, computed or not."""
+    _judge_by(patch, lambda in_flight, known: {known[0].tag: 1} if known else {})
+
+
+@plant
+def nobody_is_a_suspect(patch: Patch) -> None:
+    """A request that ends engines goes on to do so."""
+    _judge_by(patch, lambda in_flight, known: {})
+
+
+@plant
+def flight_record_is_read_after_it_was_cleared(patch: Patch) -> None:
+    """The supervisor's half of it: nothing was in flight."""
+    patch.setattr(FlightReader, "in_flight", lambda self: {})
+
+
+@plant
+def flight_record_holds_the_newest_step_alone(patch: Patch) -> None:
+    """Overlap: the step that died is the one before."""
+    launched = FlightRecord.launched
+
+    def newest(self: FlightRecord, step_id: int, rows: Rows) -> None:
+        self.ended(step_id + 1)
+        launched(self, step_id, rows)
+
+    patch.setattr(FlightRecord, "launched", newest)
+
+
+@plant
+def suspects_are_never_alone(patch: Patch) -> None:
+    """Nobody can tell which of them it was, and engine after engine dies."""
+    patch.setattr(Quarantine, "replay", staticmethod(lambda journal: journal.replay(alone=False)))
+
+
+@plant
+def first_death_is_proof(patch: Patch) -> None:
+    """Wrong suspect: an engine dies by chance, and who ran alone is given up."""
+    patch.setattr(quarantine_module, "FAILED_AFTER", 1)
+
+
+@plant
+def poison_may_come_back(patch: Patch) -> None:
+    """What ended engines is taken again as soon as somebody asks for it."""
+    patch.setattr(Quarantine, "_refuse", lambda self, submit: None)
+
+
+@plant
+def poison_is_known_by_its_seed(patch: Patch) -> None:
+    """The same prompt with another seed is another request."""
+
+    def with_seed(submit: Submit) -> bytes:
+        return msgspec.msgpack.encode((submit.prompt_ids, submit.params))
+
+    patch.setattr(quarantine_module, "_digest", with_seed)
+
+
+# -- deaths and hangs --------------------------------------------------------------------------------------------------
+
+
+@plant
+def crash_loop_never_ends(patch: Patch) -> None:
+    """Engines that die at once are started for ever."""
+    patch.setattr(Deaths, "died", lambda self, now, num_delivered: 0.0)
+
+
+@plant
+def progress_does_not_count(patch: Patch) -> None:
+    """The server gives up though tokens came between the deaths."""
+    died = Deaths.died
+    patch.setattr(Deaths, "died", lambda self, now, num_delivered: died(self, now, 0))
+
+
+@plant
+def hang_is_never_seen(patch: Patch) -> None:
+    """Streams wait for ever for an engine that stands still."""
+    patch.setattr(Watchdog, "look", lambda self, pulse, now: None)
+
+
+@plant
+def short_silence_is_a_hang(patch: Patch) -> None:
+    """An engine that was suspended for a moment is killed."""
+    patch.setattr(watchdog_module, "MAX_SILENCE_S", 0.3)
+
+
+@plant
+def long_step_is_a_hang(patch: Patch) -> None:
+    """A legal step of eight seconds is cut off."""
+    patch.setattr(watch_module, "_MIN_S", 1.0)
+    patch.setattr(watch_module, "_FIRST_S", 1.0)
+
+
+@plant
+def times_are_of_the_wall_clock(patch: Patch) -> None:
+    """Somebody sets the clock, and an hour passes at once, or goes back."""
+    patch.setattr(Clocks, "monotonic", Clocks.time)
+
+
+@plant
+def standby_outlives_the_server(patch: Patch) -> None:
+    """Orphan: whoever waits to be promoted is forgotten."""
+
+    async def forget(self: Recovery) -> None:
+        pass
+
+    patch.setattr(Recovery, "_drop_spare", forget)
+
+
+# -- the wire ----------------------------------------------------------------------------------------------------------
+
+
+def _open_as(patch: Patch, expect: object) -> None:
+    """Have frames be opened as if `expect(envelope, generation, sequence)` had been expected."""
+    open_frame = messages_module._open
+
+    def trusting(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
+        try:
+            envelope = msgspec.msgpack.decode(frame, type=Envelope)
+        except msgspec.MsgspecError:
+            return open_frame(frame, generation, sequence)
+        return open_frame(frame, *expect(envelope, generation, sequence))  # type: ignore[operator]
+
+    patch.setattr(messages_module, "_open", trusting)
+
+
+@plant
+def frame_of_an_old_generation_is_accepted(patch: Patch) -> None:
+    """What a dead engine said is taken for the word of the one that lives."""
+    _open_as(patch, lambda envelope, generation, sequence: (envelope.generation, sequence))
+
+
+@plant
+def lost_frame_is_not_missed(patch: Patch) -> None:
+    """A gap in the numbers is stepped over."""
+    _open_as(patch, lambda envelope, generation, sequence: (generation, max(sequence, envelope.sequence)))
+
+
+@plant
+def repeated_frame_is_taken_again(patch: Patch) -> None:
+    """A number that was seen before is one more."""
+    _open_as(patch, lambda envelope, generation, sequence: (generation, min(sequence, envelope.sequence)))
+
+
+@plant
+def checksum_is_not_looked_at(patch: Patch) -> None:
+    """A wrong bit is a wrong token."""
+    patch.setattr(messages_module, "crc32", lambda body: 0)

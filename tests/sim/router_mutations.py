@@ -1,0 +1,206 @@
+"""Planted bugs of the router and of the streams it feeds. See `tests.sim.planting`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from inferd.engine.api.messages import Abort, Delta, Ready, Submit, ToEngine
+from inferd.server import router as router_module
+from inferd.server.backlog import Backlog
+from inferd.server.journal import Journal
+from inferd.server.router import Router, TokenStream
+from tests.sim.planting import Patch, Plants
+
+plant = Plants()
+
+
+@plant
+def abort_never_reaches_the_engine(patch: Patch) -> None:
+    """Lost abort: the caller is gone, and the engine goes on to the end of its answer."""
+    send = Router._send
+
+    def deaf(self: Router, message: ToEngine) -> None:
+        if not isinstance(message, Abort):
+            send(self, message)
+
+    patch.setattr(Router, "_send", deaf)
+
+
+@plant
+def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
+    """Lost abort: it was on its way to the engine that died."""
+    lose = Router.lose
+
+    def forget(self: Router, in_flight: Mapping[int, int]) -> None:
+        reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.items()}
+        for stream in self._streams.values():
+            stream.abort_reason = None
+        lose(self, in_flight)
+        for request_id, stream in self._streams.items():
+            stream.abort_reason = reasons[request_id]
+
+    patch.setattr(Router, "lose", forget)
+
+
+@plant
+def end_is_told_twice(patch: Patch) -> None:
+    """Two terminal events: what was read last stays to be read."""
+    read = TokenStream.__anext__
+
+    async def twice(self: TokenStream) -> Delta:
+        delta = await read(self)
+        if delta.finish_reason is not None:
+            self._pending.append(delta)
+        return delta
+
+    patch.setattr(TokenStream, "__anext__", twice)
+
+
+@plant
+def end_is_lost_on_a_slow_reader(patch: Patch) -> None:
+    """No terminal event: of what piled up, the end of the first piece is told."""
+    merge = router_module.merge
+    patch.setattr(
+        router_module,
+        "merge",
+        lambda deltas: structs.replace(merge(deltas), finish_reason=deltas[0].finish_reason, failure=deltas[0].failure),
+    )
+
+
+@plant
+def backlog_loses_logprobs(patch: Patch) -> None:
+    """Of what piled up, all ids and the last log-probabilities arrive."""
+    merge = router_module.merge
+
+    def lossy(deltas: Sequence[Delta]) -> Delta:
+        return structs.replace(merge(deltas), logprobs=deltas[-1].logprobs)
+
+    patch.setattr(router_module, "merge", lossy)
+
+
+@plant
+def begun_requests_are_not_sent_again(patch: Patch) -> None:
+    """Lost request: the next engine hears of those alone that waited."""
+    begin = Router._begin
+
+    def forgetful(self: Router, ready: Ready) -> None:
+        streams = self._streams
+        self._streams = {name: stream for name, stream in streams.items() if not stream.has_begun}
+        begin(self, ready)
+        self._streams = streams
+
+    patch.setattr(Router, "_begin", forgetful)
+
+
+@plant
+def everything_is_sent_twice(patch: Patch) -> None:
+    """The next engine is asked for each request again, and refuses an id that is in use."""
+    begin = Router._begin
+
+    def eager(self: Router, ready: Ready) -> None:
+        begin(self, ready)
+        for stream in self._streams.values():
+            self._send(self._quarantine.replay(stream.journal))
+
+    patch.setattr(Router, "_begin", eager)
+
+
+@plant
+def dead_engine_counts_as_up(patch: Patch) -> None:
+    """Requests are sent to nobody: they were taken in the outage, and the next engine never hears of them."""
+    lose = Router.lose
+
+    def stay_up(self: Router, in_flight: Mapping[int, int]) -> None:
+        lose(self, in_flight)
+        self.is_up = True
+
+    patch.setattr(Router, "lose", stay_up)
+
+
+@plant
+def cached_tokens_are_those_of_the_last_engine(patch: Patch) -> None:
+    """Usage changes in the middle of an answer."""
+    record = Journal.record
+
+    def latest(self: Journal, delta: Delta) -> None:
+        record(self, delta)
+        if delta.token_ids:
+            self.num_cached += 1
+
+    patch.setattr(Journal, "record", latest)
+
+
+@plant
+def usage_counts_what_was_drawn(patch: Patch) -> None:
+    """Usage is not what was received: tokens behind the end of an abort are counted."""
+    patch.setattr(
+        TokenStream,
+        "num_generated",
+        property(lambda self: len(self.journal.emitted_ids) + (self.abort_reason is not None)),
+    )
+
+
+@plant
+def queue_never_empties(patch: Patch) -> None:
+    """Leak: what has begun counts as waiting, until nobody is taken any more."""
+    patch.setattr(Backlog, "remove", lambda self, *args, **kwargs: None)
+
+
+@plant
+def aborted_in_the_queue_counts_as_waiting(patch: Patch) -> None:
+    """Leak: only what begins leaves the queue's count."""
+    push = Router._push
+
+    def leak(self: Router, stream: TokenStream, delta: Delta) -> None:
+        if delta.finish_reason is not None and not stream.has_begun:
+            self._backlog.add(stream.submit.tenant, len(stream.submit.prompt_ids))
+        push(self, stream, delta)
+
+    patch.setattr(Router, "_push", leak)
+
+
+@plant
+def drain_never_ends(patch: Patch) -> None:
+    """The last stream ends, and whoever waits for that is not told."""
+    push = Router._push
+
+    def silent(self: Router, stream: TokenStream, delta: Delta) -> None:
+        push(self, stream, delta)
+        self._is_idle.clear()
+
+    patch.setattr(Router, "_push", silent)
+
+
+@plant
+def id_in_use_is_taken(patch: Patch) -> None:
+    """Cross-talk: two callers share an id, and one of them gets what is the other's."""
+    check_open = Router._check_open
+
+    def blind(self: Router, submit: Submit) -> None:
+        streams, self._streams = self._streams, {}
+        try:
+            check_open(self, submit)
+        finally:
+            self._streams = streams
+
+    patch.setattr(Router, "_check_open", blind)
+
+
+@plant
+def deltas_go_to_the_newest_stream(patch: Patch) -> None:
+    """Cross-talk: a lookup by anything but the id."""
+    deliver = Router._deliver
+
+    def newest(self: Router, output: object) -> None:
+        deltas = output.deltas  # type: ignore[attr-defined]
+        if len(deltas) > 1:
+            swapped = [
+                structs.replace(first, request_id=second.request_id)
+                for first, second in zip(deltas, (*deltas[1:], deltas[0]), strict=True)
+            ]
+            output = structs.replace(output, deltas=tuple(swapped))  # type: ignore[type-var]
+        deliver(self, output)  # type: ignore[arg-type]
+
+    patch.setattr(Router, "_deliver", newest)

@@ -1,0 +1,190 @@
+"""Planted bugs of the scheduler: who runs, who waits, who gives way, what a step costs. See `tests.sim.planting`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferd.engine.core import EngineCore
+from inferd.engine.request import Request
+from inferd.engine.sched import latency as latency_module
+from inferd.engine.sched import scheduler as scheduler_module
+from inferd.engine.sched.budget import StepBudget, TimedBudget
+from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
+from inferd.engine.sched.latency import LatencyPolicy
+from inferd.engine.sched.limits import Refusal
+from inferd.engine.sched.outlook import too_late
+from inferd.engine.sched.preempt import RunningSet
+from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.step_time import StepLoad
+from tests.sim.planting import Patch, Plants
+
+plant = Plants()
+
+
+@plant
+def slot_reused_too_early(patch: Patch) -> None:
+    """A finished request's slot goes to the next one while a launched row still uses it."""
+    finish = Scheduler.finish
+
+    def early(self: Scheduler, request: Request, *, forget_blocks: bool = False) -> None:
+        entry = self._entries[request]
+        finish(self, request, forget_blocks=forget_blocks)
+        if entry.slot != NO_SLOT:
+            self._free_slots.append(entry.slot)
+            entry.slot = NO_SLOT
+
+    patch.setattr(Scheduler, "finish", early)
+
+
+@plant
+def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
+    """The result of a row that was launched before its request was preempted is thrown away."""
+    apply_row = Scheduler._apply_row
+
+    def lossy(self: Scheduler, entry: Entry, row: object, result: object) -> None:
+        if entry.state is State.PREEMPTED:
+            entry.request.total = len(entry.request.ids)
+            self._drain(entry)
+        else:
+            apply_row(self, entry, row, result)  # type: ignore[arg-type]
+
+    patch.setattr(Scheduler, "_apply_row", lossy)
+
+
+@plant
+def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
+    """A preempted request waits at once, and may run again before its launched row is applied."""
+
+    def preempt(self: Scheduler, entry: Entry) -> None:
+        self.stats.num_preemptions += 1
+        self._stop_running(entry)
+        self._give_back(entry)
+        entry.request.cached = entry.request.computed = entry.request.scheduled = 0
+        entry.state = State.WAITING
+        self._waiting.push(entry)
+
+    patch.setattr(Scheduler, "_preempt", preempt)
+
+
+@plant
+def victim_is_the_first_in_rank(patch: Patch) -> None:
+    """Preemption in circles: the request that should go on is the one that gives way."""
+
+    def first(self: RunningSet, requester: Entry) -> Entry | None:
+        others = [entry for entry in self if entry is not requester]
+        return others[0] if others else None
+
+    patch.setattr(RunningSet, "victim", first)
+
+
+@plant
+def nobody_is_preempted(patch: Patch) -> None:
+    """Deadlock: everyone waits for blocks that everyone holds."""
+    patch.setattr(RunningSet, "victim", lambda self, requester: None)
+
+
+@plant
+def waiting_does_not_age(patch: Patch) -> None:
+    """Starvation: better priorities that keep coming are always first."""
+
+    def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float) -> Rank:
+        return (float(request.priority), request.arrival_s, sequence)
+
+    patch.setattr(scheduler_module, "rank_of", rank_of)
+
+
+@plant
+def followers_are_left_when_their_leader_ends(patch: Patch) -> None:
+    """A request waits for ever for a prefix that nobody computes any more."""
+
+    def leave(self: PrefixSharing, entry: Entry) -> list[Entry]:
+        for key in list(entry.leading):
+            self._end(entry, key)
+        return []
+
+    patch.setattr(PrefixSharing, "leave", leave)
+
+
+@plant
+def aborted_follower_comes_back(patch: Patch) -> None:
+    """Lost abort: a request that ended while it was set aside is woken and runs."""
+
+    def unfollow(self: PrefixSharing, entry: Entry) -> None:
+        pass
+
+    patch.setattr(PrefixSharing, "unfollow", unfollow)
+
+
+@plant
+def every_chunk_samples(patch: Patch) -> None:
+    """A chunk that does not reach the prompt's end draws a token."""
+    launch = Request.launch
+    patch.setattr(Request, "launch", lambda self, num_tokens: launch(self, num_tokens) or self.total < self.max_total)
+
+
+@plant
+def launched_beyond_the_length(patch: Patch) -> None:
+    """Overlap launches a row behind the one whose token is the last."""
+    patch.setattr(Request, "num_pending", property(lambda self: self.total - self.scheduled))
+
+
+@plant
+def chunks_forget_what_they_spent(patch: Patch) -> None:
+    """A step's time is given to each of its prompts, and whoever decodes waits for all of them."""
+
+    def spend(self: TimedBudget, start: int, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+
+    patch.setattr(TimedBudget, "spend", spend)
+
+
+@plant
+def time_of_decodes_is_given_away(patch: Patch) -> None:
+    """A budget that leaves out what the step takes without any chunk."""
+    for_step = LatencyPolicy.for_step
+
+    def generous(self: LatencyPolicy, decodes: list[Entry], now: float) -> StepBudget:
+        budget = for_step(self, decodes, now)
+        if isinstance(budget, TimedBudget):
+            budget.left_s += self.model.chunked.predict(StepLoad(len(decodes), 0, 0))
+        return budget
+
+    patch.setattr(LatencyPolicy, "for_step", generous)
+
+
+@plant
+def largest_target_counts(patch: Patch) -> None:
+    """A step goes by the request that has the most time."""
+    patch.setattr(LatencyPolicy, "_allowance", lambda self, decodes, start_s: 1000.0)
+
+
+@plant
+def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
+    """Starvation: where there is never time for a chunk, none is ever computed."""
+    patch.setattr(latency_module, "STARVED_STEPS", 10**9)
+
+
+@plant
+def begun_requests_are_shed(patch: Patch) -> None:
+    """Wasted work: a request whose target has passed is refused after its prompt was computed."""
+
+    def shed(self: Scheduler, now: float) -> Iterator[tuple[Request, Refusal]]:
+        for entry in list(self._entries.values()):
+            target_s = entry.request.ttft_target_s
+            if target_s is not None and entry.request.arrival_s + target_s < now:
+                self.finish(entry.request)
+                yield entry.request, too_late(target_s)
+
+    patch.setattr(Scheduler, "shed", shed)
+
+
+@plant
+def shed_requests_are_not_told(patch: Patch) -> None:
+    """Lost request: refused in the queue, and nobody hears of it."""
+
+    def silent(self: EngineCore, now: float) -> None:
+        for request, _ in self._scheduler.shed(now):
+            del self._live[request.request_id]
+
+    patch.setattr(EngineCore, "_shed", silent)

@@ -1,0 +1,81 @@
+"""What the server holds of a simulated process: as `inferd.engine.api.supervisor.Supervisor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inferd.engine.api.flight import FlightReader
+from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+from tests.sim.process import KILLED, SimulatedProcess
+from tests.sim.watcher import Watcher
+
+
+class SimulatedSupervisor:
+    """One process, from spawn to exit code. `run` is told of all that becomes of it."""
+
+    def __init__(
+        self, run: Watcher, config: object, *, generation: int = 0, log_level: str = "info", is_standby: bool = False
+    ) -> None:
+        self._run, self.generation, self._is_standby = run, generation, is_standby
+        self.run_dir = Path(f"/simulated/{len(run.lives)}")
+        self.process: SimulatedProcess | None = None
+        self.is_discarded = False
+        self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
+        self._flight = FlightReader(self.run_dir / "flight", run.scenario.core.limits.max_num_seqs)
+        run.lives.append(self)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else 1 + self._run.lives.index(self)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.exit_code is None
+
+    @property
+    def has_exited(self) -> bool:
+        """By itself, with a code of its own."""
+        code = self._started().exit_code
+        return self._started().exited.is_set() and code is not None and code >= 0
+
+    def spawn(self) -> None:
+        self.process = SimulatedProcess(self._run, self.run_dir, self.generation, is_standby=self._is_standby)
+
+    def promote(self) -> None:
+        self._started().promoted.set()
+
+    def pulse(self) -> Pulse | None:
+        assert not self.is_discarded, "the heartbeat of what was discarded is read"
+        return self._pulse.read()
+
+    def in_flight(self) -> dict[int, int]:
+        assert not self.is_discarded, "the flight record of what was discarded is read"
+        return self._flight.in_flight()
+
+    def seal(self) -> None:
+        """Names are taken away; nobody looks for them."""
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.end(KILLED)
+
+    async def wait(self) -> int:
+        process = self._started()
+        await process.exited.wait()
+        assert process.exit_code is not None
+        return process.exit_code
+
+    async def stop(self, grace_s: float = 5.0) -> int:
+        self._started().harms.append("stopped")
+        self.kill()
+        return await self.wait()
+
+    def discard(self) -> None:
+        if self.process is not None and self.process.exit_code is None:
+            self.process.harms.append("discarded")
+        self.kill()
+        self.is_discarded = True
+
+    def _started(self) -> SimulatedProcess:
+        assert self.process is not None, "the engine was never started"
+        return self.process

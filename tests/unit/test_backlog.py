@@ -1,0 +1,171 @@
+"""What may wait: bounds on requests and on tokens of prompts, in all and of one tenant, and when to come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.backlog import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds
+
+
+def refused(backlog: Backlog, tenant: str, num_tokens: int = 10, pace: float = 0.0) -> RequestError | None:
+    try:
+        backlog.check(tenant, num_tokens, pace)
+    except RequestError as error:
+        return error
+    return None
+
+
+def filled(bounds: QueueBounds, tenant: str, num_tokens: int = 10, pace: float = 0.0) -> Backlog:
+    """As far as one tenant can."""
+    backlog = Backlog(bounds)
+    while refused(backlog, tenant, num_tokens, pace) is None:
+        backlog.add(tenant, num_tokens)
+        assert backlog.num_requests <= 10_000, "there is no bound"
+    return backlog
+
+
+def test_without_keys_the_whole_queue_is_filled() -> None:
+    backlog = filled(QueueBounds(90), "")
+    assert backlog.num_requests == 90
+    error = refused(backlog, "")
+    assert error is not None
+    assert (error.code, str(error)) == (
+        "server_is_overloaded", "90 requests are waiting, and at most 90 may; retry later."
+    )  # fmt: skip
+
+
+def test_a_tenant_leaves_a_ninth_to_others_and_many_share_what_there_is() -> None:
+    backlog = filled(QueueBounds(90), "flood")
+    assert backlog.num_requests == 80
+    error = refused(backlog, "flood")
+    assert error is not None
+    assert error.code == "slow_down"
+    held = [0, 0]
+    for turn in range(400):
+        name = f"late {turn % 2}"
+        if refused(backlog, name) is None:
+            backlog.add(name, 10)
+            held[turn % 2] += 1
+    assert backlog.num_requests == 90
+    assert min(held) >= 4
+    for _ in range(80):
+        backlog.remove("flood", 10)
+    assert refused(backlog, "late 0") is None
+
+
+def test_tokens_are_bounded_by_what_the_pace_makes_of_seconds() -> None:
+    backlog = filled(QueueBounds(seconds=2.0), "", num_tokens=50, pace=1000.0)
+    assert backlog.num_tokens == 2000
+    error = refused(backlog, "", 50, 1000.0)
+    assert error is not None
+    assert error.code == "server_is_overloaded"
+    assert error.retry_after_s == pytest.approx(1.0), "until half of the 2 s is computed"
+    assert refused(backlog, "", 50, 1100.0) is None, "a faster engine takes more"
+    assert refused(backlog, "", 50, 0.0) is None, "before anything was measured requests alone are counted"
+
+
+def test_a_ttft_target_bounds_where_it_is_shorter() -> None:
+    for target_s, most in ((0.5, 500), (9.0, 2000), (None, 2000)):
+        bounds = QueueBounds(seconds=2.0, ttft_target_s=target_s)
+        assert filled(bounds, "", 10, 1000.0).num_tokens == most
+
+
+def test_one_alone_is_taken_whatever_its_length() -> None:
+    backlog = Backlog(QueueBounds(seconds=1.0))
+    assert refused(backlog, "a", 10**6, 1000.0) is None
+    backlog.add("a", 10**6)
+    assert refused(backlog, "b", 1, 1000.0) is not None
+    backlog.remove("a", 10**6)
+    assert (backlog.num_requests, backlog.num_tokens) == (0, 0)
+    assert FLOOD_FACTOR == 8
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_would_wait_longer_than_its_target_is_told_at_once() -> None:
+    """Ten wait, and one begins every 50 ms: the next has its first token in about 0.55 s."""
+    clock = Clock()
+    backlog = Backlog(QueueBounds(), clock)
+    for _ in range(43):
+        backlog.add("a", 1)
+    for _ in range(33):
+        clock.now += 0.05
+        backlog.remove("a", 1)
+    backlog.check("a", 1, 0.0, left_s=0.55 / CERTAINTY + 0.01)
+    backlog.check("a", 1, 0.0)
+    with pytest.raises(RequestError, match=r"in about 0\.55 s, and the target leaves 0\.5 s: 10 requests") as refused:
+        backlog.check("a", 1, 0.0, left_s=0.5)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert refused.value.retry_after_s == pytest.approx(0.55 - CERTAINTY * 0.5)
+    for _ in range(5):
+        backlog.add("a", 1)
+        backlog.remove("a", 1, has_begun=False)
+    with pytest.raises(RequestError, match=r"about 0\.55 s"):
+        backlog.check("a", 1, 0.0, left_s=0.5)
+    backlog.check("b", 1, 0.0, left_s=0.5)
+    backlog.forget_pace()
+    backlog.check("a", 1, 0.0, left_s=0.5)
+
+
+def test_a_pace_is_believed_for_a_while_after_the_queue_is_empty() -> None:
+    clock = Clock()
+    backlog = Backlog(QueueBounds(), clock)
+    for _ in range(40):
+        backlog.add("a", 1)
+    for _ in range(40):
+        clock.now += 0.05
+        backlog.remove("a", 1)
+    for pause_s, is_known in ((5.0, True), (15.0, False)):
+        clock.now += pause_s
+        for _ in range(9):
+            backlog.add("a", 1)
+        assert (refused_in_time(backlog) is not None) is is_known
+        for _ in range(9):
+            backlog.remove("a", 1, has_begun=False)
+    for i in range(50):
+        backlog.add(f"t{i}", 1)
+        backlog.remove(f"t{i}", 1)
+        clock.now += 1.0
+    assert len(backlog._by_tenant) < 15, "tenants that are gone are forgotten"
+
+
+def refused_in_time(backlog: Backlog) -> RequestError | None:
+    try:
+        backlog.check("a", 1, 0.0, left_s=0.5)
+    except RequestError as error:
+        return error
+    return None
+
+
+def test_time_without_a_queue_is_no_pace() -> None:
+    clock = Clock()
+    backlog = Backlog(QueueBounds(), clock)
+    for _ in range(50):
+        backlog.add("a", 1)
+        clock.now += 30.0
+        backlog.remove("a", 1)
+    backlog.add("a", 1)
+    backlog.check("a", 1, 0.0, left_s=0.01)
+
+
+def test_a_slow_pace_of_before_does_not_keep_two_at_a_time_out() -> None:
+    """A flood has gone: whoever waits now begins at once, one at a time, which is no gap."""
+    clock = Clock()
+    backlog = Backlog(QueueBounds(), clock)
+    for _ in range(40):
+        backlog.add("a", 1)
+    for _ in range(40):
+        clock.now += 2.0
+        backlog.remove("a", 1)
+    for _ in range(12):
+        backlog.add("a", 1)
+        clock.now += 1.0
+        backlog.remove("a", 1)
+    backlog.add("a", 1)
+    assert refused_in_time(backlog) is None

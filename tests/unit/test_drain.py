@@ -1,0 +1,198 @@
+"""How a server leaves, without one: when requests are refused, when they are given up, and what ends the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+import uvicorn
+
+from inferd.engine.api.messages import Submit
+from inferd.engine.api.params import SamplingParams
+from inferd.server.drain import Drain, DrainOptions, HttpServer
+from inferd.server.metrics import Metrics
+from inferd.server.router import Router, TokenStream
+
+NEVER_S = 3600.0
+
+
+class ServingRouter(Router):
+    """One that has an engine, which ends nothing."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        super().__init__(None, Metrics("tiny"))
+        self.num_aborted = 0
+
+    @property
+    def is_refusing(self) -> bool:
+        return self._is_draining
+
+    def take_on(self, request_id: str) -> None:
+        """As `submit` does."""
+        submit = Submit(request_id=request_id, prompt_ids=(1,), params=SamplingParams(max_tokens=9, seed=1))
+        self._streams[request_id] = TokenStream(submit, lambda _: None)
+        self._is_idle.clear()
+
+    def end(self) -> None:
+        self._streams.clear()
+        self._is_idle.set()
+
+    def abort_all(self) -> None:
+        self.num_aborted += self.num_active
+
+
+class Http:
+    """What a drain asks of the HTTP server."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say_close(self) -> None:
+        self.said.append("close")
+
+    def close_idle(self) -> None:
+        self.said.append("idle")
+
+
+class Scene:
+    """A drain that runs."""
+
+    def __init__(self, delay_s: float, timeout_s: float = NEVER_S) -> None:
+        self.router, self.http, self.num_stuck = ServingRouter(), Http(), 0
+        self.drain = Drain(self.router, DrainOptions(delay_s, timeout_s), self._stuck)
+        self.task = asyncio.create_task(self.drain.run(cast("HttpServer", self.http)))
+
+    def _stuck(self) -> None:
+        self.num_stuck += 1
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await scene()
+
+    asyncio.run(whole())
+
+
+async def settled(fact: Callable[[], bool]) -> None:
+    for _ in iter(fact, True):
+        await asyncio.sleep(0)
+
+
+def test_nothing_happens_before_a_signal() -> None:
+    async def scene() -> None:
+        it = Scene(0.0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not it.router.is_leaving and not it.task.done() and it.http.said == []
+        it.task.cancel()
+
+    play(scene)
+
+
+def test_sigterm_leaves_senders_time_and_refuses_then() -> None:
+    async def scene() -> None:
+        it = Scene(0.05)
+        it.router.take_on("a")
+        it.drain.signalled(signal.SIGTERM)
+        assert it.router.is_leaving and not it.router.is_refusing
+        await settled(lambda: it.http.said == ["close"])
+        assert not it.router.is_refusing, "senders had no time"
+        await settled(lambda: it.router.is_refusing)
+        await settled(lambda: it.http.said == ["close", "idle"])
+        assert not it.task.done(), "an answer is not finished"
+        it.router.end()
+        await it.task
+        assert it.router.num_aborted == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_has_no_senders_refuses_at_once(number: signal.Signals) -> None:
+    """Ctrl-C, and a server that was not ready."""
+
+    async def scene() -> None:
+        it = Scene(NEVER_S)
+        it.router.is_ready = number is signal.SIGINT  # type: ignore[misc]
+        it.drain.signalled(number)
+        await it.task
+        assert it.router.is_refusing
+
+    play(scene)
+
+
+def test_a_second_signal_ends_the_waiting_and_the_answers() -> None:
+    async def scene() -> None:
+        it = Scene(NEVER_S)
+        it.router.take_on("a")
+        it.drain.signalled(signal.SIGTERM)
+        await settled(lambda: it.http.said == ["close"])
+        it.drain.signalled(signal.SIGTERM)
+        assert it.router.num_aborted == 1 and it.router.is_refusing, "one more could have been taken on"
+        it.router.end()
+        await it.task
+        assert it.num_stuck == 0
+
+    play(scene)
+
+
+def test_the_deadline_counts_from_the_signal() -> None:
+    """The time that senders have is part of it; an engine that ends nothing then is given up."""
+
+    async def scene() -> None:
+        it = Scene(NEVER_S, timeout_s=0.05)
+        it.router.take_on("a")
+        it.drain.signalled(signal.SIGTERM)
+        await settled(lambda: it.router.num_aborted == 1)
+        it.router.end()
+        await it.task
+
+    play(scene)
+
+
+def test_an_engine_that_does_not_end_what_was_aborted_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.server.drain._ABORT_GRACE_S", 0.01)
+
+    async def scene() -> None:
+        it = Scene(0.0, timeout_s=0.0)
+        it.router.take_on("a")
+        it.drain.signalled(signal.SIGTERM)
+        await it.task
+        assert it.num_stuck == 1
+
+    play(scene)
+
+
+def test_who_finds_that_nothing_can_be_served_waits_for_nobody() -> None:
+    async def scene() -> None:
+        it = Scene(NEVER_S)
+        it.drain.give_up()
+        await it.task
+        assert it.router.num_aborted == 0
+
+    play(scene)
+
+
+def test_every_answer_of_a_server_that_leaves_ends_its_connection() -> None:
+    """Also once uvicorn has made its headers anew, as it does each second."""
+
+    async def scene() -> None:
+        server = HttpServer(uvicorn.Config(_no_app, log_config=None))
+        server.config.load()
+        await server.on_tick(0)
+        server.say_close()
+        assert (b"connection", b"close") in server.server_state.default_headers
+        await server.on_tick(0)
+        assert server.server_state.default_headers.count((b"connection", b"close")) == 1
+
+    play(scene)
+
+
+async def _no_app(scope: object, receive: object, send: object) -> None:
+    """Asked nothing."""

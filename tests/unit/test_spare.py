@@ -1,0 +1,166 @@
+"""What keeps a standby, without processes: which one is promoted, what becomes of another, and how soon one follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.heartbeat import EnginePhase, Pulse
+from inferd.engine.api.messages import Failed, FromEngine, Phase
+from inferd.server import spare
+from inferd.server.life import Life
+from inferd.server.spare import Spare
+
+
+class FakeLife:
+    """A process, its end of the wire and its pulse."""
+
+    def __init__(self, says: FromEngine | Exception | None = None) -> None:
+        self.supervisor = self.client = self
+        self.says, self.is_running, self.beat_s = says or Phase("standby", 1.0, ""), True, float("inf")
+        self.is_discarded = False
+        self._gone = asyncio.Event()
+
+    async def receive(self) -> FromEngine:
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+    def pulse(self) -> Pulse:
+        return Pulse(1, min(self.beat_s, time.monotonic()), 0.0, 0.0, 0, EnginePhase.LOADING, False)
+
+    def die(self) -> None:
+        self.is_running = False
+        self._gone.set()
+
+    async def ended(self) -> str:
+        await self._gone.wait()
+        return "died"
+
+    async def kill(self) -> None:
+        self.die()
+
+    def discard(self) -> None:
+        assert not self.is_running, "discarded alive"
+        self.is_discarded = True
+
+
+class Scene:
+    """A `Spare` whose processes are fakes."""
+
+    def __init__(self, *lives: Callable[[], FakeLife]) -> None:
+        """`lives`: what each start gives; the last one again and again."""
+        self._lives, self.begun, self.told = list(lives), list[FakeLife](), list[bool]()
+        self.generations: list[int] = []
+        self.spare = Spare(self._begin, self.told.append)
+
+    def _begin(self, generation: int) -> Life:
+        self.generations.append(generation)
+        make = self._lives.pop(0) if len(self._lives) > 1 else self._lives[0]
+        self.begun.append(make())
+        return cast("Life", self.begun[-1])
+
+    @property
+    def is_warm(self) -> bool:
+        return bool(self.told) and self.told[-1]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "_FIRST_DELAY_S", 0.0)
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30):
+            await scene()
+
+    asyncio.run(whole())
+
+
+async def settled(fact: Callable[[], bool]) -> None:
+    for _ in iter(fact, True):
+        await asyncio.sleep(0)
+
+
+def test_a_warm_one_is_promoted_once() -> None:
+    async def scene() -> None:
+        it = Scene(FakeLife)
+        it.spare.keep(7)
+        await settled(lambda: it.is_warm)
+        assert cast("FakeLife", await it.spare.take()) is it.begun[0]
+        assert it.generations == [7] and it.begun[0].is_running and not it.begun[0].is_discarded
+        assert not it.is_warm and await it.spare.take() is None
+
+    play(scene)
+
+
+@pytest.mark.parametrize("fault", ["silent", "dead", "cold"])
+def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: str) -> None:
+    """Without a beat for long, dead a moment ago, or still reading its libraries."""
+
+    async def scene() -> None:
+        it = Scene(FakeLife)
+        it.spare.keep(1)
+        await settled(lambda: bool(it.begun) if fault == "cold" else it.is_warm)
+        if fault == "silent":
+            it.begun[0].beat_s = time.monotonic() - 2.0
+        if fault == "dead":
+            it.begun[0].is_running = False
+        assert await it.spare.take() is None
+        assert it.begun[0].is_discarded
+
+    play(scene)
+
+
+@pytest.mark.parametrize("says", [Failed("ModelError", "no weights"), EngineDeadError("a frame was cut")])
+def test_one_that_says_anything_else_is_replaced(says: FromEngine | Exception) -> None:
+    async def scene() -> None:
+        it = Scene(lambda: FakeLife(says), FakeLife)
+        it.spare.keep(3)
+        await settled(lambda: it.is_warm)
+        assert it.generations == [3, 3], "whoever is promoted is the next engine"
+        assert it.begun[0].is_discarded and not it.begun[1].is_discarded
+
+    play(scene)
+
+
+def test_one_that_dies_is_replaced() -> None:
+    async def scene() -> None:
+        it = Scene(FakeLife)
+        it.spare.keep(1)
+        await settled(lambda: it.is_warm)
+        it.begun[0].die()
+        await settled(lambda: len(it.begun) == 2 and it.is_warm)
+        assert it.begun[0].is_discarded
+        assert it.told == [True, False, True]
+
+    play(scene)
+
+
+def test_a_system_that_gives_no_process_is_asked_again() -> None:
+    async def scene() -> None:
+        def refuse() -> FakeLife:
+            raise StartError("no memory")
+
+        it = Scene(refuse, FakeLife)
+        it.spare.keep(1)
+        await settled(lambda: it.is_warm)
+
+    play(scene)
+
+
+def test_starts_wait_ever_longer_and_at_once_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "_FIRST_DELAY_S", 0.25)
+    kept = Spare(lambda _: cast("Life", None), lambda _: None)
+    delays, now = [], 5.0
+    for _ in range(10):
+        delays.append(kept._next_delay_s(now))
+        kept._started_s = now = now + delays[-1]
+    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert kept._next_delay_s(now + 61.0) == 0.25
