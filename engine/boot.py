@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+
+logger = logging.getLogger("inferd")
 
 _ENGINE = "inferd.engine.process"
 _NICE = 10
@@ -67,24 +70,29 @@ def _engine(*, is_urgent: bool) -> ModuleType:
         with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
             return thread.submit(importlib.import_module, _ENGINE).result()
     finally:
-        _set_nice_of_session(0)
+        if not _set_nice_of_session(0):
+            logger.warning("the engine's session keeps nice %d: /proc/self/autogroup took no other value", _NICE)
 
 
 def _be_nice() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _set_nice_of_session(nice: int) -> None:
-    """Where the kernel shares processors out by session first (sched(7), autogroups), a thread's own comes second."""
+def _set_nice_of_session(nice: int) -> bool:
+    """Where the kernel shares processors out by session first (sched(7), autogroups), a thread's own comes second.
+
+    False: it did not take it.
+    """
     for _ in range(_MAX_TRIES):
         try:
             Path("/proc/self/autogroup").write_text(str(nice))
         except BlockingIOError:
             time.sleep(_TRY_S)
         except OSError:
-            return  # it does not share them out so
+            return True  # it does not share them out so
         else:
-            return
+            return True
+    return False
 
 
 if __name__ == "__main__":

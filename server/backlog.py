@@ -37,14 +37,12 @@ class QueueBounds:
     num_requests: int = 2048
     seconds: float = 600.0
     """Tokens of prompts, as long as computing them takes at the measured pace: OpenAI's clients wait ten minutes for an
-    answer by default, so that nobody is refused who would have waited."""
-    ttft_target_s: float | None = None
-    """Who waits for longer than this is late: the bound on tokens, where it is the shorter one."""
+    answer by default, so that nobody is refused who would have waited. A TTFT target is no such bound: how much of a
+    prompt is a prefix hit is not known here."""
 
     def num_tokens(self, tokens_per_s: float) -> float:
         """The bound on tokens; infinite while the pace is not known."""
-        seconds = self.seconds if self.ttft_target_s is None else min(self.seconds, self.ttft_target_s)
-        return seconds * tokens_per_s if tokens_per_s > 0.0 else float("inf")
+        return self.seconds * tokens_per_s if tokens_per_s > 0.0 else float("inf")
 
 
 @dataclass(slots=True)
@@ -60,9 +58,10 @@ class _Held:
 
     def wait_s(self, now: float) -> float | None:
         """Until one that comes now waits no longer; None where that is not known, or none is ahead."""
-        if not self.num_requests or len(self.gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
+        gaps_s = tuple(self.gaps_s)  # once: other threads ask, too, while the event loop adds and clears
+        if not self.num_requests or len(gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
             return None
-        return (self.num_requests + 1) * sum(self.gaps_s) / len(self.gaps_s)
+        return (self.num_requests + 1) * sum(gaps_s) / len(gaps_s)
 
 
 class Backlog:

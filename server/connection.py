@@ -100,6 +100,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait.stop()
         self._stop_stalling()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -118,8 +119,10 @@ class Connection(HttpToolsProtocol):
             self._num_unparsed = 0
         elif self._num_unparsed > self._limits.max_head_bytes:
             self._refuse(self._too_large())
-        elif self._is_silent:
+        elif self._is_silent and (self._has_begun or self._num_unparsed):
             self._wait.start_once(self._limits.head_idle_s, self._limits.head_s)
+        elif self._is_silent:
+            self._wait_for_next()  # the rest of a body whose answer came early
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -179,9 +182,12 @@ class Connection(HttpToolsProtocol):
             self._wait.start(self._limits.linger_s, self._limits.linger_s)
 
     def timeout_keep_alive_handler(self) -> None:
-        """What is left of the last answer is not waited for."""
+        """Not while the last answer is still being taken: whoever takes nothing of it is found by the stall timer."""
         if self.transport.get_write_buffer_size():
-            self.transport.abort()
+            if self._stall_timer is None:
+                self._watch_stall()
+            self._wait_for_next()
+            return
         super().timeout_keep_alive_handler()
 
     # Our own
@@ -190,6 +196,11 @@ class Connection(HttpToolsProtocol):
     def _is_silent(self) -> bool:
         """No answer is owed."""
         return self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+
+    def _wait_for_next(self) -> None:
+        """As uvicorn does after an answer."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
@@ -282,8 +293,11 @@ class Connection(HttpToolsProtocol):
         self._stall_timer = self.loop.call_later(self._limits.stall_s, self._check_stall, num_bytes)
 
     def _check_stall(self, num_bytes_before: int) -> None:
-        if self.transport.get_write_buffer_size() < num_bytes_before:
-            self._watch_stall()
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes < num_bytes_before:
+            self._stop_stalling()
+            if num_bytes:
+                self._watch_stall()
             return
         logger.debug("%s has taken nothing of its answer for %g s", self.client, self._limits.stall_s)
         self._on_refused(499)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -51,6 +52,17 @@ class HttpServer(uvicorn.Server):
         self.config.encoded_headers.append(close)
         self.server_state.default_headers = [*self.server_state.default_headers, close]
 
+    def give_time(self, seconds: float) -> None:
+        """What is still being written, once this is to exit, may take so long, and never less than configured."""
+        least_s = self.config.timeout_graceful_shutdown or 0
+        self.config.timeout_graceful_shutdown = max(least_s, math.ceil(seconds))
+
+    def break_off(self) -> None:
+        """Wait for no connection any more."""
+        self.force_exit = True
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()
+
     def close_idle(self) -> None:
         """End connections on which nothing is asked, and the others behind their answers."""
         for connection in tuple(self.server_state.connections):
@@ -69,6 +81,8 @@ class Drain:
         self._num_signals = 0
         self._delay_s = min(options.delay_s, options.timeout_s)
         self._deadline_s = 0.0
+        self._http: HttpServer | None = None
+        """Once the router has nothing left: what is still being written."""
 
     def handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -79,7 +93,12 @@ class Drain:
         """The first time: leave; again: give up what is unfinished, which ends with an error."""
         self._num_signals += 1
         num_active, timeout_s = self._router.num_active, self._options.timeout_s
+        if self._http is not None:
+            logger.warning("%s: breaking off what is still being written", number.name)
+            self._http.break_off()
+            return
         if self._num_signals > 1:
+            self._deadline_s = time.monotonic()
             logger.warning("%s again: giving up %d unfinished answers", number.name, num_active)
             self._router.drain()
             self._router.abort_all()
@@ -103,7 +122,12 @@ class Drain:
         self.begun.set()
 
     async def run(self, http: HttpServer) -> None:
-        """Return when nothing is left to be answered."""
+        """Return when nothing is left to be answered; what is still being written has the rest of the time."""
+        await self._answered(http)
+        http.give_time(self._deadline_s - time.monotonic())
+        self._http = http
+
+    async def _answered(self, http: HttpServer) -> None:
         await self.begun.wait()
         http.say_close()
         await _within(self._delay_s, self._is_over.wait())

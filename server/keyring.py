@@ -84,7 +84,11 @@ class Keyring:
         """Read the file again whenever it changes, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(look_s)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("cannot read %s; the %d keys read before stay", self._path, len(self._from_file))
+                self._on_read(len(self._from_file), False)
 
     async def look(self) -> None:
         """Read the file if it is another one than last time."""

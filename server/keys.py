@@ -7,12 +7,14 @@ Knows no requests and no clock.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +119,9 @@ def parse_keys(data: bytes, path: Path) -> tuple[KeyEntry, ...]:
         raise ConfigError(f"the keys file {path}, {where}: {getattr(error, 'problem', error)}") from error
     except (ValidationError, RecursionError) as error:
         raise ConfigError(f"the keys file {path}: {_problems(error)}") from error
+    except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
+        # Of YAML's own types: a name such as 2024-02-30 is a date to it, and no such day.
+        raise ConfigError(f"the keys file {path} holds a value that cannot be read; quote it") from error
     _check_apart(entries, path)
     return tuple(entries)
 
@@ -195,8 +200,29 @@ def entry_text(entry: KeyEntry) -> str:
 def append_entry(path: Path, entry: KeyEntry) -> None:
     """Write the file anew with one entry more, at once: who reads it meanwhile sees the old or the new one.
 
-    Raises `ConfigError` where the file, or what it would become, is none.
+    Two at once wait for each other. Raises `ConfigError` where the file, or what it would become, is none.
     """
+    path = path.resolve()
+    with _locked(path.parent):
+        _append(path, entry)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Of the directory, as the file in it is another one after each change, and is not there before the first."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"cannot add to a keys file in {directory}: {error.strerror or error}") from error
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _append(path: Path, entry: KeyEntry) -> None:
     old = "keys:\n"
     if path.exists():
         _check_apart((*read_keys(path), entry), path)
@@ -207,17 +233,24 @@ def append_entry(path: Path, entry: KeyEntry) -> None:
         parse_keys(text.encode(), path)
     except ConfigError as error:
         raise ConfigError(f"an entry cannot be added at the end of {path}; add it by hand: {error}") from error
-    _replace(path.resolve(), text)
+    _replace(path, text)
 
 
 def _replace(path: Path, text: str) -> None:
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    old = path.stat() if path.exists() else None
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(file.name, mode)
-        os.replace(file.name, path)
+        try:
+            new = os.stat(file.name)
+            if old is not None and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                os.chown(file.name, old.st_uid, old.st_gid)  # the server must still be able to read it
+            os.chmod(file.name, old.st_mode & 0o777 if old is not None else 0o600)
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
     except OSError as error:
         raise ConfigError(f"cannot write the keys file {path}: {error.strerror or error}") from error

@@ -45,7 +45,8 @@ def http_config(
         server_header=False,
         root_path=root_path,
         timeout_keep_alive=KEEP_ALIVE_S,
-        # Streams have ended by then: what is left is a client that does not read, or a body that never comes.
+        # Streams have ended by then: what is left is a client that reads slowly, for which `Drain` gives what time it
+        # has left, or a body that never comes.
         timeout_graceful_shutdown=_CLOSE_GRACE_S,
     )
 
@@ -60,5 +61,6 @@ def fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     if soft >= wanted:
         return limits
     num = max(1, soft - _RESERVED_FILES)
-    logger.warning("%d connections are taken instead of %d: only %d files may be open", num, wanted, hard)
+    asked = limits.max_connections
+    logger.warning("%d connections are taken instead of %d: only %d files may be open", num, asked, hard)
     return replace(limits, max_connections=num)

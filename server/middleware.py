@@ -28,6 +28,10 @@ from inferd.server.schema.generation import is_sane_id
 MIN_BODY_RATE = 16 * 1024
 """Bytes a second, 128 kbit/s: 16 MiB may take 17 minutes."""
 
+MAX_HELD_BYTES = 2**30
+"""Of all bodies whose requests are not answered yet: a body may have 16 MiB, a connection is there for thousands of
+them, and the memory was planned for the model."""
+
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
 
@@ -210,10 +214,12 @@ class Keys:
 class BodyLimit:
     """Refuses a body that is compressed, one of more than `max_bytes`, by its stated length or as soon as it has grown
     past them, and one that comes too slowly: nothing of it for `idle_s`, or less than `MIN_BODY_RATE` after as long.
+    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or than one may have.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, idle_s: float) -> None:
         self._app, self._max_bytes, self._idle_s = app, max_bytes, idle_s
+        self._num_held, self._max_held = 0, max(MAX_HELD_BYTES, max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -235,13 +241,20 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError as late:
                 raise self._too_slow(num_bytes) from late
-            num_bytes += len(message.get("body", b""))
+            num_new = len(message.get("body", b""))
+            num_bytes += num_new
+            self._num_held += num_new
             if num_bytes > self._max_bytes:
                 raise self._too_large()
+            if self._num_held > self._max_held:
+                raise self._too_many()
             is_whole = not message.get("more_body", False)
             return message
 
-        await self._app(scope, pace, send)
+        try:
+            await self._app(scope, pace, send)
+        finally:
+            self._num_held -= num_bytes
 
     def _check(self, headers: Headers) -> RequestError | None:
         encoding = headers.get("content-encoding", "identity").strip()
@@ -256,6 +269,10 @@ class BodyLimit:
     def _too_large(self) -> RequestError:
         message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
         return RequestError("request_too_large", message)
+
+    def _too_many(self) -> RequestError:
+        message = f"All requests' bodies together exceed {self._max_held} bytes, the most that are held; retry later."
+        return RequestError("server_is_overloaded", message)
 
     def _too_slow(self, num_bytes: int) -> RequestError:
         message = (

@@ -83,9 +83,9 @@ class _Bucket:
         return self.level
 
     def resize(self, limit: int, now: float) -> None:
-        """Another bound: what was used stays used."""
+        """Another bound: the same part of it is left, and fills in the same time."""
         self.fill(now)
-        self.level += limit - self.limit
+        self.level = self.level * limit / self.limit
         self.limit = limit
 
     def seconds_to(self, level: float) -> float:

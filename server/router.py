@@ -206,9 +206,12 @@ class Router:
     def num_active(self) -> int:
         return len(self._streams)
 
-    def submit(self, submit: Submit) -> TokenStream:
-        """Send one choice to the engine. Raises `RequestError` where it cannot be taken now."""
-        self._check_open(submit)
+    def submit(self, submit: Submit, *, goes_on: bool = False) -> TokenStream:
+        """Send one choice to the engine. Raises `RequestError` where it cannot be taken now.
+
+        `goes_on`: it is a later piece of a request that was taken: a drain, a pause and a full queue do not refuse it.
+        """
+        self._check_open(submit, goes_on)
         self._quarantine.check(submit)
         stream = TokenStream(submit, self._abort)
         if self.is_up:
@@ -231,8 +234,10 @@ class Router:
         self.is_leaving = self._is_draining = True
 
     async def drained(self) -> None:
-        """Return when no stream is left."""
+        """Return when no stream is left. Where one ended, what goes on of its request may have come behind it."""
         await self._is_idle.wait()
+        while self._streams:
+            await self._is_idle.wait()
 
     def abort_all(self) -> None:
         for stream in tuple(self._streams.values()):
@@ -318,11 +323,13 @@ class Router:
         with contextlib.suppress(EngineDeadError):
             self._send(message)
 
-    def _check_open(self, submit: Submit) -> None:
+    def _check_open(self, submit: Submit, goes_on: bool) -> None:
         if submit.request_id in self._streams:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
         if self._death is not None:
             raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
+        if goes_on:
+            return
         if self._is_draining:
             raise RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
         if self._ready is None:
@@ -332,14 +339,14 @@ class Router:
         left_s = None
         if submit.ttft_target_s is not None:
             left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
-        self._check_room(submit.tenant, len(submit.prompt_ids), left_s)
+        self.check_room(submit.tenant, len(submit.prompt_ids), left_s)
 
-    def check_room(self, tenant: str, num_tokens: int) -> None:
-        """Raises `RequestError` where a prompt of at least so many tokens would be refused now, for all that waits."""
-        self._check_room(tenant, num_tokens, self._options.queue.ttft_target_s)
+    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
+        """Raises `RequestError` where a prompt of at least so many tokens would be refused now, for all that waits.
 
-    def _check_room(self, tenant: str, num_tokens: int, left_s: float | None) -> None:
-        self._backlog.check(tenant, num_tokens, self.stats.step_model.prefill_tokens_per_s, left_s)
+        `ttft_target_s`: its own, as far as it is not used up; None: any.
+        """
+        self._backlog.check(tenant, num_tokens, self.stats.step_model.prefill_tokens_per_s, ttft_target_s)
 
     def _abort(self, request_id: str) -> None:
         """Without an engine the stream ends here; where no other will come, its end is already on its way."""

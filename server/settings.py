@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     )
     max_wait: Duration = setting(
         600.0,
-        "Most prompts that wait, by how long they take to compute; a shorter --ttft-target goes first.",
+        "Most prompts that wait, by how long they take to compute.",
         panel=_LIMITS,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,

@@ -18,6 +18,8 @@ from inferd.server.life import Life
 logger = logging.getLogger("inferd")
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.25, 30.0
+_MAX_DOUBLINGS = 10
+"""More than it takes to the longest delay, and few enough for a float."""
 _SOON_S = 60.0
 """A start so soon after the last one waits twice as long as that did."""
 _FRESH_S = 1.0
@@ -67,6 +69,9 @@ class Spare:
                 reason = await self._live(generation)
             except StartError as error:
                 reason = f"it could not start: {error}"
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                logger.exception("a standby failed")
             logger.warning("the standby is gone (%s): another will be started", reason)
 
     async def _live(self, generation: int) -> str:
@@ -105,7 +110,7 @@ class Spare:
     def _next_delay_s(self, now: float) -> float:
         """Seconds to wait before a start."""
         self._num_soon = self._num_soon + 1 if now - self._started_s < _SOON_S else 0
-        return min(_FIRST_DELAY_S * 2.0**self._num_soon, _MAX_DELAY_S)
+        return min(_FIRST_DELAY_S * 2.0 ** min(self._num_soon, _MAX_DOUBLINGS), _MAX_DELAY_S)
 
     def _set_warm(self, is_warm: bool) -> None:
         self._is_warm = is_warm

@@ -69,7 +69,7 @@ def serve(settings: Settings) -> int:
 
 
 def _router_options(settings: Settings) -> RouterOptions:
-    queue = QueueBounds(settings.max_waiting, settings.max_wait, settings.ttft_target)
+    queue = QueueBounds(settings.max_waiting, settings.max_wait)
     return RouterOptions(queue=queue, e2e_target_s=settings.e2e_target)
 
 

@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,17 +40,22 @@ class EngineClient:
         self._generation = generation
         self._num_sent = self._num_received = 0
         self._context = zmq.asyncio.Context()
-        self._out = zmq.Socket(zmq.Context(self._context), zmq.PUSH)
-        self._in = self._context.socket(zmq.PULL)
-        for socket in (self._out, self._in):
-            socket.set_hwm(HIGH_WATER_MARK)
-            socket.set(zmq.LINGER, 0)
+        self._sockets: list[zmq.SyncSocket | zmq.asyncio.Socket] = []
         try:
+            self._out = zmq.Socket(zmq.Context(self._context), zmq.PUSH)
+            self._sockets.append(self._out)
+            self._in = self._context.socket(zmq.PULL)
+            self._sockets.append(self._in)
+            for socket in self._sockets:
+                socket.set_hwm(HIGH_WATER_MARK)
+                socket.set(zmq.LINGER, 0)
             self._out.bind(to_engine_endpoint(run_dir))
             self._in.bind(from_engine_endpoint(run_dir))
         except zmq.ZMQError as error:
             self.close()
             way_out = "set TMPDIR to a directory with a short name that can be written to"
+            if error.errno == errno.EMFILE:
+                way_out = "let this process open more files (ulimit -n)"
             raise StartError(f"there cannot be sockets in {run_dir}: {error.strerror}; {way_out}") from error
 
     def send(self, message: ToEngine) -> None:
@@ -74,6 +80,6 @@ class EngineClient:
         return message
 
     def close(self) -> None:
-        self._out.close()
-        self._in.close()
+        for socket in self._sockets:
+            socket.close()
         self._context.term()

@@ -41,6 +41,8 @@ class Shares:
         self._accounts: dict[str, Account] = {}
         self._last: Account | None = None
         """Of who left the queue last: where nobody waits, newcomers are lifted to it."""
+        self.now_s = 0.0
+        """When a request last came, or a step was planned."""
         self._sweep_s = 0.0
         """When those that are gone are looked for again."""
 
@@ -51,6 +53,7 @@ class Shares:
 
     def arrive(self, tenant: str, weight: float, waiting: Iterable[str], now: float) -> None:
         """A request of `tenant` comes, while those of `waiting` are queued."""
+        self.now_s = now
         account = self._accounts.get(tenant)
         if account is not None and len(self._accounts) == 1:
             account.weight, account.seen_s = weight, now
@@ -127,7 +130,8 @@ class Shares:
         """Whether a slot may go to it: the last one is left to a tenant that was here lately and has none."""
         if num_free_slots != 1 or self.is_one or not self._accounts[tenant].num_running:
             return num_free_slots > 0
-        return all(account.num_running for account in self._accounts.values())
+        without = [account for account in self._accounts.values() if not account.num_running]
+        return not any(account.num_live or self.now_s - account.seen_s < REMEMBERED_S for account in without)
 
     def victim(self, running: Iterable[Entry], requester: Entry) -> Entry | None:
         """Who gives its blocks back: the last in rank of the tenant that was given most; None where `requester` is it.

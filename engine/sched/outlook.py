@@ -24,19 +24,28 @@ _NUM_ENDS = 64
 
 
 class Ends:
-    """How fast requests end."""
+    """How fast requests end while others wait for that. Time in which nobody does is no pace."""
 
     def __init__(self) -> None:
-        self._at_s: deque[float] = deque(maxlen=_NUM_ENDS)
+        self._gaps_s: deque[float] = deque(maxlen=_NUM_ENDS)
+        self._last_s: float | None = None
+        """Of the newest end, where somebody waits since."""
 
-    def add(self, at_s: float) -> None:
-        self._at_s.append(at_s)
+    def add(self, at_s: float, *, is_awaited: bool) -> None:
+        """`is_awaited`: somebody stands in the queue."""
+        if is_awaited and self._last_s is not None:
+            self._gaps_s.append(at_s - self._last_s)
+        self._last_s = at_s if is_awaited else None
+
+    def none_waits(self) -> None:
+        """The last of the queue has given up."""
+        self._last_s = None
 
     def seconds(self, num_ends: int) -> float:
         """That so many take; 0 where none is waited for, or nothing is known."""
-        if num_ends <= 0 or len(self._at_s) < 2:
+        if num_ends <= 0 or not self._gaps_s:
             return 0.0
-        return num_ends * (self._at_s[-1] - self._at_s[0]) / (len(self._at_s) - 1)
+        return num_ends * sum(self._gaps_s) / len(self._gaps_s)
 
 
 @dataclass(slots=True)

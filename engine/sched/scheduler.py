@@ -161,13 +161,15 @@ class Scheduler:
         self._shares.leave(request.tenant)
         self.latency.num_paced -= request.tpot_target_s is not None
         if entry.state is State.RUNNING:
-            self._ends.add(self._now)
+            self._ends.add(self._now, is_awaited=len(self._waiting) > 0)
         if forget_blocks:
             entry.table.forget()
         self._trials.forget(entry)
         match entry.state:
             case State.WAITING:
                 self._waiting.remove(entry)
+                if not len(self._waiting):
+                    self._ends.none_waits()
             case State.FOLLOWING:
                 self._sharing.unfollow(entry)
             case State.RUNNING:
@@ -184,7 +186,7 @@ class Scheduler:
         suspect = self._trials.current()
         if suspect is None and self._trials.is_due and self._launched:
             return None
-        self._now = now
+        self._now = self._shares.now_s = now
         if suspect is not None:
             draft = PlanDraft(self.latency.for_step((), now))
             if suspect.request.scheduled < goal_of(suspect.request):

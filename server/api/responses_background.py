@@ -92,18 +92,25 @@ class Background:
 
     def _settle(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         job, _ = self._running.pop(key)
-        job.abort()
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled():
-            job.draft.cancel()
-        elif isinstance(error, (RequestError, EngineDeadError)):
-            job.draft.fail(error)
-        elif error is not None:
-            logger.error("response %s failed in the background", job.draft.id, exc_info=error)
-            job.draft.fail(errors.internal_error())
-        else:
-            job.draft.finish()
-        job.keep()
+        try:
+            job.abort()
+            _end(job, task)
+        finally:
+            job.keep()
+
+
+def _end(job: Job, task: asyncio.Task[None]) -> None:
+    """Say in the response how it ended."""
+    error = None if task.cancelled() else task.exception()
+    if task.cancelled():
+        job.draft.cancel()
+    elif isinstance(error, (RequestError, EngineDeadError)):
+        job.draft.fail(error)
+    elif error is not None:
+        logger.error("response %s failed in the background", job.draft.id, exc_info=error)
+        job.draft.fail(errors.internal_error())
+    else:
+        job.draft.finish()
 
 
 async def _feed(job: Job) -> None:

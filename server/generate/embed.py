@@ -79,7 +79,7 @@ class EmbedIntake:
             raise errors.above_max("dimensions", hidden_size, wire.dimensions)
         if wire.truncate_prompt_tokens == 0:
             raise errors.below_min("truncate_prompt_tokens", 1, 0)
-        caller.check_room(1)
+        caller.check_room(1, None)
         add_special = wire.add_special_tokens is not False
         all_encoded = await self._prompts.encode_all(wire.input, add_special=add_special, param="input")
         inputs = tuple(
@@ -115,10 +115,15 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
     request.account.take(request.num_tokens)
     vectors = [b""] * len(request.inputs)
     waiting = enumerate(request.submits())
+    num_left, is_taken = request.num_tokens, False
 
     async def work() -> None:
+        nonlocal num_left, is_taken
         for i, submit in waiting:
-            vectors[i] = await _vector(router.submit(submit), name_of(i, len(vectors)))
+            # All tasks begin in one turn, also where the first is refused: only one that was taken opens the way.
+            stream = router.submit(submit, goes_on=is_taken)
+            num_left, is_taken = num_left - len(submit.prompt_ids), True
+            vectors[i] = await _vector(stream, name_of(i, len(vectors)))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -127,6 +132,8 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
     except ExceptionGroup as failed:
         # Those that failed after the first were ended by it, or fail for the same reason.
         raise failed.exceptions[0] from None
+    finally:
+        request.account.owe(-num_left)  # nobody computes what was not taken
     return tuple(vectors)
 
 

@@ -31,7 +31,7 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
 
-def any_room(num_tokens: int) -> None:
+def any_room(num_tokens: int, ttft_target_s: float | None) -> None:
     """Of what stands in no queue."""
 
 
@@ -51,8 +51,9 @@ class Caller:
     """Of its tenant's share of the machine, where others want it too."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
-    check_room: Callable[[int], None] = any_room
-    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens."""
+    check_room: Callable[[int, float | None], None] = any_room
+    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens, or none in time for
+    such a TTFT target (seconds; None: any)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,14 @@ class Intake:
     def _check_size(self, wire: GenerationFields, caller: Caller, param: str) -> CheckSize:
         """What a text must pass before it is turned into tokens: is it too long by its bytes alone?"""
         truncates = wire.truncate_prompt_tokens is not None
+        target_s = caller.targets.over(self._targets).ttft_s
 
         def check(num_bytes: int, least_tokens: int) -> None:
             if not truncates:
                 self._prompts.check_least(param, num_bytes, least_tokens)
-                caller.check_room(max(1, least_tokens))
+                caller.check_room(max(1, least_tokens), target_s)
 
-        caller.check_room(1)
+        caller.check_room(1, target_s)
         return check
 
     async def chat(

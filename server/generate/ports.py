@@ -71,12 +71,18 @@ class Router(Protocol):
         """After the newest step."""
         ...
 
-    def check_room(self, tenant: str, num_tokens: int) -> None:
-        """Raises `RequestError` where a prompt of at least so many tokens would be refused for all that waits."""
+    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
+        """Raises `RequestError` where a prompt of at least so many tokens would be refused for all that waits.
+
+        `ttft_target_s`: its own; None: any.
+        """
         ...
 
-    def submit(self, submit: Submit) -> TokenStream:
-        """Raises `RequestError` where the choice cannot be taken now."""
+    def submit(self, submit: Submit, *, goes_on: bool = False) -> TokenStream:
+        """Raises `RequestError` where the choice cannot be taken now.
+
+        `goes_on`: it is a later piece of a request that was taken.
+        """
         ...
 
     def reset_prefix_cache(self) -> None:

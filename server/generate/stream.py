@@ -17,6 +17,9 @@ from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.timing import Metrics, metrics_of
 from inferd.server.text.token_bytes import TokenBytes
 
+_SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
+"""What the engine says of a choice that it did nothing for."""
+
 _SLICE = 512
 """Ids turned into text before the event loop may do something else (about 1 ms)."""
 
@@ -32,7 +35,7 @@ class Generation:
         self._streams: list[TokenStream] = []
         try:
             for submit in request.submits():
-                self._streams.append(router.submit(submit))
+                self._streams.append(router.submit(submit, goes_on=bool(self._streams)))
         except BaseException:
             self.abort()
             request.account.owe(-request.num_prompt_tokens)
@@ -58,6 +61,7 @@ class Generation:
                 choice = choices[index]
                 if choice.is_finished:
                     continue  # ids drawn after a stop string, or the end of an abort
+                self._give_back(index, delta)
                 for i, part in enumerate(_slices(delta)):
                     if i:
                         await asyncio.sleep(0)
@@ -74,6 +78,14 @@ class Generation:
             self.abort()
             self.request.account.owe(sum(stream.num_generated for stream in self._streams))
             await deltas.aclose()
+
+    def _give_back(self, index: int, delta: Delta) -> None:
+        """The prompt of a choice that the engine shed before anything was computed. One that several choices continue
+        was computed for another."""
+        if delta.failure is None or delta.failure.code not in _SHED or self.request.n > 1:
+            return
+        if self._streams[index].scheduled_s is None:
+            self.request.account.owe(-len(self.request.prompt_of(index).token_ids))
 
 
 def _slices(delta: Delta) -> list[Delta]:

@@ -198,10 +198,10 @@ class ScriptedRouter:
         """The next choices, in order; the last script serves all that follow."""
         self.scripts = list(scripts)
 
-    def check_room(self, tenant: str, num_tokens: int) -> None:
+    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
         """There is always room."""
 
-    def submit(self, submit: Submit) -> ScriptedStream:
+    def submit(self, submit: Submit, *, goes_on: bool = False) -> ScriptedStream:
         if self.refusal is not None:
             raise self.refusal
         script = self.scripts[min(len(self.submits), len(self.scripts) - 1)] if self.scripts else Script()

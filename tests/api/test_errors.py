@@ -193,10 +193,10 @@ def test_a_server_that_cannot_take_more_says_when_to_come_back(
 def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, router: Any, script: Any) -> None:
     accept = router.submit
 
-    def submit(given: Any) -> Any:
+    def submit(given: Any, *, goes_on: bool) -> Any:
         if len(router.submits) == 2:
             raise RequestError("rate_limit_exceeded", "Too many.")
-        return accept(given)
+        return accept(given, goes_on=goes_on)
 
     router.will(script(ends=False))
     router.submit = submit
@@ -211,7 +211,7 @@ def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, ro
 def test_an_unexpected_mistake_is_a_500_without_details(
     http: httpx.Client, router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def submit(given: Any) -> Any:
+    def submit(given: Any, *, goes_on: bool) -> Any:
         raise ZeroDivisionError("at /secret/path")
 
     router.submit = submit

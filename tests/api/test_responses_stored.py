@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure
+from inferd.server.api.responses_background import Background, Draft, Job
 from inferd.server.app import AppOptions
 
 from .conftest import ScriptedRouter, serving
@@ -260,6 +262,33 @@ def test_a_server_that_ends_ends_what_runs(model: Any, script: Any) -> None:
     with serving(model, router, AppOptions(has_access_log=False)) as url:
         assert httpx.post(f"{url}/v1/responses", json={"input": "x", "background": True}).json()["status"] == "queued"
     assert len(router.aborted) == 1
+
+
+def test_one_whose_end_cannot_be_said_is_kept_all_the_same() -> None:
+    class Faulty:
+        id = "resp_1"
+
+        def finish(self) -> None:
+            raise RuntimeError("a fault of ours")
+
+    async def no_events() -> AsyncGenerator[Any, None]:
+        for event in ():
+            yield event
+
+    kept: list[str] = []
+
+    async def scene() -> None:
+        told = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set())
+        draft, nothing = cast("Draft", Faulty()), cast("Any", lambda: None)
+        keep = partial(kept.append, "kept")
+        job = Job(tenant="", draft=draft, events=no_events(), abort=nothing, snapshot=nothing, keep=keep)
+        background = Background()
+        background.start(job)
+        await asyncio.wait_for(told.wait(), 20)
+
+    asyncio.run(scene())
+    assert kept == ["kept"]
 
 
 def test_long_conversations_are_put_together_off_the_loop(client: openai.OpenAI, router: Any) -> None:

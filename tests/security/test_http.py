@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 
 from inferd.server.app import AppOptions
 from inferd.server.connection import ConnectionLimits
+from inferd.server.listening import fit_open_files
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import Script, ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, start
@@ -292,6 +294,28 @@ def test_bodies_that_would_grow(server: Server, body: bytes, headers: dict[str, 
     assert len(answer.content) < 4_000
 
 
+def test_bodies_are_bounded_in_all(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.server.middleware.MAX_HELD_BYTES", 100)
+    router = ScriptedRouter(model)
+    router.will(Script(token_ids=(5,)))
+
+    def becomes(url: str, status: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while (answer := post(url)).status_code != status:
+            assert time.monotonic() < deadline, answer.text
+        assert status == 200 or answer.json()["error"]["code"] == "server_is_overloaded"
+
+    def post(url: str) -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(url + "/v1/completions", content=BODY.ljust(60), headers=headers, timeout=WAIT_S)
+
+    with serving(model, router, AppOptions(has_access_log=False, max_body_bytes=90)) as url:
+        with Server(url, router).connect() as other:
+            other.sendall(POST + b"Content-Length: 90\r\n\r\n" + BODY.ljust(60))
+            becomes(url, 503)
+        becomes(url, 200)
+
+
 def test_connections_are_bounded_and_come_back(server: Server) -> None:
     with ExitStack() as held:
         clients = [held.enter_context(server.connect()) for _ in range(LIMITS.max_connections + 20)]
@@ -308,6 +332,49 @@ def test_connections_are_bounded_and_come_back(server: Server) -> None:
 
 def is_closed_with(client: socket.socket, beginning: bytes) -> bool:
     return read_all(client).startswith(beginning)
+
+
+def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that takes longer than a connection may be idle: a plain answer is written in one piece."""
+    monkeypatch.setattr("inferd.server.listening.KEEP_ALIVE_S", 0.2)
+    router = ScriptedRouter(model)
+    router.will(Script(token_ids=(5,) * 200))
+    content = json.dumps({"prompt": "x", "n": 16, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}).encode()
+    with serving(model, router, AppOptions(has_access_log=False)) as url:
+        with Server(url, router).connect(receive_bytes=65_536) as client:
+            client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+            answer = client.recv(4_096)
+            num_bytes = int(re.findall(rb"content-length: (\d+)", answer)[0])
+            assert num_bytes > 500_000
+            pause_s = 1.0 / (num_bytes / 65_536)
+            while part := client.recv(65_536, socket.MSG_WAITALL):
+                answer += part
+                time.sleep(pause_s)
+        assert len(answer.partition(b"\r\n\r\n")[2]) == num_bytes
+
+
+def test_a_connection_answered_early_is_kept_as_long_as_any(model: ServedModel) -> None:
+    """The rest of the body that came after the answer begins no head."""
+    router, limits = ScriptedRouter(model), replace(LIMITS, head_idle_s=0.1, linger_s=WAIT_S)
+    options = AppOptions(has_access_log=False, api_keys=("sk-x",))
+    with serving(model, router, options, limits=limits) as url, Server(url, router).connect() as client:
+        client.sendall(POST + b"Content-Length: 10\r\n\r\n12345")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 401 ")
+        client.sendall(b"67890")
+        time.sleep(0.5)
+        client.sendall(GET)
+        assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_may_open_few_files_is_told_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1_000, 1_000))
+    with caplog.at_level(logging.WARNING, "inferd.server"):
+        assert fit_open_files(ConnectionLimits(max_connections=900)).max_connections == 744
+    assert [record.getMessage() for record in caplog.records] == [
+        "744 connections are taken instead of 900: only 1000 files may be open"
+    ]
 
 
 def test_whoever_takes_nothing_of_an_answer_is_not_waited_for(server: Server) -> None:

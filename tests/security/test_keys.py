@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +73,8 @@ _DIGEST = digest_of(ONE).hex()
             "two keys have the name",
         ),
         ("keys: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: 2024-02-30\n", "a value that cannot be read; quote it"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n", "a value that cannot be read; quote it"),
         ("keys: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
     ],
 )
@@ -125,6 +129,29 @@ def test_the_command_makes_what_the_server_reads(tmp_path: Path) -> None:
     assert len({new_key() for _ in range(100)}) == 100
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    append_entry(path, entry(ONE))
+    os.chown(path, 12, 34)
+    append_entry(path, entry(TWO))
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (12, 34, 0o600)
+    assert os.listdir(tmp_path) == ["keys"]
+
+
+def test_who_adds_a_key_waits_for_who_adds_another(tmp_path: Path) -> None:
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    adding = threading.Thread(target=append_entry, args=(tmp_path / "keys", entry(ONE)))
+    adding.start()
+    adding.join(0.3)
+    assert adding.is_alive() and not (tmp_path / "keys").exists()
+    os.close(other)
+    adding.join()
+    assert len(read_keys(tmp_path / "keys")) == 1
+
+
 # -- reading it again --------------------------------------------------------------------------------------------------
 
 
@@ -152,22 +179,65 @@ def test_a_change_is_taken_whole_and_a_bad_one_not_at_all(tmp_path: Path, caplog
     assert read == [(1, True), (1, True), (1, False), (1, False), (2, True)]
 
 
+def test_what_nobody_expected_is_told_and_the_file_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, read = written(tmp_path / "keys", entry(ONE)), list[tuple[int, bool]]()
+    was_read = asyncio.Event()
+
+    def on_read(num_keys: int, is_good: bool) -> None:
+        read.append((num_keys, is_good))
+        was_read.set()
+
+    keyring = Keyring((), (), path, on_read)
+
+    def refuse(path: Path) -> tuple[KeyEntry, ...]:
+        raise RuntimeError("a fault of ours")
+
+    async def scene() -> None:
+        watch = asyncio.create_task(keyring.watch(0.001))
+        with monkeypatch.context() as patch:
+            patch.setattr("inferd.server.keyring.read_keys", refuse)
+            os.utime(path, ns=(1, 1))
+            was_read.clear()
+            await asyncio.wait_for(was_read.wait(), 20)
+        os.utime(path, ns=(2, 2))
+        was_read.clear()
+        await asyncio.wait_for(was_read.wait(), 20)
+        watch.cancel()
+
+    asyncio.run(scene())
+    assert read == [(1, True), (1, False), (1, True)]
+    assert any(record.exc_info for record in caplog.records)
+
+
 def test_what_was_used_outlives_a_reload(tmp_path: Path) -> None:
-    path = written(tmp_path / "keys", entry(ONE, requests_per_minute=2))
+    path = written(tmp_path / "keys", entry(ONE, requests_per_minute=4))
     keyring = Keyring((), (), path)
     holder = keyring.find(ONE)
     assert holder is not None and holder.account is not None
     holder.account.enter()
     holder.account.enter()
-    written(path, entry(ONE, requests_per_minute=3, weight=2.0))
+    written(path, entry(ONE, requests_per_minute=2, weight=2.0))
     os.utime(path, ns=(1, 1))
     asyncio.run(keyring.look())
     again = keyring.find(ONE)
     assert again is not None and again.account is holder.account
     assert again.weight == 2.0
     again.account.enter()
-    with pytest.raises(RequestError, match="limit 3"):
+    with pytest.raises(RequestError, match="limit 2"):
         again.account.enter()
+
+
+def test_a_lower_quota_locks_nobody_out() -> None:
+    """The half of 1,000,000 tokens a minute is used, and of 1,000 it would be owed for eight hours."""
+    account = KeyAccount(Quota(tokens_per_minute=1_000_000), lambda: 0.0)
+    account.take(500_000)
+    account.apply(Quota(tokens_per_minute=1_000))
+    account.take(500)
+    account.owe(500)
+    account.apply(Quota(tokens_per_minute=10))
+    assert account.headers()["x-ratelimit-reset-tokens"] == "1m30s", "and what is owed is worth as long as before"
 
 
 def test_tenants_are_apart_whatever_they_are_called(tmp_path: Path) -> None:

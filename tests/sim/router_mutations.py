@@ -178,10 +178,10 @@ def id_in_use_is_taken(patch: Patch) -> None:
     """Cross-talk: two callers share an id, and one of them gets what is the other's."""
     check_open = Router._check_open
 
-    def blind(self: Router, submit: Submit) -> None:
+    def blind(self: Router, submit: Submit, goes_on: bool) -> None:
         streams, self._streams = self._streams, {}
         try:
-            check_open(self, submit)
+            check_open(self, submit, goes_on)
         finally:
             self._streams = streams
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.backlog import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds
+from inferd.server.backlog import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
+from inferd.server.settings import Settings
+from inferd.server.startup import _router_options
 
 
 def refused(backlog: Backlog, tenant: str, num_tokens: int = 10, pace: float = 0.0) -> RequestError | None:
@@ -65,10 +70,24 @@ def test_tokens_are_bounded_by_what_the_pace_makes_of_seconds() -> None:
     assert refused(backlog, "", 50, 0.0) is None, "before anything was measured requests alone are counted"
 
 
-def test_a_ttft_target_bounds_where_it_is_shorter() -> None:
-    for target_s, most in ((0.5, 500), (9.0, 2000), (None, 2000)):
-        bounds = QueueBounds(seconds=2.0, ttft_target_s=target_s)
-        assert filled(bounds, "", 10, 1000.0).num_tokens == most
+def test_a_target_does_not_count_the_tokens_ahead() -> None:
+    """30 s of prompts wait, which may all be prefix hits: the engine knows, and says who would be late."""
+    queue = _router_options(Settings(ttft_target=0.2, max_wait=600.0)).queue
+    backlog = Backlog(queue)
+    backlog.add("a", 30_000)
+    backlog.check("b", 30_000, 1000.0, left_s=0.5)
+
+
+def test_a_pace_may_be_forgotten_while_another_thread_asks_for_it() -> None:
+    class Cleared(deque[float]):
+        def __iter__(self) -> Iterator[float]:
+            gaps_s = list(super().__iter__())
+            self.clear()
+            return iter(gaps_s)
+
+    held = _Held(num_requests=1, gaps_s=Cleared([0.5] * 40))
+    assert held.wait_s(0.0) == 1.0
+    assert held.wait_s(0.0) is None
 
 
 def test_one_alone_is_taken_whatever_its_length() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from inferd.engine import boot
 
 MODULE = """
 import os, threading
@@ -44,3 +47,18 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
     if sys.platform == "linux":
         assert read[0] == (own if is_urgent else max(own, 10))
         assert read[1] in ((0, False) if is_urgent else (10, False))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel shares processors out by session")
+def test_a_session_that_cannot_be_made_urgent_again_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path, text: str) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(boot, "_TRY_S", 0.0)
+    monkeypatch.setattr(boot, "_ENGINE", "json")
+    with caplog.at_level(logging.WARNING, "inferd"):
+        assert boot._engine(is_urgent=False) is json
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["the engine's session keeps nice 10"]

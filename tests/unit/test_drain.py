@@ -51,12 +51,19 @@ class Http:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.given_s: float | None = None
 
     def say_close(self) -> None:
         self.said.append("close")
 
     def close_idle(self) -> None:
         self.said.append("idle")
+
+    def give_time(self, seconds: float) -> None:
+        self.given_s = seconds
+
+    def break_off(self) -> None:
+        self.said.append("off")
 
 
 class Scene:
@@ -152,6 +159,45 @@ def test_the_deadline_counts_from_the_signal() -> None:
         await settled(lambda: it.router.num_aborted == 1)
         it.router.end()
         await it.task
+
+    play(scene)
+
+
+def test_what_is_still_being_written_has_the_rest_of_the_time() -> None:
+    async def scene() -> None:
+        it = Scene(0.0)
+        it.drain.signalled(signal.SIGTERM)
+        await it.task
+        assert it.http.given_s is not None and NEVER_S - 60 < it.http.given_s <= NEVER_S
+        assert "off" not in it.http.said
+        it.drain.signalled(signal.SIGTERM)
+        assert it.http.said[-1] == "off"
+
+    play(scene)
+
+
+def test_what_was_given_up_gets_no_time() -> None:
+    async def scene() -> None:
+        it = Scene(0.0)
+        it.router.take_on("a")
+        it.drain.signalled(signal.SIGTERM)
+        it.drain.signalled(signal.SIGTERM)
+        it.router.end()
+        await it.task
+        assert it.http.given_s is not None and it.http.given_s <= 0.0
+
+    play(scene)
+
+
+def test_a_server_that_leaves_waits_as_long_as_it_was_given_and_no_less_than_configured() -> None:
+    async def scene() -> None:
+        server = HttpServer(uvicorn.Config(_no_app, log_config=None, timeout_graceful_shutdown=5))
+        server.give_time(-1.0)
+        assert server.config.timeout_graceful_shutdown == 5
+        server.give_time(29.5)
+        assert server.config.timeout_graceful_shutdown == 30
+        server.break_off()
+        assert server.force_exit
 
     play(scene)
 

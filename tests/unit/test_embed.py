@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pytest
@@ -12,6 +12,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
 from inferd.server.generate.embed import MAX_AT_ONCE, EmbedRequest, embed
+from inferd.server.quotas import Unlimited
 from inferd.server.router import merge
 
 Answer = Delta | Exception
@@ -46,12 +47,26 @@ class Stream:
 class Router:
     limit: int = 10**6
     streams: list[Stream] = field(default_factory=list)
+    going_on: list[bool] = field(default_factory=list)
+    """What each submit said of itself."""
 
-    def submit(self, submit: Submit) -> Stream:
+    def submit(self, submit: Submit, *, goes_on: bool = False) -> Stream:
+        self.going_on.append(goes_on)
         if len(self.streams) == self.limit:
             raise RequestError("server_is_overloaded", "full")
         self.streams.append(Stream(submit, asyncio.get_running_loop().create_future()))
         return self.streams[-1]
+
+
+class Paid(Unlimited):
+    """An account whose use is counted."""
+
+    used = 0
+
+    def take(self, num_tokens: int) -> None:
+        self.used += num_tokens
+
+    owe = take
 
 
 def request(num_inputs: int) -> EmbedRequest:
@@ -147,6 +162,34 @@ def test_an_input_that_is_not_taken_ends_those_that_were() -> None:
     error = asyncio.run(failing(router, 5))
     assert isinstance(error, RequestError) and error.code == "server_is_overloaded"
     assert len(router.streams) == 3
+
+
+def test_only_behind_one_that_was_taken_do_others_go_on() -> None:
+    async def run() -> None:
+        router = Router()
+        num_inputs = MAX_AT_ONCE + 1
+        task = asyncio.ensure_future(embed(router, request(num_inputs)))  # type: ignore[arg-type]
+        await settled()
+        router.streams[5].end(embedding=b"x")
+        await settled()
+        assert router.going_on == [False] + [True] * (num_inputs - 1)
+        task.cancel()
+
+    asyncio.run(run())
+    shut = Router(limit=0)
+    asyncio.run(failing(shut, 4))
+    assert shut.going_on == [False] * len(shut.going_on), "none was taken, and each is a new one"
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_what_the_router_refuses_is_given_back(limit: int) -> None:
+    async def run() -> None:
+        account = Paid()
+        with pytest.raises(RequestError):
+            await embed(Router(limit), replace(request(5), account=account))  # type: ignore[arg-type]
+        assert account.used == limit
+
+    asyncio.run(run())
 
 
 def test_who_gives_up_ends_all() -> None:

@@ -170,6 +170,17 @@ def test_the_last_slot_is_left_to_who_has_none() -> None:
     assert len(alone.step()) == 4
 
 
+def test_the_last_slot_is_not_kept_for_who_is_long_gone() -> None:
+    world = World(tokens=64, seqs=4)
+    world.add("b0", 4)
+    world.step()
+    for i in range(6):
+        world.add(f"a{i}", 4, max_tokens=50)
+    assert len(world.step()) == 3
+    world.now += REMEMBERED_S
+    assert len(world.step()) == 4, "nobody has to come for that"
+
+
 def test_who_was_given_most_gives_way() -> None:
     """By rank alone the last to come would give way: the tenant that is owed."""
     world = World(tokens=64, blocks=14, seqs=3)

@@ -24,6 +24,7 @@ from inferd.server.generate.fold import ChoiceResult, Fold
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
+from inferd.server.quotas import KeyAccount, Quota
 from inferd.server.text.token_bytes import TokenBytes
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.reader import Reading
@@ -131,13 +132,16 @@ class Replay:
     """A router of one choice whose deltas are known."""
 
     num_generated = 0
+    scheduled_s: float | None = None
 
     def __init__(self, given_deltas: list[Delta]) -> None:
         self._deltas = iter(given_deltas)
         self.aborts: list[str] = []
+        self.going_on: list[bool] = []
 
-    def submit(self, submit: object) -> Replay:
+    def submit(self, submit: object, *, goes_on: bool) -> Replay:
         del submit
+        self.going_on.append(goes_on)
         return self
 
     def __aiter__(self) -> Replay:
@@ -167,6 +171,34 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
         results.append(folded(asked, asyncio.run(events(router))))
     assert results[0] == results[1]
     assert results[0].reason == ("stop" if stop == ("e",) else "length")
+
+
+@pytest.mark.parametrize(
+    ("code", "scheduled_s", "n", "is_given_back"),
+    [
+        ("rate_limit_exceeded", None, 1, True),
+        ("server_is_overloaded", None, 1, True),
+        ("engine_error", None, 1, False),
+        ("rate_limit_exceeded", 1.0, 1, False),
+        ("rate_limit_exceeded", None, 2, False),
+    ],
+)
+def test_a_prompt_that_was_shed_is_given_back(
+    code: str, scheduled_s: float | None, n: int, is_given_back: bool
+) -> None:
+    async def run() -> None:
+        account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
+        router = Replay([Delta(request_id="a", finish_reason="error", failure=Failure(code, "no"))])
+        router.scheduled_s = scheduled_s
+        generation = Generation(router, replace(request(), account=account, n=n), table())  # type: ignore[arg-type]
+        assert router.going_on == [False, True][:n]
+        with pytest.raises(RequestError):
+            async for _ in generation.events():
+                pass
+        left = 100 if is_given_back else 100 - len(PROMPT_IDS)
+        assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
+
+    asyncio.run(run())
 
 
 @settings(deadline=None)

@@ -19,6 +19,7 @@ from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.fields import read
+from inferd.server.schema.targets import Targets
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of
@@ -94,6 +95,16 @@ def test_defaults_are_the_checkpoints_then_openais(ask: Asker) -> None:
     assert params.eos_token_ids == ask.model.eos_token_ids
     assert (taken.n, taken.priority, taken.cache_salt, taken.arrival_s) == (1, 0, "tenant", 1.5)
     assert taken.prompts[0].max_tokens == 20
+
+
+def test_room_is_asked_for_with_the_callers_target_and_else_the_servers(model: ServedModel, lanes: Lanes) -> None:
+    intake = Intake(model, Prompts(model, lanes), Taken(), Targets(ttft_s=2.0))
+    asked: list[float | None] = []
+    for own_s in (0.5, None):
+        caller = replace(CALLER, targets=Targets(own_s), check_room=lambda _, target_s: asked.append(target_s))
+        asyncio.run(intake.chat(read(ChatRequest, HI), caller))
+    assert asked[0] == 0.5 and asked[-1] == 2.0
+    assert set(asked) == {0.5, 2.0}
 
 
 def test_what_is_given_wins(ask: Asker) -> None:

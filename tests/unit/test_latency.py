@@ -249,6 +249,24 @@ def test_ends_of_others_are_waited_for_where_slots_are_taken() -> None:
     engine.add("in time", 10, ttft_target_s=1.9)
 
 
+def test_time_in_which_nobody_waits_is_no_pace_of_ends() -> None:
+    """Before an hour of silence, and at its end, there are two at a time; or the one behind gives up first."""
+    for gives_up in (False, True):
+        engine = world(max_num_seqs=1)
+        for start_s in (0.0, 3600.0):
+            engine.now = start_s
+            first = engine.add(f"first {start_s}", 10, max_tokens=100)
+            engine.step()
+            second = engine.add(f"second {start_s}", 10, max_tokens=100)
+            if gives_up and not start_s:
+                engine.scheduler.finish(first)
+                engine.scheduler.finish(second)
+            engine.run()
+        engine.add("runs", 10, max_tokens=100)
+        engine.step()
+        engine.add("next", 10, ttft_target_s=1.0)
+
+
 def test_who_waits_in_vain_is_told_before_work_is_wasted() -> None:
     """The machine stands still for a second: who was to begin within 0.3 s is let go, and a replay is not."""
     engine = world(max_num_seqs=2)

@@ -27,7 +27,7 @@ from inferd.engine.api.messages import (
 )
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
-from inferd.server.backlog import QueueBounds
+from inferd.server.backlog import Backlog, QueueBounds
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router, RouterOptions, TokenStream, merge
 
@@ -288,6 +288,65 @@ def test_the_queue_is_bounded_until_requests_begin() -> None:
         router.submit(submit("c"))
 
     play(scenario, options=RouterOptions(queue=QueueBounds(2)))
+
+
+@pytest.mark.parametrize("closed", ["full", "drained", "paused"])
+def test_what_goes_on_of_a_request_is_taken_where_a_new_one_is_not(closed: str) -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        router.submit(submit("a-0"))
+        if closed == "drained":
+            router.drain()
+        if closed == "paused":
+            router.lose({})
+        with pytest.raises(RequestError):
+            router.submit(submit("b"))
+        router.submit(submit("a-1"), goes_on=True)
+        assert router.num_active == 2
+        router.fail_all("killed")
+        with pytest.raises(RequestError, match="not running"):
+            router.submit(submit("a-2"), goes_on=True)
+
+    bounds = QueueBounds(1) if closed == "full" else QueueBounds()
+    play(scenario, options=RouterOptions(queue=bounds, outage_grace_s=0.0))
+
+
+def test_a_drain_waits_for_what_goes_on_behind_what_ended() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        async def request() -> None:
+            for i in range(3):
+                await collect(router.submit(submit(f"a-{i}"), goes_on=i > 0))
+
+        running = asyncio.create_task(request())
+        await until(lambda: router.num_active == 1)
+        router.drain()
+        drained = asyncio.create_task(router.drained())
+        for i in range(3):
+            await until(lambda i=i: f"a-{i}" in router._streams)  # type: ignore[misc]
+            assert not drained.done()
+            client.inbox.put_nowait(step(Delta(request_id=f"a-{i}", finish_reason="length")))
+        await drained
+        assert running.done()
+
+    play(scenario)
+
+
+def test_room_is_asked_for_with_the_callers_own_target() -> None:
+    """40 began one each 50 ms, and 19 wait: a first token comes in about a second."""
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        clock = [0.0]
+        router._backlog = Backlog(QueueBounds(), lambda: clock[0])
+        for _ in range(59):
+            router._backlog.add("t", 1)
+        for _ in range(40):
+            clock[0] += 0.05
+            router._backlog.remove("t", 1)
+        router.check_room("t", 1)
+        router.check_room("t", 1, 2.0)
+        with pytest.raises(RequestError, match="target leaves"):
+            router.check_room("t", 1, 0.5)
+
+    play(scenario)
 
 
 def test_an_id_in_use_is_refused() -> None:

@@ -143,10 +143,11 @@ def test_one_that_dies_is_replaced() -> None:
     play(scene)
 
 
-def test_a_system_that_gives_no_process_is_asked_again() -> None:
+@pytest.mark.parametrize("error", [StartError("no memory"), OSError("no files"), RuntimeError("a fault of ours")])
+def test_a_system_that_gives_no_process_is_asked_again(error: Exception) -> None:
     async def scene() -> None:
         def refuse() -> FakeLife:
-            raise StartError("no memory")
+            raise error
 
         it = Scene(refuse, FakeLife)
         it.spare.keep(1)
@@ -164,3 +165,5 @@ def test_starts_wait_ever_longer_and_at_once_after_a_quiet_time(monkeypatch: pyt
         kept._started_s = now = now + delays[-1]
     assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert kept._next_delay_s(now + 61.0) == 0.25
+    kept._num_soon = 5_000
+    assert kept._next_delay_s(kept._started_s) == 30.0

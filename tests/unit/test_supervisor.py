@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -11,8 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
+import zmq.asyncio
 
+from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, HeartbeatReader
 from inferd.engine.api.supervisor import Supervisor, describe_exit
 
@@ -74,6 +79,43 @@ def test_wait_sees_a_death(stub: list[str]) -> None:
     supervisor.spawn()
     assert asyncio.run(supervisor.wait()) == 9
     supervisor.discard()
+
+
+def test_one_that_dies_before_it_is_promoted_leaves_nothing_to_write(stub: list[str]) -> None:
+    stub[0] = "import sys; sys.stdin.buffer.raw.readline()"
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    wait_until(lambda: not supervisor.is_running)
+    supervisor.promote()
+    supervisor.discard()
+
+
+def test_wait_sees_a_death_though_no_more_files_may_be_open(stub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    stub[0] = "raise SystemExit(9)"
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    assert asyncio.run(supervisor.wait()) == 9
+    supervisor.discard()
+
+
+@pytest.mark.parametrize("maker", ["zmq.Socket", "zmq.asyncio.Context.socket"])
+def test_without_files_for_sockets_there_is_no_engine(
+    maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(maker, refuse)
+
+    async def make() -> None:
+        with pytest.raises(StartError, match="Too many open files; let this process open more"):
+            EngineClient(tmp_path, 0)
+
+    asyncio.run(make())
 
 
 def test_exits_in_words() -> None:
