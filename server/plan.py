@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from inferd.engine.api.capacity import longest_context, options, plan_sequences, shortage, ways_out
-from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, local_path, locate, read_json
+from inferd.engine.api.checkpoint import Checkpoint, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.locate import EMBEDDED_NAME, local_path, locate
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import MemoryPlan, refusal

@@ -21,9 +21,10 @@ from pathlib import Path
 import uvloop
 
 from inferd.engine.api import garbage
-from inferd.engine.api.checkpoint import Checkpoint, locate
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
+from inferd.engine.api.locate import locate
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts

@@ -1,4 +1,4 @@
-"""A checkpoint as files: where it is, what its config says, and what tensors its safetensors headers hold.
+"""A checkpoint as files: what its config says, and what tensors its safetensors headers hold.
 
 Reads no tensor data and loads no torch, so that a wrong checkpoint is refused in seconds, before an engine exists. Only
 safetensors are read: a pickled checkpoint can carry code.
@@ -9,19 +9,12 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.weights import named_in_full
-
-EMBEDDED_NAME = "tiny"
-"""What the command line calls the model that comes with inferd."""
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 
@@ -33,7 +26,6 @@ _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,67 +84,6 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(info.num_bytes for info in self.tensors.values())
-
-
-def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_FILES) -> Path:
-    """The directory of `model`: the embedded one, a local directory, or a hub id (downloaded, with progress on stderr).
-
-    `files` are patterns of what is wanted of a hub id. Raises `ModelError`. `HF_HUB_OFFLINE=1` keeps to what is cached.
-    """
-    if model == EMBEDDED_NAME:
-        return EMBEDDED_PATH
-    directory = _local_directory(model)
-    if directory is not None:
-        return directory
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        hint = "" if "/" in model else f"; the embedded model is called `{EMBEDDED_NAME}`"
-        raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either{hint}")
-    return _download(model, revision, files)
-
-
-def _local_directory(model: str) -> Path | None:
-    """None where there is nothing of that name. Raises `ModelError` for a file, and where it cannot be seen."""
-    path = local_path(model)
-    if path is None:
-        return None
-    if not path.is_dir():
-        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
-    return path.resolve()
-
-
-def local_path(model: str) -> Path | None:
-    """What has that name here, a file or a directory; None where nothing has. Raises `ModelError` where it cannot be
-    seen."""
-    try:
-        path = Path(model).expanduser()
-        return path if path.exists() else None
-    except RuntimeError as error:
-        raise ModelError(f"{model} begins with the home of a user who has none; give the whole path") from error
-    except OSError as error:
-        raise ModelError(f"cannot look at {model}: {error.strerror}") from error
-
-
-def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
-    try:
-        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(files)))
-    except LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            why, way_out = "HF_HUB_OFFLINE is set", "unset it to download"
-        else:
-            why, way_out = "the hub cannot be reached", "download it where there is a network"
-        raise ModelError(
-            f"{repo_id} is not in the local cache and {why}: {way_out}, or give a local directory"
-        ) from error
-    except HfHubHTTPError as error:
-        raise ModelError(f"the hub refused {repo_id}: {_first_line(error)}") from error
-    except (HFValidationError, ValueError) as error:
-        raise ModelError(f"{repo_id} is no hub id: {_first_line(error)}") from error
-    except OSError as error:
-        raise ModelError(f"downloading {repo_id} failed: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def read_json(file: Path) -> dict[str, Any]:

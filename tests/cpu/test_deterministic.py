@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, locate
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase, Ready
 from inferd.engine.api.model import ModelFacts

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from inferd.engine.api.checkpoint import EMBEDDED_NAME, Checkpoint, locate
+from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, resolve
 from inferd.engine.api.errors import CapacityError
+from inferd.engine.api.locate import EMBEDDED_NAME, locate
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import format_bytes

@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, locate, read_header, read_json
+from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint, read_header, read_json
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.locate import locate
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
@@ -175,7 +176,7 @@ def test_a_hub_out_of_reach_is_not_called_offline(monkeypatch: pytest.MonkeyPatc
         raise LocalEntryNotFoundError("x")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("inferd.engine.api.checkpoint.snapshot_download", unreachable)
+    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", unreachable)
     with pytest.raises(ModelError, match="the hub cannot be reached: download it where") as caught:
         locate("organisation/never-downloaded")
     assert "HF_HUB_OFFLINE" not in str(caught.value)

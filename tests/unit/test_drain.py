@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
@@ -15,6 +14,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.metrics import Metrics
 from inferd.server.router import Router, TokenStream
+from tests.unit.scenes import play, settled
 
 NEVER_S = 3600.0
 
@@ -76,19 +76,6 @@ class Scene:
 
     def _stuck(self) -> None:
         self.num_stuck += 1
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30):
-            await scene()
-
-    asyncio.run(whole())
-
-
-async def settled(fact: Callable[[], bool]) -> None:
-    for _ in iter(fact, True):
-        await asyncio.sleep(0)
 
 
 def test_nothing_happens_before_a_signal() -> None:

@@ -215,7 +215,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         asked.append({"repo_id": repo_id, **options})
         return mistral
 
-    monkeypatch.setattr("inferd.engine.api.checkpoint.snapshot_download", snapshot)
+    monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
     assert report("some/model", revision="v1").facts.num_params == 7_241_732_096
     assert asked == [{"repo_id": "some/model", "revision": "v1", "allow_patterns": ["config.json"]}]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -15,6 +15,7 @@ from inferd.engine.api.messages import Failed, FromEngine, Phase
 from inferd.server import spare
 from inferd.server.life import Life
 from inferd.server.spare import Spare
+from tests.unit.scenes import play, settled
 
 
 class FakeLife:
@@ -73,19 +74,6 @@ class Scene:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare, "_FIRST_DELAY_S", 0.0)
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30):
-            await scene()
-
-    asyncio.run(whole())
-
-
-async def settled(fact: Callable[[], bool]) -> None:
-    for _ in iter(fact, True):
-        await asyncio.sleep(0)
 
 
 def test_a_warm_one_is_promoted_once() -> None:
