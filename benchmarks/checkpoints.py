@@ -66,50 +66,29 @@ class Shape:
 
 SHAPES = {
     "1b": Shape(
-        model_type="llama",
-        vocab_size=32_000,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
+        model_type="llama", vocab_size=32_000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=64,
     ),
     "0.6b": Shape(
-        model_type="qwen3",
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
+        model_type="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+    ),
+    "12m": Shape(
+        model_type="llama", vocab_size=3072, hidden_size=640, intermediate_size=1792, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64,
     ),
     "1layer": Shape(
-        model_type="llama",
-        vocab_size=3072,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=2048,
+        model_type="llama", vocab_size=3072, hidden_size=256, intermediate_size=512, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
     ),
     "smoke": Shape(
-        model_type="llama",
-        vocab_size=3072,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
+        model_type="llama", vocab_size=3072, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
     ),
-}
-"""`1layer` costs next to nothing, so that what is measured is everything around a model; `smoke` measures nothing: it
-shows in seconds that everything around a model works."""
+}  # fmt: skip
+"""`12m` computes prompts so fast that a few seconds hold a load of long ones; `1layer` costs next to nothing, so that
+what is measured is everything around a model; `smoke` measures nothing: it shows in seconds that everything around a
+model works."""
 
 
 def ensure(directory: Path, name: str) -> Path:

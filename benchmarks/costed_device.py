@@ -66,6 +66,9 @@ class VirtualClock:
     def __call__(self) -> float:
         return self.now_s
 
+    def wait_until(self, at_s: float) -> None:
+        self.now_s = max(self.now_s, at_s)
+
 
 @dataclass(slots=True)
 class _Handle:
@@ -77,7 +80,7 @@ class _Handle:
         """Nothing is drawn."""
 
     def wait(self) -> StepResult:
-        self.device.clock.now_s = max(self.device.clock.now_s, self.end_s)
+        self.device.clock.wait_until(self.end_s)
         return self.result
 
 
@@ -97,6 +100,25 @@ class CostedDevice:
         self._free_s = max(self._free_s, launched_s) + seconds
         rows = tuple([RowResult((7,) if row.samples else ()) for row in plan.rows])
         return _Handle(self, StepResult(plan.step_id, rows, self._free_s - launched_s), self._free_s)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostedMachine:
+    """A machine that is not there, as loads are run on it: a device and a clock of its own for each run."""
+
+    cost: StepCost
+    seed: Seed
+    """What the step-time model starts from."""
+    num_blocks: int
+    num_at_once: int = 2
+
+    def begin(self, seed: int) -> tuple[CostedDevice, VirtualClock]:
+        """`seed`: of the noise."""
+        clock = VirtualClock()
+        return CostedDevice(self.cost, clock, seed), clock
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.costed_device import CostedDevice, VirtualClock
-from benchmarks.slo import SETTINGS, Arrival, Setting, arrivals
+from benchmarks.goodput import BLOCK_SIZE, Arrival, Setting, arrivals
+from benchmarks.slo import SETTINGS
 from benchmarks.tables import Cell, markdown
 from inferd.engine.api.messages import StepOutput, Submit
 from inferd.engine.api.params import SamplingParams
@@ -30,8 +30,8 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 
 SHARED = replace(SETTINGS["h200"], max_num_seqs=64)
-"""Slots by which the decodes of a flood leave prompts two thirds of a step within the TPOT target; of 256 they leave a
-third, and a prompt of thousands of tokens takes three times as long as alone, whoever goes first."""
+"""Slots by which the decodes of a flood leave prompts two thirds of a step within the TPOT target. Of 256 it holds
+half, as many as its prompts keep busy, and leaves prompts somewhat more than half of a step."""
 MOST_WAITING = 2000
 """Requests of one tenant; those beyond are not sent, as a server would refuse them."""
 
@@ -109,19 +109,19 @@ def run(setting: Setting, loads: Loads, seconds: float, seed: int = 1) -> Served
     limits = SchedulerConfig(
         max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=setting.max_num_batched_tokens, max_model_len=1 << 17
     )
-    cache = KVCache(setting.num_blocks, 32, step_tokens=setting.max_num_batched_tokens, shares_prefixes=False)
-    clock = VirtualClock()
-    core = EngineCore(
-        Scheduler(limits, cache, setting.seed), CostedDevice(setting.cost, clock, seed), vocab_size=8, clock=clock
-    )
+    machine = setting.open(setting, Path())
+    cache = KVCache(machine.num_blocks, BLOCK_SIZE, step_tokens=setting.max_num_batched_tokens, shares_prefixes=False)
+    device, clock = machine.begin(seed)
+    core = EngineCore(Scheduler(limits, cache, machine.seed), device, vocab_size=8, clock=clock)
     tenants = _Tenants(core, setting, loads)
-    while clock.now_s < seconds:
+    while clock() < seconds:
         if not core.has_work:
             if tenants.next_s is None:
                 break
-            clock.now_s = max(clock.now_s, tenants.next_s)
-        tenants.send(clock.now_s)
-        tenants.take(core.step(clock.now_s), clock.now_s)
+            clock.wait_until(tenants.next_s)
+        tenants.send(clock())
+        output = core.step(clock())
+        tenants.take(output, clock())
     return tenants.served
 
 

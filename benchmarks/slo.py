@@ -1,81 +1,74 @@
-"""Goodput of scheduling by targets, and of fixed settings: the real core and scheduler before a device that takes as
-long as an H200 would, computed from floors and not measured.
+"""Goodput of scheduling by targets, and of fixed settings: chunks of three sizes, and prompts before everything.
 
-    python benchmarks/slo.py [--quick] [--out benchmarks/results]
+    python -P benchmarks/slo.py [--setting h200|cpu] [--dir DIR] [--quick] [--out benchmarks/results]
 
 Requests come at random (Poisson), prompts and answers have lognormal lengths, all by a seed. A request counts when its
 first token came within the TTFT target and its mean time a token within the TPOT target; goodput is such requests a
 second of the time in which requests came. One that was refused counts nothing.
+
+`h200` is the real core and scheduler before a device that takes as long as an H200 would: computed from floors, and not
+measured. `cpu` is measured: the real worker on this machine, a random checkpoint, the monotonic clock, in one process
+and without HTTP. Each run then takes as long as its requests come, one after another; those of a load follow each
+other, so that what else the machine does falls on all policies alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import inf
 from pathlib import Path
-from random import Random
+from statistics import median
+from time import monotonic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.checkpoints import Shape
-from benchmarks.costed_device import H200, CostedDevice, RooflineCost, StepCost, VirtualClock
+from benchmarks.checkpoints import Shape, ensure
+from benchmarks.costed_device import H200, CostedMachine, RooflineCost
+from benchmarks.goodput import BLOCK_SIZE, REFUSING, TARGETS, Machine, Score, Setting, policies, run
 from benchmarks.svg import line_chart
 from benchmarks.tables import Cell, markdown
-from inferd.engine.api.messages import StepOutput, Submit
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
-from inferd.engine.sched.draft import PlanDraft
-from inferd.engine.sched.limits import SchedulerConfig
-from inferd.engine.sched.plan import StepPlan
-from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.step_time import Coefficients, Seed
 
-_BLOCK_SIZE = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A machine, what is asked of it, and how much at most."""
-
-    name: str
-    about: str
-    cost: StepCost
-    seed: Seed
-    """What the step-time model starts from."""
-    num_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    """Of the scheduler that goes by targets."""
-    chunks: Sequence[int]
-    """Fixed settings."""
-    ttft_s: float
-    tpot_s: float
-    prompt: tuple[float, float, int]
-    """Median, standard deviation of the logarithm, and most tokens."""
-    output: tuple[float, float, int]
-    rates: Sequence[float]
-    """Requests a second."""
-    window_s: float
-    """How long requests come."""
-
+UNDER = 0.98
+"""Of the best fixed setting's goodput: less is behind it."""
 
 _LLAMA_8B = Shape(
     model_type="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
     num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=131_072,
 )  # fmt: skip
 
+
+def _h200(setting: Setting, directory: Path) -> Machine:
+    del setting, directory
+    seed = Seed(Coefficients(4.2e-3, 1e-7, 3.4e-8), Coefficients(4.2e-3, 2.2e-5, 3.4e-8, 3.8e-10))
+    return CostedMachine(RooflineCost(_LLAMA_8B, H200), seed, num_blocks=28_000)
+
+
+def _this_cpu(setting: Setting, directory: Path) -> Machine:
+    """With torch, which the other setting does without."""
+    from benchmarks.real_device import RealMachine  # noqa: PLC0415
+
+    return RealMachine.load(
+        ensure(directory, "12m"),
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=max(setting.max_num_batched_tokens, *setting.chunks),
+        block_size=BLOCK_SIZE,
+    )
+
+
 SETTINGS = {
     "h200": Setting(
         name="h200",
         about="Llama-3.1-8B in bfloat16 on one H200: computed from floors (80% of 4.8 TB/s, 70% of 989 TFLOP/s), "
         "not measured",
-        cost=RooflineCost(_LLAMA_8B, H200),
-        seed=Seed(Coefficients(4.2e-3, 1e-7, 3.4e-8), Coefficients(4.2e-3, 2.2e-5, 3.4e-8, 3.8e-10)),
-        num_blocks=28_000,
+        open=_h200,
         max_num_seqs=256,
         max_num_batched_tokens=8192,
         chunks=(512, 2048, 8192),
@@ -85,237 +78,233 @@ SETTINGS = {
         output=(150, 0.8, 1000),
         rates=(4, 8, 12, 14, 16, 18, 20, 22, 24, 28, 32),
         window_s=60.0,
+        seeds=(1, 2, 3),
+    ),
+    "cpu": Setting(
+        name="cpu",
+        about="The engine's worker with a random Llama of 12 million parameters in bfloat16 on this machine's "
+        "processor: measured",
+        open=_this_cpu,
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+        chunks=(512, 2048, 8192),
+        ttft_s=0.5,
+        tpot_s=0.05,
+        prompt=(600, 0.9, 3000),
+        output=(40, 0.8, 200),
+        rates=(3, 5, 7, 8, 9, 11),
+        window_s=16.0,
+        seeds=(1,),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    at_s: float
-    num_prompt: int
-    num_output: int
+class Job:
+    policy: str
+    rate: float
+    seed: int
 
 
-@dataclass(slots=True)
-class Told:
-    """What one request was given."""
+def sweep(setting: Setting, directory: Path) -> dict[Job, Score]:
+    """All runs; those of one load and seed follow each other."""
+    loads = product(setting.rates, setting.seeds)
+    jobs = [Job(policy, rate, seed) for rate, seed in loads for policy in policies(setting)]
+    machine = setting.open(setting, directory)
+    one = partial(_run_job, setting, machine)
+    try:
+        if machine.num_at_once > 1:
+            with ProcessPoolExecutor(machine.num_at_once) as pool:
+                return dict(_told(jobs, pool.map(one, jobs)))
+        # What the first steps of a process take is nobody's: memory is touched, steps are recorded.
+        _run_job(replace(setting, window_s=min(2.0, setting.window_s)), machine, Job(TARGETS, max(setting.rates), 0))
+        return dict(_told(jobs, map(one, jobs)))
+    finally:
+        machine.close()
 
-    first_s: float | None = None
-    last_s: float = 0.0
-    num_tokens: int = 0
+
+def _run_job(setting: Setting, machine: Machine, job: Job) -> Score:
+    return run(setting, machine, job.policy, job.rate, job.seed)
+
+
+def _told(jobs: Sequence[Job], scores: Iterable[Score]) -> Iterator[tuple[Job, Score]]:
+    """A line for each that is over, for who waits."""
+    began_s = monotonic()
+    for i, (job, score) in enumerate(zip(jobs, scores, strict=True), 1):
+        met, shed, late, slow = score.shares
+        print(
+            f"[{i}/{len(jobs)}, {monotonic() - began_s:.0f} s] {job.rate:g}/s, {job.policy}: {score.goodput:.2f} "
+            f"(met {met:.0%}, refused {shed:.0%}, late {late:.0%}, slow {slow:.0%})",
+            file=sys.stderr,
+            flush=True,
+        )
+        yield job, score
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """What a run came to."""
+class Knee:
+    """Where fixed settings serve the most, for one seed."""
 
-    num_requests: int
-    num_met: int
-    num_shed: int
-    num_late: int
-    """Served, with the first token too late."""
-    num_slow: int
-    """Served in time, and too slow a token."""
-    goodput: float
-    """Requests a second."""
-    error_p50: float
-    error_p95: float
+    policy: str
+    rate: float
+    peak: float
+    """The best fixed setting's goodput there; no fixed setting has more anywhere."""
+    coming: float
+    """Requests a second that came there: nobody can serve more."""
+    ours: float
+    """Of targets there."""
+    our_peak: float
+    """Of targets, at the load at which they have the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a sweep came to."""
+
+    setting: Setting
+    scores: Mapping[Job, Score]
 
     @property
-    def share_met(self) -> float:
-        return self.num_met / self.num_requests
+    def policies(self) -> Sequence[str]:
+        return tuple(policies(self.setting))
+
+    def goodput(self, policy: str, rate: float) -> float:
+        """The median over the seeds."""
+        return median(self.scores[Job(policy, rate, seed)].goodput for seed in self.setting.seeds)
+
+    def best_fixed(self, rate: float, seed: int) -> Job:
+        fixed = [Job(policy, rate, seed) for policy in self.policies if policy not in (TARGETS, REFUSING)]
+        return max(fixed, key=lambda job: self.scores[job].goodput)
+
+    def ratio(self, rate: float, seed: int) -> float:
+        """Of the goodput by targets to the best fixed setting's."""
+        best = self.scores[self.best_fixed(rate, seed)].goodput
+        ours = self.scores[Job(TARGETS, rate, seed)].goodput
+        return _ratio(ours, best)
+
+    def knee(self, seed: int) -> Knee:
+        fixed = [self.best_fixed(rate, seed) for rate in self.setting.rates]
+        job = max(fixed, key=lambda job: self.scores[job].goodput)
+        ours = [self.scores[Job(TARGETS, rate, seed)].goodput for rate in self.setting.rates]
+        return Knee(
+            job.policy,
+            job.rate,
+            self.scores[job].goodput,
+            self.scores[job].num_requests / self.setting.window_s,
+            self.scores[Job(TARGETS, job.rate, seed)].goodput,
+            max(ours),
+        )
+
+    def shares(self, policy: str, rate: float) -> tuple[float, ...]:
+        """Met, refused, late and slow: the mean over the seeds."""
+        each = [self.scores[Job(policy, rate, seed)].shares for seed in self.setting.seeds]
+        return tuple(sum(column) / len(each) for column in zip(*each, strict=True))
 
 
-class PrefillFirst(Scheduler):
-    """While a prompt is to be computed nobody decodes: the lowest TTFT that a server without load has."""
-
-    def schedule(self, now: float) -> StepPlan | None:
-        is_behind = any(entry.request.num_pending > 1 for entry in self._running)
-        is_startable = bool(len(self._waiting) and self._free_slots)
-        if not is_behind and not is_startable:
-            return super().schedule(now)
-        draft = PlanDraft(self.latency.for_step([], now))
-        for entry in list(self._running):
-            if entry.request.num_pending > 1:
-                self._continue(entry, entry.request.num_pending, draft)
-        self._admit_waiting(draft, now)
-        if not draft.rows:
-            return super().schedule(now)
-        plan = draft.finish(self._num_steps)
-        self.latency.launched(plan.rows, has_prompts=True)
-        self._num_steps += 1
-        self._launched.append((plan, draft.entries))
-        return plan
-
-
-def arrivals(setting: Setting, rate: float, seed: int | str) -> list[Arrival]:
-    """In order of time."""
-    random = Random(f"{seed} {rate}")
-    now_s, coming = 0.0, list[Arrival]()
-    while (now_s := now_s + random.expovariate(rate)) < setting.window_s:
-        coming.append(Arrival(now_s, _length(random, setting.prompt), _length(random, setting.output)))
-    return coming
-
-
-def _length(random: Random, lengths: tuple[float, float, int]) -> int:
-    median, sigma, most = lengths
-    return max(2, min(most, round(median * random.lognormvariate(0.0, sigma))))
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a run is scheduled."""
-
-    kind: type[Scheduler]
-    step_tokens: int
-    has_ttft: bool = False
-    has_tpot: bool = False
-
-
-TARGETS, REFUSING = "targets", "TTFT alone"
-"""By both targets; and by one, which orders and refuses, with the fixed chunks in the middle."""
-
-
-def policies(setting: Setting) -> Mapping[str, Policy]:
-    """By name; all but the first two are fixed settings."""
-    middle = setting.chunks[len(setting.chunks) // 2]
-    return {
-        TARGETS: Policy(Scheduler, setting.max_num_batched_tokens, has_ttft=True, has_tpot=True),
-        REFUSING: Policy(Scheduler, middle, has_ttft=True),
-        **{f"chunks of {size:,}": Policy(Scheduler, size) for size in setting.chunks},
-        "prefill first": Policy(PrefillFirst, max(setting.chunks)),
-    }
-
-
-def run(setting: Setting, policy: str, rate: float, seed: int) -> Score:
-    """All requests of one load through one policy, to the last token."""
-    chosen = policies(setting)[policy]
-    limits = SchedulerConfig(
-        max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=chosen.step_tokens, max_model_len=1 << 17
-    )
-    cache = KVCache(setting.num_blocks, _BLOCK_SIZE, step_tokens=chosen.step_tokens, shares_prefixes=False)
-    clock = VirtualClock()
-    core = EngineCore(
-        chosen.kind(limits, cache, setting.seed), CostedDevice(setting.cost, clock, seed), vocab_size=8, clock=clock
-    )
-    coming, told = arrivals(setting, rate, seed), dict[str, Told]()
-    next_one = 0
-    while next_one < len(coming) or core.has_work:
-        if not core.has_work:
-            clock.now_s = max(clock.now_s, coming[next_one].at_s)
-        while next_one < len(coming) and coming[next_one].at_s <= clock.now_s:
-            told[str(next_one)] = Told()
-            core.submit(_submit(setting, coming[next_one], str(next_one), chosen), clock.now_s)
-            next_one += 1
-        output = core.step(clock.now_s)
-        _take(output, told, clock.now_s)
-    return _score(setting, core, coming, list(told.values()))
-
-
-def _submit(setting: Setting, arrival: Arrival, name: str, policy: Policy) -> Submit:
-    return Submit(
-        request_id=name,
-        prompt_ids=(1,) * arrival.num_prompt,
-        params=SamplingParams(max_tokens=arrival.num_output, seed=0),
-        arrival_s=arrival.at_s,
-        ttft_target_s=setting.ttft_s if policy.has_ttft else None,
-        tpot_target_s=setting.tpot_s if policy.has_tpot else None,
-    )
-
-
-def _take(output: StepOutput | None, told: dict[str, Told], now_s: float) -> None:
-    """`now_s`: when the step was over."""
-    for delta in output.deltas if output is not None else ():
-        if delta.token_ids:
-            one = told[delta.request_id]
-            one.first_s = now_s if one.first_s is None else one.first_s
-            one.last_s, one.num_tokens = now_s, one.num_tokens + len(delta.token_ids)
-
-
-def _score(setting: Setting, core: EngineCore, coming: Sequence[Arrival], told: Sequence[Told]) -> Score:
-    num_met = num_late = num_slow = 0
-    for arrival, one in zip(coming, told, strict=True):
-        if one.first_s is None:
-            continue
-        if one.first_s - arrival.at_s > setting.ttft_s:
-            num_late += 1
-        elif one.last_s - one.first_s > setting.tpot_s * (one.num_tokens - 1):
-            num_slow += 1
-        else:
-            num_met += 1
-    stats = core.stats()
-    return Score(
-        len(coming), num_met, stats.num_shed, num_late, num_slow, num_met / setting.window_s,
-        stats.step_model.error_p50, stats.step_model.error_p95,
-    )  # fmt: skip
-
-
-def sweep(setting: Setting, seed: int) -> dict[str, list[Score]]:
-    """Policy -> score by rate."""
-    jobs = [(setting, policy, rate, seed) for policy in policies(setting) for rate in setting.rates]
-    with ProcessPoolExecutor(2) as pool:
-        scores = list(pool.map(run, *zip(*jobs, strict=True)))
-    size = len(setting.rates)
-    return {policy: scores[i * size : (i + 1) * size] for i, policy in enumerate(policies(setting))}
-
-
-def report(setting: Setting, scores: Mapping[str, Sequence[Score]]) -> str:
+def report(found: Found) -> str:
     """Two tables and what they come to, as Markdown."""
-    fixed = {policy: row for policy, row in scores.items() if policy not in (TARGETS, REFUSING)}
-    peaks = {policy: max(score.goodput for score in row) for policy, row in scores.items()}
-    best = max(fixed, key=lambda policy: peaks[policy])
-    knee = max(range(len(setting.rates)), key=lambda i: fixed[best][i].goodput)
-    ratios = [ours.goodput / max(row[i].goodput for row in fixed.values()) for i, ours in enumerate(scores[TARGETS])]
-    columns = ["requests/s", *scores, "to the best"]
-    rows: list[list[Cell]] = [
-        [f"{rate:g}", *(row[i].goodput for row in scores.values()), ratios[i]] for i, rate in enumerate(setting.rates)
-    ]
-    detail: list[list[Cell]] = [
-        [
-            f"{rate:g}",
-            *(f"{100 * share:.0f}%" for share in _shares(score)),
-            f"{score.error_p50:.1%}",
-            f"{score.error_p95:.1%}",
-        ]
-        for rate, score in zip(setting.rates, scores[TARGETS], strict=True)
-    ]
+    setting = found.setting
+    seeds = "one seed" if len(setting.seeds) == 1 else f"medians of {len(setting.seeds)} seeds"
     return "\n\n".join(
         (
             f"{setting.about}. TTFT {setting.ttft_s * 1e3:g} ms, TPOT {setting.tpot_s * 1e3:g} ms; prompts of "
             f"{setting.prompt[0]:g} and answers of {setting.output[0]:g} tokens in the median (lognormal, sigma "
-            f"{setting.prompt[1]:g} and {setting.output[1]:g}), {setting.window_s:g} s of arrivals.",
+            f"{setting.prompt[1]:g} and {setting.output[1]:g}; at most {setting.prompt[2]:,} and "
+            f"{setting.output[2]:,}), {setting.window_s:g} s of arrivals; {seeds}.",
             "Goodput, requests a second within both targets:",
-            markdown(columns, rows),
-            f"Best fixed setting: {best}, {peaks[best]:.2f} at most, at {setting.rates[knee]:g} requests/s. There "
-            f"targets give {scores[TARGETS][knee].goodput:.2f} ({ratios[knee]:.2f}x), and at most "
-            f"{peaks[TARGETS]:.2f} ({peaks[TARGETS] / peaks[best]:.2f}x); the least ratio to the best fixed "
-            f"setting of each load is {min(ratios):.2f}.",
-            "By targets, of all requests, and the step-time model's error:",
-            markdown(["requests/s", "met", "refused", "late", "slow", "error p50", "p95"], detail),
+            _goodputs(found),
+            *_sentences(found),
+            "Of all requests, by targets and by the fixed setting that does best at each load, and the step-time "
+            "model's error:",
+            _reasons(found),
         )
     )
 
 
-def _shares(score: Score) -> tuple[float, ...]:
-    counts = (score.num_met, score.num_shed, score.num_late, score.num_slow)
-    return tuple(count / score.num_requests for count in counts)
+def _goodputs(found: Found) -> str:
+    setting = found.setting
+    rows: list[list[Cell]] = []
+    for rate in setting.rates:
+        ratios = [found.ratio(rate, seed) for seed in setting.seeds]
+        rows.append([f"{rate:g}", *(found.goodput(policy, rate) for policy in found.policies), _ranged(ratios)])
+    return markdown(["requests/s", *found.policies, "to the best"], rows)
+
+
+def _sentences(found: Found) -> Iterator[str]:
+    setting = found.setting
+    knees = [found.knee(seed) for seed in setting.seeds]
+    names = sorted({f"{knee.policy} at {knee.rate:g} requests/s" for knee in knees})
+    there = _ranged([_ratio(knee.ours, knee.peak) for knee in knees])
+    all_of_it = _ranged([_ratio(knee.coming, knee.peak) for knee in knees])
+    at_most = _ranged([_ratio(knee.our_peak, knee.peak) for knee in knees])
+    yield (
+        f"Best fixed setting: {' or '.join(names)}, {_ranged([knee.peak for knee in knees])} requests a second. At "
+        f"that load targets give {there} times as much, where all that come would be {all_of_it} times; at the load at "
+        f"which they serve the most, {at_most} times."
+    )
+    ratios = {(rate, seed): found.ratio(rate, seed) for rate, seed in product(setting.rates, setting.seeds)}
+    least = min(ratios, key=lambda where: ratios[where])
+    num_under = sum(ratio < UNDER for ratio in ratios.values())
+    yield (
+        f"The least ratio of targets to the best fixed setting of a load and seed is {ratios[least]:.3f}, at "
+        f"{least[0]:g} requests/s; {num_under} of {len(ratios)} are below {UNDER:g}."
+    )
+
+
+def _reasons(found: Found) -> str:
+    setting = found.setting
+    rows: list[list[Cell]] = []
+    for rate in setting.rates:
+        fixed = max(
+            (policy for policy in found.policies if policy not in (TARGETS, REFUSING)),
+            key=lambda policy: found.goodput(policy, rate),
+        )
+        shares = (*found.shares(TARGETS, rate), *found.shares(fixed, rate)[2:])
+        ours = [found.scores[Job(TARGETS, rate, seed)] for seed in setting.seeds]
+        errors = (median(score.error_p50 for score in ours), median(score.error_p95 for score in ours))
+        rows.append([f"{rate:g}", *(f"{100 * share:.0f}%" for share in shares), *(f"{error:.1%}" for error in errors)])
+    columns = ["requests/s", "met", "refused", "late", "slow", "fixed: late", "slow", "error p50", "p95"]
+    return markdown(columns, rows)
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else inf
+
+
+def _ranged(values: Sequence[float]) -> str:
+    """The median, and from where to where they go."""
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def _rate(text: str) -> float:
+    """Whole numbers stay whole: a load is drawn by how its rate is written."""
+    return int(text) if text.isdecimal() else float(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=sorted(SETTINGS), default="h200")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", help="with commas between; without, those of the setting")
+    parser.add_argument("--rates", help="requests a second, with commas between; without, those of the setting")
+    parser.add_argument("--dir", type=Path, help="folder in which the cpu setting keeps its checkpoint; without, none")
     parser.add_argument("--quick", action="store_true", help="two loads of a few seconds: shows that it runs")
     parser.add_argument("--out", type=Path, help="folder that the table and the plot are written to")
     asked = parser.parse_args()
     setting = SETTINGS[asked.setting]
     if asked.quick:
-        setting = replace(setting, rates=setting.rates[1:5:3], window_s=5.0)
-    scores = sweep(setting, asked.seed)
-    text = report(setting, scores)
+        setting = replace(setting, rates=setting.rates[1:5:3], window_s=setting.window_s / 16, seeds=(1,))
+    if asked.seeds:
+        setting = replace(setting, seeds=tuple(int(seed) for seed in asked.seeds.split(",")))
+    if asked.rates:
+        setting = replace(setting, rates=tuple(_rate(text) for text in asked.rates.split(",")))
+    with tempfile.TemporaryDirectory() as temporary:
+        found = Found(setting, sweep(setting, asked.dir or Path(temporary)))
+    text = report(found)
     print(text)
     if asked.out is not None:
-        lines = {policy: [score.goodput for score in row] for policy, row in scores.items()}
+        lines = {policy: [found.goodput(policy, rate) for rate in setting.rates] for policy in found.policies}
         chart = line_chart(setting.rates, lines, "requests a second that come", "requests a second within targets")
         (asked.out / f"slo_{setting.name}.svg").write_text(chart)
         (asked.out / f"slo_{setting.name}.md").write_text(text + "\n")

@@ -11,9 +11,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
-from math import inf
 from time import monotonic
 
+from inferd.engine import submission
 from inferd.engine.api.flight import NO_RECORDER, Recorder
 from inferd.engine.api.messages import (
     Delta,
@@ -25,11 +25,10 @@ from inferd.engine.api.messages import (
     StepOutput,
     Submit,
 )
-from inferd.engine.api.params import ParamError, check_token_ids
+from inferd.engine.api.params import ParamError
 from inferd.engine.api.work import NO_WORK, StepWork, WorkModel
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
-from inferd.engine.request import Request
 from inferd.engine.sched.latency import Timing
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
@@ -118,7 +117,7 @@ class EngineCore:
         if failure is not None:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
-        request = _request_of(submit, self._scheduler.config.max_model_len, now)
+        request = submission.request_of(submit, self._scheduler.config.max_model_len, now)
         generation = Generation(request, submit.num_prompt_logprobs)
         ended = generation.ended_before()
         if ended is not None:
@@ -181,7 +180,7 @@ class EngineCore:
             num_blocks_used=pool.num_held,
             num_blocks_cached=pool.num_cached,
             num_steps=self._num_steps,
-            num_preemptions=scheduler.stats.num_preemptions,
+            num_preemptions=scheduler.num_preemptions,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
             prefix_query_tokens=scheduler.stats.prefix_query_tokens,
@@ -207,8 +206,7 @@ class EngineCore:
             message = f"request id {submit.request_id!r} is in use by a request that has not ended"
             return Failure("invalid_value", message, "request_id")
         try:
-            submit.params.check(self._vocab_size)
-            _check_ids(submit, self._vocab_size)
+            submission.check(submit, self._vocab_size)
         except ParamError as error:
             return Failure("invalid_value", str(error), error.param)
         return None
@@ -392,34 +390,3 @@ class EngineCore:
 
 def _failure_of(refusal: Refusal) -> Failure:
     return Failure(refusal.code, refusal.message, refusal.param, refusal.retry_after_s)
-
-
-def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """Raise `ParamError` for ids that cannot be a sequence of this model, or an output longer than was asked for."""
-    if not submit.prompt_ids:
-        raise ParamError("prompt", submit.prompt_ids, "must hold at least one token")
-    check_token_ids("prompt", submit.prompt_ids, vocab_size)
-    check_token_ids("emitted_ids", submit.emitted_ids, vocab_size)
-    if not 0.0 < submit.weight < inf:
-        raise ParamError("weight", submit.weight, "must be a number above 0")
-    if len(submit.emitted_ids) > submit.params.max_tokens:
-        rule = f"must hold at most max_tokens ({submit.params.max_tokens}) ids"
-        raise ParamError("emitted_ids", len(submit.emitted_ids), rule)
-
-
-def _request_of(submit: Submit, max_model_len: int, now: float) -> Request:
-    return Request.create(
-        submit.request_id,
-        submit.prompt_ids,
-        submit.params,
-        max_model_len=max_model_len,
-        arrival_s=min(submit.arrival_s, now) if submit.arrival_s > 0 else now,
-        priority=submit.priority,
-        cache_salt=submit.cache_salt,
-        emitted_ids=submit.emitted_ids,
-        alone_until=submit.alone_until,
-        ttft_target_s=submit.ttft_target_s,
-        tpot_target_s=submit.tpot_target_s,
-        tenant=submit.tenant,
-        weight=submit.weight,
-    )

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +37,7 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
+from inferd.engine.api.parts import parts_of
 from inferd.engine.api.supervisor import Launch
 from inferd.engine.api.work import WorkModel
 from inferd.engine.cache.table import KVCache
@@ -69,10 +70,12 @@ TEST_VARIABLE = "_INFERD_TEST"
 class EngineLink:
     """The engine's end of the wire."""
 
-    def __init__(self, run_dir: Path, generation: int) -> None:
-        self._generation = generation
+    def __init__(self, run_dir: Path, generation: int, heartbeat: Heartbeat) -> None:
+        """`heartbeat` is told how many frames went each way: so a last one that is lost is missed, too."""
+        self._generation, self._heartbeat = generation, heartbeat
         self.damage: dict[int, str] = {}
         """For tests: frame to send -> what becomes of it."""
+        self._is_mute = False
         self._num_sent = self._num_received = 0
         context = zmq.Context()
         self._in, self._out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -83,9 +86,17 @@ class EngineLink:
 
     def send(self, message: FromEngine) -> None:
         frame = encode(message, self._generation, self._num_sent)
-        for sent in damaged(frame, self.damage[self._num_sent]) if self._num_sent in self.damage else (frame,):
+        for sent in self._on_the_wire(frame):
             self._out.send(sent)
         self._num_sent += 1
+        self._heartbeat.num_frames_sent = self._num_sent
+
+    def _on_the_wire(self, frame: bytes) -> Sequence[bytes]:
+        what = self.damage.get(self._num_sent)
+        self._is_mute = self._is_mute or what == "mute"
+        if self._is_mute:
+            return ()
+        return (frame,) if what is None else damaged(frame, what)
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
         """Every message that has come; waits for the first one up to `timeout_ms`."""
@@ -93,6 +104,7 @@ class EngineLink:
         while self._in.poll(0 if messages else timeout_ms):
             messages.append(decode_to_engine(self._in.recv(), self._generation, self._num_received))
             self._num_received += 1
+            self._heartbeat.num_frames_received = self._num_received
         return messages
 
     def close(self) -> None:
@@ -108,10 +120,10 @@ def main(line: bytes, promoted: threading.Event) -> int:
         level=launch.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s"
     )
     run_dir = Path(launch.run_dir)
-    link = EngineLink(run_dir, launch.generation)
     # All that lies in the run directory is opened before the first message: then it is taken away.
     flight = FlightRecord(run_dir / "flight")
     with Heartbeat(run_dir / "heartbeat") as heartbeat:
+        link = EngineLink(run_dir, launch.generation, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
             started_s = stand_by(launch, link.send, _be_killed_with_the_server, promoted)
@@ -215,7 +227,8 @@ def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:
 
 def _send(link: EngineLink, output: StepOutput | None) -> None:
     if output is not None:
-        link.send(output)
+        for part in parts_of(output):
+            link.send(part)
 
 
 def _take(core: EngineCore, message: ToEngine) -> None:

@@ -21,6 +21,7 @@ class Journal:
         "emitted_ids",
         "num_cached",
         "num_deaths",
+        "num_deaths_alone",
         "num_prompt_logprobs",
         "reached",
         "submit",
@@ -38,6 +39,8 @@ class Journal:
         """Of a suspect: positions up to which engines died that computed it. 0: it is none."""
         self.num_deaths = 0
         """Engines in a row that died while they computed it, and did not get it past there between."""
+        self.num_deaths_alone = 0
+        """Those of them that computed nothing else."""
         self._num_replayed = 0
         """Tokens that it had when it was last sent again."""
 

@@ -6,6 +6,7 @@ Knows no requests: the router is told by whoever keeps a life.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import Self
 
@@ -20,6 +21,8 @@ class Life:
 
     def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
         self.supervisor, self.client = supervisor, client
+        self.was_killed = False
+        """By SIGKILL, which nobody sends itself: by a user, or by a system short of memory."""
 
     @classmethod
     def begin(cls, config: EngineConfig, generation: int, log_level: str, *, is_standby: bool = False) -> Self:
@@ -44,6 +47,7 @@ class Life:
         hang = asyncio.create_task(self._hang())
         try:
             await asyncio.wait((wait, hang), return_when=asyncio.FIRST_COMPLETED)
+            self.was_killed = wait.done() and wait.result() == -signal.SIGKILL
             return f"the engine process {describe_exit(wait.result()) if wait.done() else hang.result()}"
         finally:
             wait.cancel()
@@ -54,7 +58,7 @@ class Life:
         watchdog = Watchdog(time.monotonic())
         while True:
             await asyncio.sleep(TICK_S)
-            reason = watchdog.look(self.supervisor.pulse(), time.monotonic())
+            reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.traffic)
             if reason is not None:
                 return reason
 

@@ -207,11 +207,12 @@ class Metrics:
             self.goodput_tokens.add(record.num_generation_tokens)
 
     def step(self, output: StepOutput) -> None:
-        """Once per engine step, whatever the number of streams."""
-        duration, schedule, tokens = self._step_cells
-        duration.observe(output.step_duration_s)
-        schedule.observe(output.schedule_duration_s)
-        tokens.observe(output.step_num_tokens)
+        """Once per message of the engine, whatever the number of streams; one of no step has no duration."""
+        if output.step_phase is not None:
+            duration, schedule, tokens = self._step_cells
+            duration.observe(output.step_duration_s)
+            schedule.observe(output.schedule_duration_s)
+            tokens.observe(output.step_num_tokens)
         self.efficiency.step(output)
         stats, last, self._last = output.stats, self._last, output.stats
         self.running.set(stats.num_running)

@@ -65,7 +65,7 @@ class Recovery:
         try:
             reason = await self._end_of(life)
             await life.kill()
-            self._router.lose(life.supervisor.in_flight())
+            self._router.lose(life.supervisor.in_flight(), was_killed=life.was_killed)
             return reason
         except asyncio.CancelledError:
             await life.supervisor.stop()

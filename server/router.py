@@ -2,7 +2,7 @@
 
 It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta.
 When the engine dies, all live requests are sent again to the next one, each behind what it was given: a stream sees a
-pause. A stream's backlog is one merged delta, so a slow reader costs at most its own answer.
+pause.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from msgspec import structs
 
@@ -25,7 +25,6 @@ from inferd.engine.api.messages import (
     EngineStats,
     Failed,
     Failure,
-    FinishReason,
     Phase,
     Ready,
     ResetPrefixCache,
@@ -34,14 +33,14 @@ from inferd.engine.api.messages import (
     ToEngine,
 )
 from inferd.server.backlog import Backlog, QueueBounds
-from inferd.server.journal import Journal
 from inferd.server.metrics import Metrics, RequestRecord
 from inferd.server.quarantine import Quarantine
+from inferd.server.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
-_MANY_DELTAS = 64
-"""Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8."""
+_REPLAYED_AT_ONCE = 2**17
+"""Ids of requests that are sent again before the event loop may do something else (some milliseconds)."""
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
 _GUILTY = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
@@ -57,92 +56,6 @@ class RouterOptions:
     """Without an engine for longer than this, new requests are refused; until then they wait for the next one."""
     e2e_target_s: float | None = None
     """From arrival to the last token; counted where met."""
-
-
-class TokenStream:
-    """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
-
-    def __init__(self, submit: Submit, abort: Callable[[str], None]) -> None:
-        self.journal = Journal(submit)
-        self.scheduled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self.abort_reason: FinishReason | None = None
-        self._abort = abort
-        self._pending: list[Delta] = []
-        self._num_single = 0
-        """At the end of `_pending`, deltas as they came; those before them are merged."""
-        self._waiter: asyncio.Future[None] | None = None
-        self._closed = False
-
-    @property
-    def submit(self) -> Submit:
-        return self.journal.submit
-
-    @property
-    def request_id(self) -> str:
-        return self.submit.request_id
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.journal.emitted_ids)
-
-    @property
-    def has_begun(self) -> bool:
-        return self.scheduled_s is not None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        while not self._pending:
-            if self._closed:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        deltas, self._pending = self._pending, []
-        self._num_single = 0
-        return merge(deltas)
-
-    def abort(self, reason: FinishReason = "abort") -> None:
-        """Stop generating; the stream still ends with one terminal delta. Idempotent.
-
-        `reason` is what the metrics count it as: a stop string found in the text is a "stop".
-        """
-        if not self._closed and self.abort_reason is None:
-            self.abort_reason = reason
-            self._abort(self.request_id)
-
-    def push(self, delta: Delta) -> None:
-        """Called by the router alone."""
-        assert not self._closed, f"{self.request_id}: a delta after the terminal one"
-        self._pending.append(delta)
-        self._num_single += 1
-        if self._num_single == _MANY_DELTAS:
-            self._pending[-_MANY_DELTAS:] = [merge(self._pending[-_MANY_DELTAS:])]
-            self._num_single = 0
-        self._closed = delta.finish_reason is not None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def merge(deltas: Sequence[Delta]) -> Delta:
-    """One delta that says what all of them say, in order."""
-    if len(deltas) == 1:
-        return deltas[0]
-    last = deltas[-1]
-    return Delta(
-        request_id=last.request_id,
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
-        prompt_logprobs=tuple(logprobs for delta in deltas for logprobs in delta.prompt_logprobs),
-        finish_reason=last.finish_reason,
-        stop_token_id=last.stop_token_id,
-        num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
-        scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
-        failure=last.failure,
-        embedding=last.embedding,
-    )
 
 
 class Router:
@@ -171,6 +84,8 @@ class Router:
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
+        self._untold: dict[str, TokenStream] = {}
+        """Of those, the ones that the engine has not been told of yet, in the order in which they came."""
         self._backlog = Backlog(self._options.queue)
         self._ready: Ready | None = None
         self._death: str | None = None
@@ -214,8 +129,10 @@ class Router:
         self._check_open(submit, goes_on)
         self._quarantine.check(submit)
         stream = TokenStream(submit, self._abort)
-        if self.is_up:
+        if self.is_up and not self._untold:
             self._tell(submit)
+        else:
+            self._untold[submit.request_id] = stream
         self._streams[submit.request_id] = stream
         self._is_idle.clear()
         self._backlog.add(submit.tenant, len(submit.prompt_ids))
@@ -254,13 +171,16 @@ class Router:
             match message:
                 case StepOutput():
                     self._deliver(message)
+                    if message.deltas and message.deltas[0].prompt_logprobs:
+                        # A long one, behind which more may wait: those that are here are read without a turn between.
+                        await asyncio.sleep(0)
                 case Phase():
                     self._metrics.phase(message)
                     if self.on_phase is not None:
                         self.on_phase(message)
                 case Ready():
                     self._metrics.engine_ready(message)
-                    self._begin(message)
+                    await self._begin(message)
                 case Failed():
                     raise start_error(message.kind, message.message)
 
@@ -268,8 +188,8 @@ class Router:
         """Another engine is being started at the other end of `client`; `run` anew to hear it."""
         self._client = client
 
-    def lose(self, in_flight: Mapping[int, int]) -> None:
-        """The engine is gone, and another will come. `in_flight`: what its flight record says.
+    def lose(self, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
+        """The engine is gone, and another will come. `in_flight`: what its flight record says; `was_killed`: by others.
 
         Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
         """
@@ -280,27 +200,44 @@ class Router:
         self._metrics.engine_down()
         self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
-        for guilty in self._quarantine.judge(in_flight, journals):
+        for guilty in self._quarantine.judge(in_flight, journals, was_killed=was_killed):
             logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
             self._fail(self._streams[guilty.submit.request_id], _GUILTY)
         for stream in tuple(self._streams.values()):
             if stream.abort_reason is not None:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
+        self._untold = dict(self._streams)
 
-    def _begin(self, ready: Ready) -> None:
+    async def _begin(self, ready: Ready) -> None:
         """An engine takes requests: send it all there are, in the order in which they came."""
         is_first, self._ready, self.is_up = self._ready is None, ready, True
         if self.on_up is not None:
             self.on_up()
-        for stream in self._streams.values():
-            self._send(self._quarantine.replay(stream.journal))
+        num_replayed = await self._replay()
         if is_first:
             self.became_ready.set()
             return
         outage_s = time.monotonic() - self._lost_s
-        self._metrics.recovered(len(self._streams), outage_s)
+        self._metrics.recovered(num_replayed, outage_s)
         if self.on_recovered is not None:
-            self.on_recovered(len(self._streams), outage_s)
+            self.on_recovered(num_replayed, outage_s)
+
+    async def _replay(self) -> int:
+        """Tell the engine of every stream that it does not know, some at a time; returns how many those were.
+
+        Meanwhile what comes waits behind them, and what is aborted ends: the engine never hears of it. Where this
+        engine dies, too, `lose` begins anew.
+        """
+        num_replayed = num_ids = 0
+        while self._untold:
+            journal = self._untold.pop(next(iter(self._untold))).journal
+            self._send(self._quarantine.replay(journal))
+            num_replayed += 1
+            num_ids += len(journal.submit.prompt_ids) + len(journal.emitted_ids)
+            if num_ids >= _REPLAYED_AT_ONCE:
+                num_ids = 0
+                await asyncio.sleep(0)
+        return num_replayed
 
     def fail_all(self, reason: str) -> None:
         """The engine is gone and no other will come: end every stream with an error, and take no more."""
@@ -349,11 +286,11 @@ class Router:
         self._backlog.check(tenant, num_tokens, self.stats.step_model.prefill_tokens_per_s, ttft_target_s)
 
     def _abort(self, request_id: str) -> None:
-        """Without an engine the stream ends here; where no other will come, its end is already on its way."""
-        if self.is_up:
-            self._tell(Abort((request_id,)))
-        elif self._death is None:
+        """A stream of which the engine does not know, or of which there is none to know, ends here."""
+        if request_id in self._untold:
             self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
+        else:
+            self._tell(Abort((request_id,)))
 
     def _deliver(self, output: StepOutput) -> None:
         now = time.monotonic()
@@ -391,6 +328,7 @@ class Router:
         if delta.finish_reason is None:
             return
         del self._streams[stream.request_id]
+        self._untold.pop(stream.request_id, None)
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:

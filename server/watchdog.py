@@ -1,17 +1,21 @@
-"""Tells a hung engine from a busy one by its heartbeat, without asking it.
+"""Tells a hung engine from a busy one by its heartbeat, without asking it, and a lost frame from one that is under way.
 
 A thread of the engine beats whatever its step does; a stopped process is silent. Times count only while this process
-runs itself: after both were suspended the engine has time to beat again.
+runs itself: after both were suspended the engine has time to beat again. A beat says how many frames the engine has
+sent and received: a frame that is lost is missed when the next one comes, and the last one by that count.
 """
 
 from __future__ import annotations
 
-from inferd.engine.api.heartbeat import Pulse
+from inferd.engine.api.client import Traffic
+from inferd.engine.api.heartbeat import EnginePhase, Pulse
 
 TICK_S = 0.25
 """How often to look."""
 MAX_SILENCE_S = 5.0
 """Twenty missed beats."""
+MAX_LATE_S = 1.0
+"""Of a frame, in which both sides run and no other comes: it takes less than a millisecond."""
 _FIRST_BEAT_S = 120.0
 """Until then an interpreter has started and read its libraries, from a cold disk too."""
 _MAX_TICK_S = 4 * TICK_S
@@ -24,14 +28,19 @@ class Watchdog:
         self._now = now
         self._num_beats = self._num_steps = 0
         self._silent_s = self._step_s = 0.0
+        self._to_server, self._to_engine = _Way(), _Way()
 
-    def look(self, pulse: Pulse | None, now: float) -> str | None:
-        """Why the engine counts as hung, or None. To be called every tick."""
+    def look(self, pulse: Pulse | None, now: float, traffic: Traffic) -> str | None:
+        """Why the engine has to be replaced, or None. To be called every tick.
+
+        `traffic`: of the server's end of the wire.
+        """
         passed_s, self._now = min(now - self._now, _MAX_TICK_S), now
         self._silent_s += passed_s
         if pulse is None:
             return f"gave no sign of life for {_FIRST_BEAT_S:g} s" if self._silent_s > _FIRST_BEAT_S else None
-        if pulse.num_beats != self._num_beats:
+        has_run = pulse.num_beats != self._num_beats
+        if has_run:
             self._num_beats, self._silent_s = pulse.num_beats, 0.0
         if self._silent_s > MAX_SILENCE_S:
             return f"gave no sign of life for {MAX_SILENCE_S:g} s"
@@ -40,4 +49,31 @@ class Watchdog:
         self._step_s = self._step_s + passed_s if is_same_step else 0.0
         if is_same_step and self._step_s > pulse.step_limit_s > 0.0:
             return f"has not ended a step within {pulse.step_limit_s:.0f} s"
+        return self._lost(pulse, traffic, min(passed_s, TICK_S) if has_run else 0.0, is_same_step)
+
+    def _lost(self, pulse: Pulse, traffic: Traffic, run_s: float, is_same_step: bool) -> str | None:
+        """What was lost, or None. `run_s`: in which both sides ran since the last look."""
+        awaited_s = run_s if traffic.is_awaited else 0.0
+        if self._to_server.is_lost(pulse.num_frames_sent, traffic.num_received, awaited_s):
+            return f"has sent frame {traffic.num_received}, which never came"
+        # It reads between two steps, once it serves.
+        awaited_s = run_s if pulse.phase is EnginePhase.SERVING and not is_same_step else 0.0
+        if self._to_engine.is_lost(traffic.num_sent, pulse.num_frames_received, awaited_s):
+            return f"was sent frame {pulse.num_frames_received}, which it has never seen"
         return None
+
+
+class _Way:
+    """One direction of the wire."""
+
+    def __init__(self) -> None:
+        self._num_received = 0
+        self._late_s = 0.0
+
+    def is_lost(self, num_sent: int, num_received: int, awaited_s: float) -> bool:
+        """Whether a frame was sent and does not come. `awaited_s`: for so long it would have been seen."""
+        if num_received >= num_sent or num_received != self._num_received:
+            self._num_received, self._late_s = num_received, 0.0
+        else:
+            self._late_s += awaited_s
+        return self._late_s > MAX_LATE_S

@@ -1,4 +1,6 @@
-"""What every tier shares: `--long`, and sampling of large parameter sets by a seed drawn from the commit."""
+"""What every tier shares: `--long`, sampling of large parameter sets by a seed drawn from the commit, and the order of
+files.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,16 @@ CACHE_HOME = ROOT / "build" / "cache"
 KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
 """Where tests, and the servers that they start, keep the compiled C++ kernels: built once for all."""
 
+NO_AUTHORITIES = ROOT / "build" / "no_authorities"
+"""Where every HTTP client of the tests looks for those who sign certificates: nobody speaks TLS here, and to read the
+usual list takes 20 ms of processor time a client."""
+LONGEST_FIRST = (
+    "reliability/test_kills", "reliability/test_hangs", "reliability/test_orphans", "reliability/test_drain",
+    "reliability/test_quarantine", "reliability/test_chaos", "reliability/test_standby",
+    "security/test_hostile_checkpoints", "security/test_secrets", "security/test_egress", "security/test_fields",
+)  # fmt: skip
+"""Of tiers that give out whole files: else one process is left with a long one while the others have nothing to do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run every case of every test")
@@ -32,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE_HOME)
+    NO_AUTHORITIES.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("SSL_CERT_FILE", None)
+    os.environ["SSL_CERT_DIR"] = str(NO_AUTHORITIES)
     config.addinivalue_line(
         "markers", "sampled(keep): run `keep` of this test's cases, drawn by a seed from the commit; all with --long"
     )
@@ -39,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(f"{item.path.parent.name}/{item.path.stem}", len(ranks)))
     if config.getoption("--long"):
         return
     dropped = {item for item in items if item.get_closest_marker("long")}

@@ -76,7 +76,8 @@ def main() -> int:
 def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
     command = [options.python, "-m", "pytest", "-q", *folders, *tier.options]
     if tier.workers:
-        command += ["-n", str(tier.workers), "--dist", tier.by]
+        # Files in the order of `conftest.LONGEST_FIRST`, and not by how many tests they hold.
+        command += ["-n", str(tier.workers), "--dist", tier.by, "--no-loadscope-reorder"]
     if options.long:
         command += ["--long"]
     count = str(tier.threads)

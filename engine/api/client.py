@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -28,6 +29,16 @@ def from_engine_endpoint(run_dir: Path) -> str:
     return f"ipc://{run_dir}/from-engine"
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Frames that one end of a wire has seen."""
+
+    num_sent: int = 0
+    num_received: int = 0
+    is_awaited: bool = False
+    """Somebody waits for the next one that comes: a frame that is here would be counted."""
+
+
 class EngineClient:
     """Binds both sockets; to be made on the event loop that receives."""
 
@@ -39,6 +50,7 @@ class EngineClient:
         self._on_first_frame = on_first_frame
         self._generation = generation
         self._num_sent = self._num_received = 0
+        self._is_awaited = False
         self._context = zmq.asyncio.Context()
         self._sockets: list[zmq.SyncSocket | zmq.asyncio.Socket] = []
         try:
@@ -58,6 +70,11 @@ class EngineClient:
                 way_out = "let this process open more files (ulimit -n)"
             raise StartError(f"there cannot be sockets in {run_dir}: {error.strerror}; {way_out}") from error
 
+    @property
+    def traffic(self) -> Traffic:
+        """To be held against what the engine says that it has sent and received."""
+        return Traffic(self._num_sent, self._num_received, self._is_awaited)
+
     def send(self, message: ToEngine) -> None:
         """Hand a message to the socket; never blocks. Raises `EngineDeadError` where nobody takes them any more."""
         frame = encode(message, self._generation, self._num_sent)
@@ -69,7 +86,11 @@ class EngineClient:
 
     async def receive(self) -> FromEngine:
         """The next message. Raises `EngineDeadError` where a frame is lost, repeated or damaged."""
-        frame = await self._in.recv()
+        self._is_awaited = True
+        try:
+            frame = await self._in.recv()
+        finally:
+            self._is_awaited = False
         try:
             message = decode_from_engine(frame, self._generation, self._num_received)
         except WireError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_LAYOUT = struct.Struct("<QdddQBB")
+_LAYOUT = struct.Struct("<QdddQBBQQ")
 _SIZE = 64
 BEAT_INTERVAL_S = 0.25
 
@@ -43,6 +43,9 @@ class Pulse:
     num_steps: int
     phase: EnginePhase
     has_work: bool
+    num_frames_sent: int = 0
+    """To the server: the last of them has none behind it whose number would tell that it was lost."""
+    num_frames_received: int = 0
 
 
 class Heartbeat:
@@ -57,6 +60,7 @@ class Heartbeat:
         self.step_limit_s = 0.0
         self.num_steps = 0
         self.has_work = False
+        self.num_frames_sent = self.num_frames_received = 0
         self._thread = threading.Thread(target=self._run, name="inferd-heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -87,6 +91,8 @@ class Heartbeat:
             self.num_steps,
             self.phase,
             self.has_work,
+            self.num_frames_sent,
+            self.num_frames_received,
         )
 
 
@@ -98,8 +104,10 @@ class HeartbeatReader:
 
     def read(self) -> Pulse | None:
         """The last beat; None before the first."""
-        beats, beat_s, started_s, limit_s, steps, phase, has_work = _LAYOUT.unpack_from(self._map, 0)
-        return Pulse(beats, beat_s, started_s, limit_s, steps, EnginePhase(phase), bool(has_work)) if beats else None
+        beats, beat_s, started_s, limit_s, steps, phase, has_work, *frames = _LAYOUT.unpack_from(self._map, 0)
+        if not beats:
+            return None
+        return Pulse(beats, beat_s, started_s, limit_s, steps, EnginePhase(phase), bool(has_work), *frames)
 
     def close(self) -> None:
         self._map.close()

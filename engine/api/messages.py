@@ -60,7 +60,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
 ToEngine = Submit | Abort | ResetPrefixCache
 
 
-class WireLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`TokenLogprobs` of the plan, as it travels."""
 
     token_id: int

@@ -45,8 +45,9 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 - Threads that wait for others look for work a few microseconds, then sleep. To spin for as long as it takes costs a
   step 5 to 14 times its time where the cores are shared, as with the server process (0.6B shape cut to 8 layers, 2
   busy cores). How often they look, tokens/s of one client (0.6B shape, int4, nobody else at work): 0 times 44, 300
-  times 51, 2,000 times 53, 10,000 times 55; with others at work 300 times 31 and 10,000 times 10; of 256 clients
-  (one small layer): 300 times 16,500, 1,000 times 13,100, 10,000 times 7,100.
+  times 51, 2,000 times 53, 10,000 times 55; with others at work 300 times 31 and 10,000 times 10. Of 256 clients (one
+  small layer): 300 times 14,100 to 15,900 beside 13,100 at 1,000; in another run, on a busier machine, 200 times
+  10,500 to 13,700 beside 5,800 to 7,300 at 10,000.
 - Large pages for large tensors: 16.2 against 20.4 ms a step (0.6B shape, int4, one row).
 - A step's tensors come from memory that the step before gave back to the allocator and not to the system: 110 against
   146 ms a step (0.6B shape, 32 rows of a 152 k vocabulary).

@@ -4,7 +4,8 @@ A step of D decodes over C tokens of context may take `allowance` seconds, and a
 
     c1 x + c3 (2 L x + x^2)  <=  allowance - (c0 + c1 D + c2 C)
 
-whose largest x has a closed form. It is rounded down so that the chunk ends at a multiple of attention's split.
+whose largest x has a closed form. It is rounded down so that the chunk ends at a multiple of attention's split. A step
+ends besides by when a first token that it draws is due: what would hold that one up goes into the next step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from inferd.engine.sched.step_time import Coefficients
 
 GRAIN = 32
 """Where less than a split is left, chunks end at multiples of this: a slow machine has no time for a whole split."""
+MARGIN = 0.95
+"""Of the time there is: steps do not take what they are predicted to take."""
+LEAST_ROUNDED = 0.875
+"""Of a chunk that is cut to end at a split, what must be left."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,9 @@ class StepBudget:
         assert 0 < num_tokens <= self.num_tokens, f"{num_tokens} tokens spent of {self.num_tokens}"
         self.num_tokens -= num_tokens
 
+    def end_by(self, due_s: float) -> None:
+        """The first token of a row is due then."""
+
 
 @dataclass(slots=True)
 class TimedBudget(StepBudget):
@@ -46,20 +54,39 @@ class TimedBudget(StepBudget):
     split: int
     floor: int = 0
     """Tokens that chunks get whatever they take, so that no prompt waits for ever."""
+    start_s: float = 0.0
+    """When the step begins."""
+    taken_s: float = 0.0
+    """By what is in it."""
+    has_chunk: bool = False
 
     def chunk(self, start: int, num_pending: int) -> int:
         most = min(num_pending, self.num_tokens)
         if most <= 1:
             return most
         num_tokens = min(most, max(self.floor, largest_chunk(self.costs, start, self.left_s, most)))
-        return num_tokens if num_tokens == num_pending else round_down(start, num_tokens, self.split)
+        if num_tokens == num_pending:
+            return num_tokens
+        num_tokens = round_down(start, num_tokens, self.split)
+        # With what another chunk has left a prompt would begin, and hold a slot and blocks, for next to nothing; and a
+        # single token's time is not in `left_s`: every prompt would begin with one.
+        return num_tokens if num_tokens >= (GRAIN if self.has_chunk else 2) else 0
 
     def spend(self, start: int, num_tokens: int) -> None:
         assert 0 < num_tokens <= self.num_tokens, f"{num_tokens} tokens spent of {self.num_tokens}"
         self.num_tokens -= num_tokens
         if num_tokens > 1:
-            self.left_s -= chunk_s(self.costs, start, num_tokens)
+            self.has_chunk = True
+            seconds = chunk_s(self.costs, start, num_tokens)
+            self.taken_s += seconds
+            self.left_s -= seconds
             self.floor = max(0, self.floor - num_tokens)
+
+    def end_by(self, due_s: float) -> None:
+        time_s = due_s - self.start_s
+        # Who is late whatever is added holds nobody up: others would be late for nothing.
+        if self.taken_s <= time_s:
+            self.left_s = min(self.left_s, MARGIN * time_s - self.taken_s)
 
 
 def chunk_s(costs: Coefficients, start: int, num_tokens: int) -> float:
@@ -80,11 +107,10 @@ def largest_chunk(costs: Coefficients, start: int, seconds: float, most: int) ->
 
 
 def round_down(start: int, num_tokens: int, split: int) -> int:
-    """The most of `num_tokens` behind `start` that end at a multiple of `split`; of `GRAIN` where none does, and where
-    not even that, all."""
+    """The most of `num_tokens` behind `start` that end at a multiple of `split`; of `GRAIN` where that would leave more
+    than an eighth of them to prompts whose turn is later, and all where not even that ends anywhere."""
     end = start + num_tokens
-    for step in (split, GRAIN):
-        rounded = end - end % step - start
-        if rounded > 0:
-            return rounded
-    return num_tokens
+    if (rounded := end - end % split - start) >= LEAST_ROUNDED * num_tokens:
+        return rounded
+    rounded = end - end % GRAIN - start
+    return rounded if rounded > 1 else num_tokens

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
 
 Rank = tuple[float, float, int]
 """(ageing arrival, arrival, order of submission): the least goes first. No two are equal."""
+
+Family = tuple[str, int, bytes]
+"""(tenant, priority, key of the last full block of the prompt)."""
 
 NO_SLOT = -1
 
@@ -43,8 +47,12 @@ class Entry:
     """Keys of prompt blocks that this running entry is the one to compute -> positions computed when each is done."""
     follows: bytes = b""
     """The key whose block it waits for, while following."""
+    family: Family | None = None
+    """Whose blocks it may share with its twins; None where it shares none."""
     num_to_compute: int = 0
-    """Tokens, prefix hits not counted, that it was expected to compute when it began to wait."""
+    """Tokens, prefix hits and a twin's not counted, that it was expected to compute when it began to wait."""
+    start_by_s: float = inf
+    """When it has to start for its first token to be in time; infinite where it has none to be in time for."""
     first_token_s: float | None = None
     """When the first token of this engine's came, where there is a TPOT target; None before."""
     first_output: int = 0
@@ -53,16 +61,17 @@ class Entry:
     """Tokens, prompt and output together, that its tenant's share was charged for."""
 
 
-def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float = 0.0) -> Rank:
+def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
     """A priority level is worth `ageing_s` seconds of waiting.
 
     A waiting request gains a level every `ageing_s` seconds. All gain alike, so the order of two never changes and no
     queue is ever sorted again; and since later arrivals rank ever later, each request is the first one day.
 
-    Within a level the least slack goes first: TTFT target less `prefill_s`, the seconds that its prompt should take. No
-    slack at all is worth one level, and a slack of a level as much as no target, so that priorities stay first.
+    Within a level goes first whose first token is due first: if any order keeps all targets, that one does, and who
+    came later with the same target undoes no promise, however long its prompt. A target of a level's seconds is as good
+    as none, so that priorities stay first.
     """
     urgency_s = 0.0
     if request.ttft_target_s is not None:
-        urgency_s = ageing_s - min(max(request.ttft_target_s - prefill_s, 0.0), ageing_s)
+        urgency_s = ageing_s - min(request.ttft_target_s, ageing_s)
     return (request.arrival_s + request.priority * ageing_s - urgency_s, request.arrival_s, sequence)

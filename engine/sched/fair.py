@@ -8,10 +8,12 @@ counts; no blocks, no budget and no order within a tenant. With one tenant nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.sched.entry import Entry, Rank
+from inferd.engine.sched.heap import Key, LazyHeap
 from inferd.engine.sched.plan import Row
 
 PROMPT_COST, OUTPUT_COST = 1.0, 2.0
@@ -24,6 +26,7 @@ REMEMBERED_S = 60.0
 class Account:
     """One tenant's."""
 
+    tenant: str
     weight: float
     served: float
     """The virtual counter: tokens by their cost, over the weight."""
@@ -32,13 +35,34 @@ class Account:
     num_live: int = 0
     """Requests that the scheduler owns."""
     num_running: int = 0
+    waits: bool = False
+    """Whether some of them are queued."""
+
+    @property
+    def is_seated(self) -> bool:
+        return self.num_running > 0
+
+    @property
+    def is_without(self) -> bool:
+        """Whether it has requests, and none of them a slot."""
+        return self.num_live > 0 and not self.num_running
+
+
+def _order(account: Account) -> Key:
+    """Of tenants that wait: neither grows less."""
+    return account.served, account.seen_s
 
 
 class Shares:
-    """The tenants that have requests, are ahead of others, or were here lately."""
+    """The tenants that have requests, are ahead of others, or were here lately. Whose turn it is takes O(log n)."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
+        """By when a request of each last came."""
+        self._lines: dict[bool, LazyHeap[Account]] = {False: LazyHeap(_order), True: LazyHeap(_order)}
+        """Those who wait, by whether they have a slot."""
+        self._num_without = 0
+        """Who has requests, and none of them a slot."""
         self._last: Account | None = None
         """Of who left the queue last: where nobody waits, newcomers are lifted to it."""
         self.now_s = 0.0
@@ -51,38 +75,56 @@ class Shares:
         """Whether nobody shares with anybody."""
         return len(self._accounts) <= 1
 
-    def arrive(self, tenant: str, weight: float, waiting: Iterable[str], now: float) -> None:
-        """A request of `tenant` comes, while those of `waiting` are queued."""
+    def arrive(self, tenant: str, weight: float, now: float) -> None:
+        """A request of `tenant` comes."""
         self.now_s = now
-        account = self._accounts.get(tenant)
-        if account is not None and len(self._accounts) == 1:
-            account.weight, account.seen_s = weight, now
-            account.num_live += 1
-            return
-        names = set(waiting)
-        floor = min([self._accounts[name].served for name in names], default=self._last.served if self._last else 0.0)
-        if account is None or now >= self._sweep_s:
-            self._forget(tenant, floor, now)
+        account = self._accounts.pop(tenant, None)
+        floor = self._floor()
         if account is None:
-            account = self._accounts[tenant] = Account(weight, floor, now)
-        elif tenant not in names:
+            account = Account(tenant, weight, floor, now)
+        elif self._accounts and not account.waits:
             account.served = max(account.served, floor)
-        account.weight, account.seen_s = weight, now
-        account.num_live += 1
+        account.weight, account.seen_s = weight, max(account.seen_s, now)
+        self._change(account, live=1)
+        self._accounts[tenant] = account
+        if now >= self._sweep_s:
+            self._forget(floor, now)
 
     def leave(self, tenant: str) -> None:
         """A request of it is over, or was never taken."""
         account = self._accounts[tenant]
-        account.num_live -= 1
+        self._change(account, live=-1)
         assert account.num_live >= 0, f"{tenant!r} has {account.num_live} requests"
+
+    def starts_waiting(self, tenant: str) -> None:
+        """One of it is queued now."""
+        account = self._accounts[tenant]
+        account.waits = True
+        self._lines[account.is_seated].push(account)
 
     def stops_waiting(self, tenant: str) -> None:
         """None of it is queued any more."""
-        self._last = self._accounts[tenant]
+        account = self._last = self._accounts[tenant]
+        account.waits = False
+        self._lines[account.is_seated].remove(account)
 
     def runs(self, tenant: str, change: int) -> None:
         """One more of its requests holds a slot, or one fewer."""
-        self._accounts[tenant].num_running += change
+        self._change(self._accounts[tenant], running=change)
+
+    def _change(self, account: Account, *, live: int = 0, running: int = 0) -> None:
+        was_seated, was_without = account.is_seated, account.is_without
+        account.num_live += live
+        account.num_running += running
+        self._num_without += account.is_without - was_without
+        if account.waits and account.is_seated != was_seated:
+            self._lines[was_seated].remove(account)
+            self._lines[account.is_seated].push(account)
+
+    def _floor(self) -> float:
+        """What who begins to wait is lifted to."""
+        firsts = [first.served for line in self._lines.values() if (first := line.first()) is not None]
+        return min(firsts, default=self._last.served if self._last is not None else 0.0)
 
     def charge(self, entry: Entry, row: Row) -> None:
         """A row was launched. What is computed again was paid for, and a prefix hit is no work: both cost nothing."""
@@ -105,33 +147,40 @@ class Shares:
     def _place(self, entry: Entry) -> tuple[float, Rank]:
         return self._accounts[entry.request.tenant].served, entry.rank
 
-    def least(self, tenants: Iterable[str]) -> str:
-        """Whose turn it is of these; of equals, of who runs less."""
-        accounts = self._accounts
-        return min(tenants, key=lambda tenant: (accounts[tenant].served, accounts[tenant].num_running))
+    def least(self) -> str | None:
+        """Whose turn it is of those who wait; None where nobody does."""
+        return self.turn({}, 2)
 
-    def turn(self, begun: Mapping[str, Entry], waiting: Iterable[str], num_free_slots: int) -> str | None:
-        """Whose turn it is to compute prompts: of tenants that have begun one, or have one waiting and may start it;
-        None where none is. Of equals who runs less goes first, then who asked last longest ago.
+    def turn(self, begun: Mapping[str, Sequence[Entry]], num_free_slots: int) -> str | None:
+        """Whose turn it is to compute prompts: of tenants that have `begun` some, or have one waiting and may start it;
+        None where none is. Of equals who runs nothing goes first, then who asked last longest ago.
 
         Who has nothing waiting asks for less than its share: the prompt that it has begun is finished before it counts.
         """
-        waits = set(waiting)
-        keys = {name: self._turn_key(name) for name in waits if name in begun or self.may_start(name, num_free_slots)}
-        for name in begun.keys() - waits:
-            keys[name] = self._turn_key(name, PROMPT_COST * begun[name].num_charged)
+        may_start = num_free_slots > 0, num_free_slots > (num_free_slots == 1 and self._is_last_slot_kept)
+        firsts = [self._lines[is_seated].first() for is_seated in (False, True) if may_start[is_seated]]
+        keys = {account.tenant: _turn(account) for account in firsts if account is not None}
+        for tenant, entries in begun.items():
+            account = self._accounts[tenant]
+            keys[tenant] = _turn(account, 0.0 if account.waits else PROMPT_COST * entries[0].num_charged)
         return min(keys, key=keys.__getitem__, default=None)
-
-    def _turn_key(self, tenant: str, forgiven: float = 0.0) -> tuple[float, int, float, str]:
-        account = self._accounts[tenant]
-        return account.served - forgiven / account.weight, account.num_running, account.seen_s, tenant
 
     def may_start(self, tenant: str, num_free_slots: int) -> bool:
         """Whether a slot may go to it: the last one is left to a tenant that was here lately and has none."""
-        if num_free_slots != 1 or self.is_one or not self._accounts[tenant].num_running:
-            return num_free_slots > 0
-        without = [account for account in self._accounts.values() if not account.num_running]
-        return not any(account.num_live or self.now_s - account.seen_s < REMEMBERED_S for account in without)
+        is_seated = self._accounts[tenant].is_seated
+        return num_free_slots > (num_free_slots == 1 and is_seated and self._is_last_slot_kept)
+
+    @property
+    def _is_last_slot_kept(self) -> bool:
+        """From those who have one."""
+        if self._num_without:
+            return True
+        for account in reversed(self._accounts.values()):
+            if self.now_s - account.seen_s >= REMEMBERED_S:
+                return False
+            if not account.is_seated:
+                return True
+        return False
 
     def victim(self, running: Iterable[Entry], requester: Entry) -> Entry | None:
         """Who gives its blocks back: the last in rank of the tenant that was given most; None where `requester` is it.
@@ -153,18 +202,31 @@ class Shares:
             total += min(demand, (owed + own / account.weight) * other.weight)
         return total
 
+    def waiting(self) -> set[str]:
+        """Who waits: for checks."""
+        return {account.tenant for line in self._lines.values() for account in line}
+
     def check(self, entries: Iterable[Entry], running: Iterable[Entry]) -> None:
         """Raises `AssertionError`."""
         counted = {tenant: (account.num_live, account.num_running) for tenant, account in self._accounts.items()}
-        live, seated = [entry.request.tenant for entry in entries], [entry.request.tenant for entry in running]
-        expected = {tenant: (live.count(tenant), seated.count(tenant)) for tenant in {*counted, *live}}
+        live, seated = (Counter([entry.request.tenant for entry in some]) for some in (entries, running))
+        expected = {tenant: (live[tenant], seated[tenant]) for tenant in {*counted, *live}}
         assert counted == expected, f"tenants are counted as {counted}, and are {expected}"
+        assert self._num_without == sum(account.is_without for account in self._accounts.values())
+        for is_seated, line in self._lines.items():
+            assert all(account.waits and account.is_seated == is_seated for account in line)
+            first = line.first()
+            assert first is None or _order(first) == min(map(_order, line)), f"{first} is first, and was given more"
 
-    def _forget(self, tenant: str, floor: float, now: float) -> None:
-        """All but `tenant` that would be lifted as newcomers are, and were not here lately."""
+    def _forget(self, floor: float, now: float) -> None:
+        """All that would be lifted as newcomers are, and were not here lately."""
         self._sweep_s = now + REMEMBERED_S
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
-            if name == tenant or account.num_live or account.served > floor or now - account.seen_s < REMEMBERED_S
+            if account.num_live or account.served > floor or now - account.seen_s < REMEMBERED_S
         }
+
+
+def _turn(account: Account, forgiven: float = 0.0) -> tuple[float, bool, float]:
+    return account.served - forgiven / account.weight, account.is_seated, account.seen_s

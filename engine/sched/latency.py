@@ -1,4 +1,5 @@
 """How long the next step may take, from when each running request must have its next token to stay inside its target.
+Where nobody decodes who has one, a step may take as long as it takes, but for first tokens that are due in it.
 
 A request's TPOT is a mean, so its n-th token is due at first token + (n - 1) target: who was fast has time in hand, who
 was slow has to catch up. Both are bounded, so that no single gap is long and no lost request blocks the prompts. Knows
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from inferd.engine.sched.budget import StepBudget, TimedBudget, chunk_s, largest_chunk
+from inferd.engine.request import Request
+from inferd.engine.sched.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.plan import Row
 from inferd.engine.sched.step_time import Coefficients, Seed, StepLoad, StepTimeModel
@@ -23,8 +25,6 @@ STARVED_STEPS = 8
 eighth of a split, and prompts come to their end."""
 MOST_AT_ONCE, LEAST_AT_ONCE = 2.0, 0.5
 """Targets that a step may take of a request with time in hand, and of one that is late."""
-MARGIN = 0.95
-"""Of the time there is: steps do not take what they are predicted to take."""
 
 
 class Timing(NamedTuple):
@@ -61,8 +61,8 @@ class LatencyPolicy:
 
     def __init__(self, max_num_batched_tokens: int, chunk_split: int, seed: Seed) -> None:
         self.model = StepTimeModel(seed)
-        self.num_paced = 0
-        """Live requests with a TPOT target."""
+        self.num_timed = 0
+        """Live requests with a target."""
         self._max_num_batched_tokens, self._split = max_num_batched_tokens, chunk_split
         self._launched: deque[tuple[StepLoad, float]] = deque()
         """Steps that were not applied, with what they were predicted to take."""
@@ -81,15 +81,15 @@ class LatencyPolicy:
 
     def for_step(self, decodes: Sequence[Entry], now: float) -> StepBudget:
         """Of a step that begins once all launched ones are over. `decodes`: who gets one token in it."""
-        if not self.num_paced:
+        if not self.num_timed:
             return StepBudget(self._max_num_batched_tokens)
-        allowance_s = self._allowance(decodes, now + self.launched_s)
-        if allowance_s == inf:
-            return StepBudget(self._max_num_batched_tokens)
+        start_s = now + self.launched_s
+        allowance_s = self._allowance(decodes, start_s)
         costs = self.model.chunked
         base_s = costs.predict(StepLoad(len(decodes), _context(decodes), 0))
         floor = self._split if self._num_starved >= STARVED_STEPS else 0
-        return TimedBudget(self._max_num_batched_tokens, allowance_s - base_s, costs, self._split, floor)
+        left_s = allowance_s - base_s
+        return TimedBudget(self._max_num_batched_tokens, left_s, costs, self._split, floor, start_s, base_s)
 
     def launched(self, rows: Sequence[Row], *, has_prompts: bool) -> None:
         """A step was planned. `has_prompts`: someone had more than one token to compute, or waits to."""
@@ -129,6 +129,11 @@ class LatencyPolicy:
             if due_s < least_s:
                 least_s = due_s
         return MARGIN * least_s
+
+
+def has_target(request: Request) -> bool:
+    """Whether time counts for it."""
+    return request.ttft_target_s is not None or request.tpot_target_s is not None
 
 
 def _context(decodes: Iterable[Entry]) -> int:

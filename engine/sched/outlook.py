@@ -61,11 +61,12 @@ class Demand:
     def of(cls, running: Iterable[Entry], waiting: FairQueue, request: Request) -> Demand:
         tokens: dict[str, float] = {}
         requests: dict[str, float] = {}
-        for tenant in waiting.tenants:
-            queue = waiting.of(tenant)
+        for tenant, queue in waiting.by_tenant.items():
+            tokens[tenant], requests[tenant] = queue.num_tokens, len(queue)
+        own = waiting.by_tenant.get(request.tenant)
+        if own is not None:
             # Priorities order the requests of one tenant; another's are ahead whatever theirs.
-            tokens[tenant] = queue.num_tokens(request.priority if tenant == request.tenant else None)
-            requests[tenant] = len(queue)
+            tokens[request.tenant] = own.num_tokens_until(request.priority)
         for entry in running:
             num_pending = entry.request.num_pending
             if num_pending > 1:

@@ -1,75 +1,69 @@
-"""The waiting queue: entries by rank, a queue for each tenant, and nothing of why they wait."""
+"""The waiting queue: entries by rank, a queue for each tenant, and nothing of why they wait.
+
+What a step asks of it costs O(log n), however many tenants wait.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
+from math import inf
 
 from inferd.engine.sched.entry import Entry, Rank
 from inferd.engine.sched.fair import Shares
+from inferd.engine.sched.heap import Key, LazyHeap
 
-_MIN_STALE = 32
-"""Stale items that are never worth a rebuild."""
 
-_Item = tuple[Rank, int, Entry]
+def _rank(entry: Entry) -> Rank:
+    return entry.rank
+
+
+def _start_by(entry: Entry) -> Key:
+    return (entry.start_by_s,)
 
 
 class WaitingQueue:
-    """A heap with lazy deletion: O(log n) to push, O(1) amortized to remove; at most half of a long heap is stale."""
+    """Entries by rank, and the tokens that they have to compute."""
 
     def __init__(self) -> None:
-        self._heap: list[_Item] = []
-        self._items: dict[Entry, _Item] = {}
-        self._num_pushed = 0
-        self._num_tokens: dict[int, int] = {}
-        """That those in it have to compute, by priority."""
+        self._entries: LazyHeap[Entry] = LazyHeap(_rank)
+        self.num_tokens = 0
+        """That those in it have to compute."""
+        self._by_priority: dict[int, int] = {}
+        """Of those tokens."""
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._entries)
 
     def __contains__(self, entry: Entry) -> bool:
-        return entry in self._items
+        return entry in self._entries
 
-    def num_tokens(self, priority: int | None = None) -> int:
-        """That those in it have to compute; with `priority`, of that one and of better ones."""
-        return sum([count for level, count in self._num_tokens.items() if priority is None or level <= priority])
-
-    def _count(self, entry: Entry, sign: int) -> None:
-        level = entry.request.priority
-        count = self._num_tokens.pop(level, 0) + sign * entry.num_to_compute
-        if count:
-            self._num_tokens[level] = count
+    def num_tokens_until(self, priority: int) -> int:
+        """That those of this priority and of better ones have to compute."""
+        return sum([count for level, count in self._by_priority.items() if level <= priority])
 
     def push(self, entry: Entry) -> None:
-        assert entry not in self._items, "queued twice"
+        self._entries.push(entry)
         self._count(entry, 1)
-        item = (entry.rank, self._num_pushed, entry)
-        self._num_pushed += 1
-        self._items[entry] = item
-        heapq.heappush(self._heap, item)
 
     def first(self) -> Entry | None:
         """The entry of least rank, left in the queue."""
-        while self._heap:
-            item = self._heap[0]
-            if self._items.get(item[2]) is item:
-                return item[2]
-            heapq.heappop(self._heap)
-        return None
+        return self._entries.first()
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out, wherever it stands."""
-        item = self._items.pop(entry)
+        self._entries.remove(entry)
         self._count(entry, -1)
-        if self._heap[0] is item:
-            heapq.heappop(self._heap)
-        elif len(self._heap) - len(self._items) > max(_MIN_STALE, len(self._items)):
-            self._heap = list(self._items.values())
-            heapq.heapify(self._heap)
 
     def entries(self) -> tuple[Entry, ...]:
         """All of them, in no order: for checks."""
-        return tuple(self._items)
+        return tuple(self._entries)
+
+    def _count(self, entry: Entry, sign: int) -> None:
+        num_tokens, level = sign * entry.num_to_compute, entry.request.priority
+        self.num_tokens += num_tokens
+        count = self._by_priority.pop(level, 0) + num_tokens
+        if count:
+            self._by_priority[level] = count
 
 
 class FairQueue:
@@ -78,54 +72,63 @@ class FairQueue:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._queues: dict[str, WaitingQueue] = {}
+        self._num_entries = 0
+        self._timed: LazyHeap[Entry] = LazyHeap(_start_by)
+        """Those who must start by some time."""
+        self.num_tokens = 0
+        """That those in it have to compute."""
 
     def __len__(self) -> int:
-        return sum([len(queue) for queue in self._queues.values()])
+        return self._num_entries
 
     @property
-    def tenants(self) -> Iterable[str]:
+    def by_tenant(self) -> Mapping[str, WaitingQueue]:
         """Those who wait; do not push or remove while reading."""
-        return self._queues.keys()
-
-    def of(self, tenant: str) -> WaitingQueue:
-        """One tenant's; empty where it has none."""
-        return self._queues.get(tenant) or WaitingQueue()
-
-    def num_tokens(self) -> int:
-        """That those in it have to compute."""
-        return sum([queue.num_tokens() for queue in self._queues.values()])
+        return self._queues
 
     def push(self, entry: Entry) -> None:
         tenant = entry.request.tenant
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = WaitingQueue()
+            self._shares.starts_waiting(tenant)
         queue.push(entry)
+        self._num_entries += 1
+        self.num_tokens += entry.num_to_compute
+        if entry.start_by_s < inf:
+            self._timed.push(entry)
 
     def first(self) -> Entry | None:
         """Of the tenant whose turn it is, the entry of least rank; left in the queue."""
-        if not self._queues:
-            return None
-        tenants = self._queues
-        return self._queues[next(iter(tenants)) if len(tenants) == 1 else self._shares.least(tenants)].first()
+        tenant = self._shares.least()
+        return None if tenant is None else self._queues[tenant].first()
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out, wherever it stands."""
         tenant = entry.request.tenant
         queue = self._queues[tenant]
         queue.remove(entry)
+        self._num_entries -= 1
+        self.num_tokens -= entry.num_to_compute
+        if entry in self._timed:
+            self._timed.remove(entry)
         if not len(queue):
             del self._queues[tenant]
             self._shares.stops_waiting(tenant)
 
-    def heads(self) -> Iterator[Entry]:
-        """The first of each tenant; one that is removed makes room for the next."""
-        for tenant in tuple(self._queues):
-            last = None
-            while (head := self.of(tenant).first()) is not None and head is not last:
-                yield head
-                last = head
+    def overdue(self, now: float) -> Entry | None:
+        """One that had to start before `now`. It stays, and is given again, until it is removed or may start later."""
+        entry = self._timed.first()
+        return entry if entry is not None and entry.start_by_s < now else None
 
     def entries(self) -> tuple[Entry, ...]:
         """All of them, in no order: for checks."""
         return tuple([entry for queue in self._queues.values() for entry in queue.entries()])
+
+    def check(self) -> None:
+        """Raises `AssertionError`."""
+        entries = self.entries()
+        assert self._num_entries == len(entries), f"{len(entries)} wait, and {self._num_entries} are counted"
+        assert self.num_tokens == sum(entry.num_to_compute for entry in entries)
+        assert set(self._timed) == {entry for entry in entries if entry.start_by_s < inf}
+        assert self._shares.waiting() == set(self._queues)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from inferd.engine.cache.table import KVCache
@@ -17,14 +18,15 @@ from inferd.engine.request import Request
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
 from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.latency import LatencyPolicy, Pace, Timing
+from inferd.engine.sched.forecast import Forecast
+from inferd.engine.sched.latency import LatencyPolicy, Pace, Timing, has_target
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
-from inferd.engine.sched.outlook import Demand, Ends, Outlook, too_late
+from inferd.engine.sched.outlook import too_late
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
-from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.queue import FairQueue
 from inferd.engine.sched.room import Room
-from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.seats import Seats
+from inferd.engine.sched.sharing import Twins, family_of
 from inferd.engine.sched.step_time import UNKNOWN, Seed
 from inferd.engine.sched.trial import Trials, goal_of
 
@@ -41,7 +43,6 @@ class AppliedRow(NamedTuple):
 class SchedulerStats:
     """Counters since the start."""
 
-    num_preemptions: int = 0
     num_prompt_tokens: int = 0
     """Prompt positions computed, those computed again after a preemption included."""
     prefix_query_tokens: int = 0
@@ -62,22 +63,22 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
-        self._ends = Ends()
         self._now = 0.0
         """When the newest step was planned."""
         self._entries: dict[Request, Entry] = {}
         self._shares = Shares()
         self._waiting = FairQueue(self._shares)
-        self._running = RunningSet()
-        self._draining: set[Entry] = set()
-        """Preempted and finished entries with launched rows."""
-        self._sharing = PrefixSharing()
+        self._seats = Seats(config.max_num_seqs, cache, self._shares, self._waiting)
+        self._running = self._seats.running
+        self._twins = Twins()
         self._trials = Trials()
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
         self._num_steps = 0
         self._room = Room(cache.pool, config.watermark)
+        self._forecast = Forecast(
+            self.latency, self._shares, self._waiting, self._running, self._room, self._seats.free_slots
+        )
 
     # -- what the caller may ask ------------------------------------------------------------------------------------
 
@@ -97,7 +98,11 @@ class Scheduler:
     @property
     def free_slots(self) -> tuple[int, ...]:
         """Slots that no request holds and no launched row uses."""
-        return tuple(self._free_slots)
+        return tuple(self._seats.free_slots)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._seats.num_preemptions
 
     @property
     def cache(self) -> KVCache:
@@ -106,51 +111,61 @@ class Scheduler:
     @property
     def num_tokens_waiting(self) -> int:
         """Tokens of prompts that the queue holds."""
-        return self._waiting.num_tokens()
+        return self._waiting.num_tokens
+
+    def prefill_pace(self) -> Pace:
+        """How fast prompts are computed now."""
+        return self._forecast.pace()
 
     def add(self, request: Request, now: float | None = None) -> None:
         """Queue a request. Raises `Refusal` for one that can never fit, and at `now` for one whose first token would
         come later than its target says."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
         table = self._cache.open(request)
-        self._shares.arrive(request.tenant, request.weight, self._waiting.tenants, self._now if now is None else now)
-        num_to_compute, prefill_s = request.total, 0.0
-        if request.ttft_target_s is not None:
-            num_to_compute -= table.match().num_tokens
-            outlook = self._outlook(request, num_to_compute)
-            prefill_s = outlook.own_s
-            if now is not None and not request.num_output and not request.alone_until:
-                try:
-                    outlook.check(request.ttft_target_s, request.arrival_s + request.ttft_target_s - now)
-                except Refusal:
-                    self._shares.leave(request.tenant)
-                    self._cache.close(table)
-                    self.stats.num_shed += 1
-                    raise
-        rank = rank_of(request, self._num_added, self.config.ageing_s, prefill_s)
+        self._shares.arrive(request.tenant, request.weight, self._now if now is None else now)
+        rank = rank_of(request, self._num_added, self.config.ageing_s)
+        entry = Entry(request, table, rank, family=family_of(request, table))
+        try:
+            self._expect(entry, now)
+        except Refusal:
+            self._shares.leave(request.tenant)
+            self._cache.close(table)
+            self.stats.num_shed += 1
+            raise
         self._num_added += 1
-        entry = Entry(request, table, rank, num_to_compute=num_to_compute)
         self._entries[request] = entry
-        self.latency.num_paced += request.tpot_target_s is not None
+        self._twins.add(entry)
+        self.latency.num_timed += has_target(request)
         if request.alone_until:
             self._trials.add(entry)
         else:
             self._waiting.push(entry)
 
+    def _expect(self, entry: Entry, now: float | None) -> None:
+        """How much an entry will have to compute, and by when it has to start."""
+        request, target_s, twins = entry.request, entry.request.ttft_target_s, self._twins.of(entry.family)
+        num_shared = entry.table.num_hittable * self._cache.block_size if twins else 0
+        entry.num_to_compute = request.total - num_shared
+        if target_s is None:
+            return
+        if not twins:
+            entry.num_to_compute -= entry.table.match().num_tokens
+        if request.num_output:
+            return  # a replay: its first token was in time, or was not
+        outlook = self._forecast.outlook(request, entry.num_to_compute, twins)
+        if now is not None and not request.alone_until:
+            outlook.check(target_s, request.arrival_s + target_s - now)
+        entry.start_by_s = self._forecast.start_by(request, outlook.own_s)
+
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
-        """Take the requests at the heads of the queues that nothing was done for and that can no longer make their TTFT
-        target; one that could not have made it alone goes on."""
-        for entry in self._waiting.heads():
-            request, target_s = entry.request, entry.request.ttft_target_s
-            if target_s is None or request.num_output or request.num_cached_tokens is not None:
-                continue
-            if now + self.latency.launched_s < request.arrival_s + target_s:
-                own_s = self._outlook(request, entry.num_to_compute).own_s
-                if now + own_s <= request.arrival_s + target_s or own_s > target_s:
-                    continue
-            self.finish(request)
-            self.stats.num_shed += 1
-            yield request, too_late(target_s)
+        """Take the requests that nothing was done for and that can no longer make their TTFT target, even if they were
+        next; one that could not have made it alone goes on until the target has passed."""
+        while (entry := self._waiting.overdue(now)) is not None:
+            if self._forecast.is_late(entry, now):
+                self.finish(entry.request)
+                self.stats.num_shed += 1
+                assert entry.request.ttft_target_s is not None, "no target to be late for"
+                yield entry.request, too_late(entry.request.ttft_target_s)
 
     def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
         """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
@@ -158,10 +173,11 @@ class Scheduler:
         `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
         """
         entry = self._entries.pop(request)
+        self._twins.remove(entry)
         self._shares.leave(request.tenant)
-        self.latency.num_paced -= request.tpot_target_s is not None
+        self.latency.num_timed -= has_target(request)
         if entry.state is State.RUNNING:
-            self._ends.add(self._now, is_awaited=len(self._waiting) > 0)
+            self._forecast.ends.add(self._now, is_awaited=len(self._waiting) > 0)
         if forget_blocks:
             entry.table.forget()
         self._trials.forget(entry)
@@ -169,17 +185,12 @@ class Scheduler:
             case State.WAITING:
                 self._waiting.remove(entry)
                 if not len(self._waiting):
-                    self._ends.none_waits()
+                    self._forecast.ends.none_waits()
             case State.FOLLOWING:
-                self._sharing.unfollow(entry)
+                self._seats.sharing.unfollow(entry)
             case State.RUNNING:
-                self._stop_running(entry)
-        entry.state = State.FINISHED
-        if request.in_flight == 0:
-            self._draining.discard(entry)
-            self._close(entry)
-        else:
-            self._draining.add(entry)
+                self._seats.stop_running(entry)
+        self._seats.retire(entry)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
@@ -211,13 +222,28 @@ class Scheduler:
             if self._start_trial(trial, now):
                 return trial, True
         decodes: list[Entry] = []
-        prompts: list[tuple[Entry, int]] = []
+        prompts: list[Entry] = []
         for entry in self._running:
             num_pending = entry.request.num_pending
             if num_pending == 1:
                 decodes.append(entry)
             elif num_pending > 1:
-                prompts.append((entry, num_pending))
+                prompts.append(entry)
+        draft = self._draft_decodes(decodes, now)
+        # A suspect that is due and did not start waits for memory: nobody may take it first.
+        may_start = not self._trials.is_due
+        if not self._shares.is_one:
+            self._take_turns(prompts, draft, now, may_start=may_start)
+        else:
+            for entry in prompts:
+                self._continue(entry, entry.request.num_pending, draft)
+            if may_start:
+                self._admit_waiting(draft, now)
+        self._trials.others_had_their_turn()
+        return draft, bool(prompts or len(self._waiting))
+
+    def _draft_decodes(self, decodes: list[Entry], now: float) -> PlanDraft:
+        """A step in which each of these has its next token, where memory allows."""
         draft = PlanDraft(self.latency.for_step(decodes, now))
         for entry in decodes if self._shares.is_one else self._shares.in_order(decodes):
             self._continue(entry, 1, draft)
@@ -225,17 +251,7 @@ class Scheduler:
             # Who is short of memory has no token by this step, and does not hold up those who are to free some.
             num_tokens, draft.budget = draft.budget.num_tokens, self.latency.for_step(draft.entries, now)
             draft.budget.num_tokens = num_tokens
-        # A suspect that is due and did not start waits for memory: nobody may take it first.
-        may_start = not self._trials.is_due
-        if not self._shares.is_one:
-            self._take_turns(prompts, draft, now, may_start=may_start)
-        else:
-            for entry, num_pending in prompts:
-                self._continue(entry, num_pending, draft)
-            if may_start:
-                self._admit_waiting(draft, now)
-        self._trials.others_had_their_turn()
-        return draft, bool(prompts or len(self._waiting))
+        return draft
 
     def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
         """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order.
@@ -250,7 +266,7 @@ class Scheduler:
             request = entry.request
             request.in_flight -= 1
             if entry.state is State.FINISHED:
-                self._drain(entry)
+                self._seats.drain(entry)
                 continue
             applied.append(AppliedRow(request, row, row_result))
             if row_result.status is RowStatus.OK:
@@ -262,19 +278,16 @@ class Scheduler:
     def check(self) -> None:
         """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
         self._cache.check()
-        self._sharing.check()
+        self._seats.check(self.config.max_num_seqs)
         self._trials.check()
         states = [entry.state for entry in self._entries.values()]
         assert all(entry.state is State.WAITING for entry in self._waiting.entries())
         assert states.count(State.WAITING) == len(self._waiting)
-        assert states.count(State.FOLLOWING) == self._sharing.num_following
+        assert states.count(State.FOLLOWING) == self._seats.sharing.num_following
         assert states.count(State.SUSPECT) == self._trials.num_waiting
-        assert [entry.state for entry in self._running] == [State.RUNNING] * states.count(State.RUNNING)
+        assert states.count(State.RUNNING) == len(self._running)
+        self._waiting.check()
         self._shares.check(self._entries.values(), self._running)
-        seated = [*self._running, *self._draining]
-        slots = [entry.slot for entry in seated] + self._free_slots
-        assert sorted(slots) == list(range(self.config.max_num_seqs)), f"slots {slots}"
-        assert all(entry.request.in_flight > 0 for entry in self._draining)
         for entry in self._entries.values():
             entry.request.check()
             assert (entry.slot == NO_SLOT) == (entry.state in (State.WAITING, State.FOLLOWING, State.SUSPECT))
@@ -283,17 +296,17 @@ class Scheduler:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
-        while draft.budget.num_tokens > 0 and self._free_slots:
+        while draft.budget.num_tokens > 0 and self._seats.free_slots:
             entry = self._waiting.first()
             if entry is None or not self._admit(entry, draft, now):
                 return
 
-    def _take_turns(self, prompts: list[tuple[Entry, int]], draft: PlanDraft, now: float, *, may_start: bool) -> None:
+    def _take_turns(self, prompts: list[Entry], draft: PlanDraft, now: float, *, may_start: bool) -> None:
         """Give the rest of the step to tenants by what they were given so far: to each, what runs before what waits."""
         num_charged = 0
-        begun: dict[str, deque[tuple[Entry, int]]] = {}
-        for entry, num_pending in prompts:
-            begun.setdefault(entry.request.tenant, deque()).append((entry, num_pending))
+        begun: dict[str, deque[Entry]] = {}
+        for entry in prompts:
+            begun.setdefault(entry.request.tenant, deque()).append(entry)
         while True:
             # The decodes' at first: while they were planned no counter moved, nor who gives way to whom.
             for i in range(num_charged, len(draft.rows)):
@@ -301,36 +314,36 @@ class Scheduler:
             num_charged = len(draft.rows)
             if draft.budget.num_tokens == 0:
                 return
-            num_free = len(self._free_slots) if may_start else 0
-            heads = {name: entries[0][0] for name, entries in begun.items()}
-            tenant = self._shares.turn(heads, self._waiting.tenants, num_free)
+            num_free = len(self._seats.free_slots) if may_start else 0
+            tenant = self._shares.turn(begun, num_free)
             if tenant is None:
                 return
             if tenant in begun:
-                self._continue(*begun[tenant].popleft(), draft)
+                entry = begun[tenant].popleft()
+                self._continue(entry, entry.request.num_pending, draft)
                 if not begun[tenant]:
                     del begun[tenant]
                 continue
-            head = self._waiting.of(tenant).first()
+            head = self._waiting.by_tenant[tenant].first()
             assert head is not None, "a tenant waits with nothing"
             # Who has no room keeps it free: nobody else starts before it.
             may_start = self._admit(head, draft, now)
 
     def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
         """Start an entry, or set it aside to follow another. False where it has to wait, and all behind it."""
-        if self._room.is_short(entry, is_shared=self._is_shared):
+        if self._room.is_short(entry, is_shared=self._seats.is_shared):
             return False
         match = entry.table.match()
-        awaited = self._sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
+        awaited = self._seats.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
         if awaited is not None:
             self._waiting.remove(entry)
             entry.state = State.FOLLOWING
-            self._sharing.follow(entry, awaited)
+            self._seats.sharing.follow(entry, awaited)
             return True
         if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
         num_blocks = entry.table.num_free_needed(match, entry.request.total)
-        if not self._room.has(entry, num_blocks, is_shared=self._is_shared):
+        if not self._room.has(entry, num_blocks, is_shared=self._seats.is_shared):
             return False
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
@@ -344,8 +357,8 @@ class Scheduler:
         entry = self._trials.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
         num_free = self._cache.pool.num_free
-        reserve = self._room.reserve(is_shared=self._is_shared)
-        if not self._free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
+        reserve = self._room.reserve(is_shared=self._seats.is_shared)
+        if not self._seats.free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
@@ -353,46 +366,17 @@ class Scheduler:
         self._start(entry, match.num_tokens, draft, now)
         return True
 
-    @property
-    def _is_shared(self) -> bool:
-        """Whether somebody holds blocks, and may need more."""
-        return bool(len(self._running) or self._draining)
-
     def _start(self, entry: Entry, num_cached: int, draft: PlanDraft, now: float) -> None:
         request = entry.request
         if request.num_cached_tokens is None and entry.table.takes_hits:
             self.stats.prefix_query_tokens += request.num_prompt
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
         request.admit(num_cached, now)
-        entry.state, entry.slot = State.RUNNING, self._free_slots.pop()
-        self._running.add(entry)
-        self._shares.runs(request.tenant, 1)
-        if self._cache.shares_prefixes:
-            first_own = num_cached // self._cache.block_size
-            own_keys = entry.table.keys(first_own, entry.table.num_full)
-            self._sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
+        entry.start_by_s = inf
+        self._seats.take(entry, num_cached)
         ids = tuple(request.ids)
         draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
         draft.add(entry, draft.budget.chunk(num_cached, request.num_pending))
-
-    def prefill_pace(self) -> Pace:
-        """How fast prompts are computed now."""
-        return self.latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], 0)
-
-    def _outlook(self, request: Request, num_tokens: int) -> Outlook:
-        """Of a request with `num_tokens` to compute, as things stand."""
-        decodes = [entry for entry in self._running if entry.request.num_pending <= 1]
-        demand = Demand.of(self._running, self._waiting, request)
-        num_ahead, num_before = demand.ahead(self._shares, request.tenant, num_tokens)
-        has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
-        is_short = not has_slot or self._room.is_awaited_by(self._waiting.first())
-        return Outlook(
-            pace=self.latency.pace(decodes, num_tokens // 2),
-            num_tokens=num_tokens,
-            num_ahead=num_ahead,
-            launched_s=self.latency.launched_s,
-            slot_s=self._ends.seconds(num_before + 1) if is_short else 0.0,
-        )
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -402,87 +386,16 @@ class Scheduler:
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
         end = entry.request.scheduled + num_tokens
-        if end <= entry.table.capacity or self._grow(entry, end):
+        if end <= entry.table.capacity or self._seats.grow(entry, end):
             draft.add(entry, num_tokens)
-
-    def _grow(self, entry: Entry, num_tokens: int) -> bool:
-        """Extend the table, at the cost of those that rank behind.
-
-        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, of a victim
-        that is done as soon as its launched row is, or those that die with the entry's own launched rows.
-        """
-        request, table = entry.request, entry.table
-        while not table.extend(num_tokens):
-            victim = self._victim(entry)
-            if victim is None or self._draining or victim.request.num_pending == 0:
-                return False
-            if request.in_flight and table.can_extend_after(request.scheduled, num_tokens):
-                return False
-            self._preempt(victim)
-        return True
-
-    def _victim(self, entry: Entry) -> Entry | None:
-        if self._shares.is_one:
-            return self._running.victim(entry)
-        return self._shares.victim(self._running, entry)
-
-    def _preempt(self, entry: Entry) -> None:
-        """Take a running entry off; it is computed again, from its ids, when it is admitted again."""
-        self.stats.num_preemptions += 1
-        self._stop_running(entry)
-        entry.state = State.PREEMPTED
-        if entry.request.in_flight:
-            self._draining.add(entry)
-        else:
-            self._requeue(entry)
-
-    def _stop_running(self, entry: Entry) -> None:
-        self._running.remove(entry)
-        self._shares.runs(entry.request.tenant, -1)
-        self._wake(self._sharing.leave(entry))
-
-    def _wake(self, followers: list[Entry]) -> None:
-        for follower in followers:
-            follower.state = State.WAITING
-            self._waiting.push(follower)
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
     def _apply_row(self, entry: Entry, row: Row, result: RowResult) -> None:
         request = entry.request
         request.apply(row.start, row.num_tokens, result.token_ids)
-        entry.table.commit(request.computed)
         if row.start < request.num_prompt:
             self.stats.num_prompt_tokens += min(row.start + row.num_tokens, request.num_prompt) - row.start
-        if entry.leading:
-            self._wake(self._sharing.advance(entry, request.computed))
+        self._seats.has_computed(entry)
         if entry.state is State.PREEMPTED:
-            self._drain(entry)
-
-    def _drain(self, entry: Entry) -> None:
-        """One row fewer in flight of an entry that no longer runs: with the last, its slot and blocks return."""
-        if entry.request.in_flight:
-            return
-        self._draining.remove(entry)
-        if entry.state is State.PREEMPTED:
-            self._requeue(entry)
-        else:
-            self._close(entry)
-
-    def _requeue(self, entry: Entry) -> None:
-        self._give_back(entry)
-        entry.request.rewind()
-        entry.num_to_compute = entry.request.total
-        entry.state = State.WAITING
-        self._waiting.push(entry)
-
-    def _give_back(self, entry: Entry) -> None:
-        """Slot and blocks, where it has any: nothing launched can touch them any more."""
-        entry.table.release()
-        if entry.slot != NO_SLOT:
-            self._free_slots.append(entry.slot)
-            entry.slot = NO_SLOT
-
-    def _close(self, entry: Entry) -> None:
-        self._give_back(entry)
-        self._cache.close(entry.table)
+            self._seats.drain(entry)

@@ -7,9 +7,11 @@ up the follower as well, so nobody waits longer than it would have. When the lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from inferd.engine.sched.entry import Entry
+from inferd.engine.cache.table import BlockTable
+from inferd.engine.request import Request
+from inferd.engine.sched.entry import Entry, Family
 
 
 class PrefixSharing:
@@ -75,3 +77,32 @@ class PrefixSharing:
             assert key in self._leaders, "followers of nobody"
             assert followers, "a list of no followers is kept"
             assert all(follower.follows == key for follower in followers)
+
+
+class Twins:
+    """Live requests that have all full blocks of their prompts in common, as the choices of one request have."""
+
+    def __init__(self) -> None:
+        self._families: dict[Family, dict[Entry, None]] = {}
+
+    def of(self, family: Family | None) -> Collection[Entry]:
+        """Those that live, in the order in which they came; the first of them computes what is shared."""
+        return self._families[family].keys() if family in self._families else ()
+
+    def add(self, entry: Entry) -> None:
+        if entry.family is not None:
+            self._families.setdefault(entry.family, {})[entry] = None
+
+    def remove(self, entry: Entry) -> None:
+        """It is over."""
+        if entry.family is not None:
+            entries = self._families[entry.family]
+            del entries[entry]
+            if not entries:
+                del self._families[entry.family]
+
+
+def family_of(request: Request, table: BlockTable) -> Family | None:
+    """What twins have in common; None where `request` can take nothing from one."""
+    num_blocks = table.num_hittable
+    return (request.tenant, request.priority, table.key(num_blocks - 1)) if num_blocks else None

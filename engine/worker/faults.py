@@ -1,10 +1,11 @@
 """Faults on purpose, for tests of recovery: a worker that dies, hangs or computes nonsense where it was told to.
 
-A fault is written `WHAT@WHERE` or `WHAT@WHERE@life=N`. Of steps WHAT is kill, hang (the step never ends, the process
-lives), slow (it takes eight seconds), stop (the process stands still), nan (the KV of one token) or memory (an
-allocation fails), and WHERE is step=K, the K-th of this process from 1, or token=T, every step with a row that computes
-token id T. Of frames to the server WHAT is lose, repeat, cut or flip (one bit), and WHERE is frame=K, from 0. Knows no
-environment variable.
+A fault is written `WHAT@WHERE` or `WHAT@WHERE@life=N`. Of steps WHAT is kill (as somebody else would), abort (as a
+failed assertion does), hang (the step never ends, the process lives), slow (it takes eight seconds), stop (the process
+stands still), nan (the KV of one token) or memory (an allocation fails), and WHERE is step=K, the K-th of this process
+from 1, or token=T, every step with a row that computes token id T. Of frames to the server WHAT is lose, repeat, cut,
+flip (one bit) or mute (this one and all behind it are lost), and WHERE is frame=K, from 0. Knows no environment
+variable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from inferd.engine.worker.executor import Handle
 from inferd.engine.worker.runner import Runner
 
 _FORM = re.compile(
-    r"(?:(kill|hang|slow|stop|nan|memory)@(step|token)|(lose|repeat|cut|flip)@(frame))=(\d+)(?:@life=(\d+))?"
+    r"(?:(kill|abort|hang|slow|stop|nan|memory)@(step|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)(?:@life=(\d+))?"
 )
 _SLOW_S = 8.0
 """More than the silence by which a stopped process is told from a busy one."""
@@ -103,6 +104,8 @@ class FaultyWorker:
 def _break(what: str) -> None:
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "abort":
+        os.abort()
     elif what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "hang":

@@ -19,7 +19,7 @@ from inferd.server import errors
 from inferd.server.api.json_bounds import check_bounds
 from inferd.server.api.service import Service
 from inferd.server.schema.fields import RequestFields, read
-from inferd.server.sse import ClientGoneError
+from inferd.server.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestFields)
 
@@ -48,7 +48,9 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
         wire = read(request_type, parse_object(raw), ignored)
         return Body(wire, _warning(ignored) if ignored else {})
 
-    return work() if len(raw) <= _INLINE_BYTES else await service.lanes.run(work, len(raw))
+    if len(raw) <= _INLINE_BYTES:
+        return work()
+    return await unless_disconnected(request.receive, service.lanes.run(work, len(raw)))
 
 
 def parse_object(raw: bytes) -> dict[str, object]:

@@ -8,9 +8,8 @@ from starlette.responses import Response
 from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
-from inferd.server.api.respond import caller_of, check_ready, respond, shape_of
+from inferd.server.api.respond import caller_of, check_ready, respond, shape_of, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import within
 from inferd.server.generate.events import (
     Event,
     Finished,
@@ -41,7 +40,7 @@ class CompletionsApi:
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         check_ready(service.router)
         caller = caller_of(request, body.wire.timeout, service.router)
-        taken = await within(caller.deadline_s, service.intake.completion(body.wire, caller))
+        taken = await while_asked(request, caller.deadline_s, service.intake.completion(body.wire, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
 

@@ -10,11 +10,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server import sse
 from inferd.server.api.body import read_body
-from inferd.server.api.respond import caller_of, check_ready
+from inferd.server.api.respond import caller_of, check_ready, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import within
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.embeddings import EmbeddingRequest
 
@@ -36,10 +34,9 @@ class EmbeddingsApi:
         check_ready(service.router)
         caller = caller_of(request, body.wire.timeout, service.router)
         hidden_size = service.router.ready.hidden_size
-        taken = await within(caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
+        taken = await while_asked(request, caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
         service.metrics.request_arrived("embeddings")
-        work = within(caller.deadline_s, embed(service.router, taken))
-        vectors = await sse.unless_disconnected(request.receive, work)
+        vectors = await while_asked(request, caller.deadline_s, embed(service.router, taken))
         is_base64 = body.wire.encoding_format == "base64"
         data = await service.lanes.run(
             lambda: written(name, vectors, taken.num_tokens, is_base64=is_base64),

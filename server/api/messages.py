@@ -14,9 +14,8 @@ from inferd.server.api.answer import Shape
 from inferd.server.api.body import read_body
 from inferd.server.api.messages_answer import MessageRendering
 from inferd.server.api.messages_chat import chat_of, has_late_system, in_anthropic_words, prompt_of
-from inferd.server.api.respond import caller_of, check_ready, respond
+from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import within
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.text.limited import Limited, OvertimeError
@@ -41,7 +40,7 @@ class MessagesApi:
         caller = caller_of(request, router=service.router)
         chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
-        taken = await _in_anthropic_words(within(caller.deadline_s, work))
+        taken = await _in_anthropic_words(while_asked(request, caller.deadline_s, work))
         service.metrics.request_arrived("messages")
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
         return await respond(request, service, taken, _shape(name, wire), rendering, body.headers)
@@ -54,7 +53,7 @@ class MessagesApi:
         caller = caller_of(request)
         reads = await self._reads_late_system(body.wire)
         work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
-        token_ids, _ = await _in_anthropic_words(within(caller.deadline_s, work))
+        token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline_s, work))
         data = orjson.dumps({"input_tokens": len(token_ids)})
         return Response(data, headers=dict(body.headers), media_type="application/json")
 

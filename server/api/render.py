@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.body import read_body
-from inferd.server.api.respond import caller_of
+from inferd.server.api.respond import caller_of, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import within
+from inferd.server.generate.intake import Caller
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
 class RenderApi:
@@ -22,23 +27,22 @@ class RenderApi:
         self._service = service
 
     async def chat(self, request: Request) -> Response:
-        """`{"token_ids": [...]}`. Raises `RequestError` for what would be refused as a request."""
-        service = self._service
-        body = await read_body(request, service, ChatRequest)
-        service.intake.check_model(body.wire.model)
-        caller = caller_of(request, body.wire.timeout)
-        taken = await within(caller.deadline_s, service.intake.chat(body.wire, caller))
-        data = await self._written(taken, is_list=False)
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        """`{"token_ids": [...]}`. Raises `RequestError` for what is refused as a request, and `ClientGoneError`."""
+        return await self._render(request, ChatRequest, self._service.intake.chat, is_list=False)
 
     async def completions(self, request: Request) -> Response:
-        """One `{"token_ids": [...]}` for each prompt. Raises `RequestError` likewise."""
+        """One `{"token_ids": [...]}` for each prompt. Raises likewise."""
+        return await self._render(request, CompletionRequest, self._service.intake.completion, is_list=True)
+
+    async def _render(
+        self, request: Request, kind: type[R], take: Callable[[R, Caller], Awaitable[GenerateRequest]], *, is_list: bool
+    ) -> Response:
         service = self._service
-        body = await read_body(request, service, CompletionRequest)
+        body = await read_body(request, service, kind)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request, body.wire.timeout)
-        taken = await within(caller.deadline_s, service.intake.completion(body.wire, caller))
-        data = await self._written(taken, is_list=True)
+        taken = await while_asked(request, caller.deadline_s, take(body.wire, caller))
+        data = await self._written(taken, is_list=is_list)
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def _written(self, taken: GenerateRequest, *, is_list: bool) -> bytes:

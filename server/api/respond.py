@@ -5,9 +5,9 @@ A route family supplies a `Rendering`; this file submits, watches the client, an
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import until
+from inferd.server.generate.deadline import until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller, any_room
 from inferd.server.generate.ports import Router
@@ -29,9 +29,13 @@ from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
 from inferd.server.schema.timeouts import timeout_of
+from inferd.server.text.lanes import Lanes
+
+T = TypeVar("T")
 
 _LARGE_ANSWER = 20_000
-"""Log probabilities from which on a plain answer is rendered on a thread (about 1 us each)."""
+"""Log probabilities from which on a plain answer, or the prompt of a stream, is rendered on a thread (about 1 us
+each)."""
 
 
 class Rendering(Protocol):
@@ -41,7 +45,7 @@ class Rendering(Protocol):
     def keep_alive(self) -> bytes: ...
 
     def event(self, event: Event) -> bytes:
-        """What a stream says of an event; may be nothing."""
+        """What a stream says of an event; may be nothing. Runs on a thread where that is a long prompt."""
         ...
 
     def end(self, extra: Json) -> bytes:
@@ -80,6 +84,13 @@ def caller_of(request: Request, timeout_s: float | None = None, router: Router |
     )
 
 
+async def while_asked(request: Request, deadline_s: float | None, work: Awaitable[T]) -> T:
+    """What `work` gives. Ends it and raises `ClientGoneError` where the client goes first, and `RequestError` at the
+    deadline (None: there is none). Only once the body has been read.
+    """
+    return await sse.unless_disconnected(request.receive, within(deadline_s, work))
+
+
 def check_ready(router: Router) -> None:
     """Before any work is done. Raises `RequestError`."""
     if not router.is_ready:
@@ -115,25 +126,30 @@ async def respond(
     def extra() -> Json:
         return {"metrics": generation.metrics()} if shape.include_metrics else {}
 
+    per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:
-        data = _streamed(events, rendering, extra)
+        data = _streamed(events, rendering, extra, service.lanes, per_token)
         return sse.EventStream(data, rendering, generation.abort, headers, service.keep_alive_s)
     num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     def work() -> bytes:
         return orjson.dumps(rendering.plain(extra()))
 
-    size = num_scored * (1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0))
+    size = num_scored * per_token
     body = work() if size < _LARGE_ANSWER else await service.lanes.run(work, size)
     return Response(body, headers=dict(headers), media_type="application/json")
 
 
 async def _streamed(
-    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Json]
+    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Json], lanes: Lanes, per_token: int
 ) -> AsyncGenerator[bytes, None]:
+    """`per_token`: log probabilities that each scored token has."""
     try:
         async for event in events:
-            data = rendering.event(event)
+            if isinstance(event, PromptRead) and len(event.scored) * per_token >= _LARGE_ANSWER:
+                data = await lanes.run(partial(rendering.event, event), len(event.scored) * per_token)
+            else:
+                data = rendering.event(event)
             if data:
                 yield data
     finally:

@@ -14,7 +14,7 @@ from inferd.server import errors
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import read_body
 from inferd.server.api.query import read_query
-from inferd.server.api.respond import caller_of, check_ready, respond
+from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
 from inferd.server.api.responses_background import Job
 from inferd.server.api.responses_chat import check, in_callers_words
 from inferd.server.api.responses_conversation import Conversation, conversation_of, stored_of
@@ -22,7 +22,7 @@ from inferd.server.api.responses_draft import Draft
 from inferd.server.api.responses_render import ResponsesRendering
 from inferd.server.api.responses_store import Stored
 from inferd.server.api.service import Service
-from inferd.server.generate.deadline import until, within
+from inferd.server.generate.deadline import until
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import Generation
@@ -54,7 +54,8 @@ class ResponsesApi:
         caller = caller_of(request, wire.timeout, service.router)
         conversation = await self._conversation(wire, caller.tenant, len(await request.body()))
         with in_callers_words():
-            taken = await within(caller.deadline_s, service.intake.chat(conversation.chat, caller, prefix="resp_"))
+            work = service.intake.chat(conversation.chat, caller, prefix="resp_")
+            taken = await while_asked(request, caller.deadline_s, work)
         service.metrics.request_arrived("responses")
         draft = Draft(service, wire, taken, model)
         if wire.background:

@@ -100,7 +100,7 @@ class Background:
 
 
 def _end(job: Job, task: asyncio.Task[None]) -> None:
-    """Say in the response how it ended."""
+    """Say in the response how it ended, where it did not come to its own end."""
     error = None if task.cancelled() else task.exception()
     if task.cancelled():
         job.draft.cancel()
@@ -109,8 +109,6 @@ def _end(job: Job, task: asyncio.Task[None]) -> None:
     elif error is not None:
         logger.error("response %s failed in the background", job.draft.id, exc_info=error)
         job.draft.fail(errors.internal_error())
-    else:
-        job.draft.finish()
 
 
 async def _feed(job: Job) -> None:
@@ -120,3 +118,4 @@ async def _feed(job: Job) -> None:
                 pass
     finally:
         await job.events.aclose()
+    job.draft.finish()  # here, so that one that cannot be finished has failed, and does not run for ever

@@ -20,9 +20,8 @@ REPETITION_DETECTED = "repetition_detected"
 """The `stop_reason` of such a choice, in vLLM's words."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
-    """A token with its log probabilities and its place in the text."""
+class ScoredToken(msgspec.Struct, frozen=True, gc=False):
+    """A token with its log probabilities and its place in the text. Made of a whole prompt in one turn of the loop."""
 
     logprobs: WireLogprobs
     offset: int

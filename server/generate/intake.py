@@ -7,6 +7,7 @@ can do.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -31,7 +32,7 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
 
-def any_room(num_tokens: int, ttft_target_s: float | None) -> None:
+def any_room(num_tokens: int, left_s: float | None) -> None:
     """Of what stands in no queue."""
 
 
@@ -52,8 +53,13 @@ class Caller:
     account: Account = UNLIMITED
     """Pays for its tokens."""
     check_room: Callable[[int, float | None], None] = any_room
-    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens, or none in time for
-    such a TTFT target (seconds; None: any)."""
+    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens, or none that gives a
+    first token within so many seconds from now on (None: any)."""
+
+    def ask_for_room(self, num_tokens: int, ttft_target_s: float | None) -> None:
+        """Raises `RequestError` where there is none in what is left of the target: reading a body takes of it."""
+        left_s = None if ttft_target_s is None else self.arrival_s + ttft_target_s - time.monotonic()
+        self.check_room(num_tokens, left_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +109,9 @@ class Intake:
         def check(num_bytes: int, least_tokens: int) -> None:
             if not truncates:
                 self._prompts.check_least(param, num_bytes, least_tokens)
-                caller.check_room(max(1, least_tokens), target_s)
+                caller.ask_for_room(max(1, least_tokens), target_s)
 
-        caller.check_room(1, target_s)
+        caller.ask_for_room(1, target_s)
         return check
 
     async def chat(

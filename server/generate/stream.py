@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
@@ -18,7 +19,7 @@ from inferd.server.generate.timing import Metrics, metrics_of
 from inferd.server.text.token_bytes import TokenBytes
 
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
-"""What the engine says of a choice that it did nothing for."""
+"""Of a choice that was refused or given up: what the engine has not begun of its request was done nothing for."""
 
 _SLICE = 512
 """Ids turned into text before the event loop may do something else (about 1 ms)."""
@@ -61,7 +62,6 @@ class Generation:
                 choice = choices[index]
                 if choice.is_finished:
                     continue  # ids drawn after a stop string, or the end of an abort
-                self._give_back(index, delta)
                 for i, part in enumerate(_slices(delta)):
                     if i:
                         await asyncio.sleep(0)
@@ -74,18 +74,19 @@ class Generation:
                 num_open -= choice.is_finished
                 if num_open == 0:
                     return
+        except RequestError as error:
+            if error.code in _SHED:
+                self.request.account.owe(-self._num_not_begun())
+            raise
         finally:
             self.abort()
             self.request.account.owe(sum(stream.num_generated for stream in self._streams))
             await deltas.aclose()
 
-    def _give_back(self, index: int, delta: Delta) -> None:
-        """The prompt of a choice that the engine shed before anything was computed. One that several choices continue
-        was computed for another."""
-        if delta.failure is None or delta.failure.code not in _SHED or self.request.n > 1:
-            return
-        if self._streams[index].scheduled_s is None:
-            self.request.account.owe(-len(self.request.prompt_of(index).token_ids))
+    def _num_not_begun(self) -> int:
+        """Tokens of the prompts of which no choice was begun."""
+        begun = {i // self.request.n for i, stream in enumerate(self._streams) if stream.scheduled_s is not None}
+        return sum(len(prompt.token_ids) for i, prompt in enumerate(self.request.prompts) if i not in begun)
 
 
 def _slices(delta: Delta) -> list[Delta]:
@@ -117,18 +118,26 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         async for delta in streams[0]:
             yield 0, delta
         return
-    reads = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
+    ended: asyncio.Queue[asyncio.Future[Delta]] = asyncio.Queue()
+    reads: dict[asyncio.Future[Delta], int] = {}
+
+    def read(index: int) -> None:
+        """One task a delta, which says itself that it has ended: to wait for all of them costs as much as there are."""
+        task = asyncio.ensure_future(anext(streams[index]))
+        reads[task] = index
+        task.add_done_callback(ended.put_nowait)
+
+    for index in range(len(streams)):
+        read(index)
     try:
         while reads:
-            done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
-            for read in sorted(done, key=reads.__getitem__):
-                index = reads.pop(read)
-                delta = read.result()
-                if delta.finish_reason is None:
-                    reads[asyncio.ensure_future(anext(streams[index]))] = index
-                yield index, delta
+            task = await ended.get()
+            index, delta = reads.pop(task), task.result()
+            if delta.finish_reason is None:
+                read(index)
+            yield index, delta
     finally:
-        for read in reads:
-            read.cancel()
+        for task in reads:
+            task.cancel()
         # A read that ended with an error as it was cancelled has had its say: the first error is the one reported.
         await asyncio.gather(*reads, return_exceptions=True)

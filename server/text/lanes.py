@@ -7,9 +7,10 @@ behind other long texts only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from inferd.engine.api.errors import RequestError
@@ -30,21 +31,28 @@ class Lanes:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="inferd-long-text")
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full."""
+        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full.
+
+        Work that has not begun when its caller is cancelled is never done.
+        """
         if self._num_pending >= self._max_pending:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)
         lane = self._long if size >= LONG_TEXT else self._short
+        loop = asyncio.get_running_loop()
         self._num_pending += 1
-        future = asyncio.get_running_loop().run_in_executor(lane, work)
-        # Counted down when the thread is done with it, which a caller that was cancelled does not wait for.
-        future.add_done_callback(self._done)
-        return await asyncio.shield(future)
+        job = lane.submit(work)
 
-    def _done(self, future: asyncio.Future[T]) -> None:
+        def done(_: Future[T]) -> None:
+            """When the thread is done with it, which a caller that was cancelled does not wait for."""
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody counts any more
+                loop.call_soon_threadsafe(self._count_down)
+
+        job.add_done_callback(done)
+        return await asyncio.wrap_future(job)
+
+    def _count_down(self) -> None:
         self._num_pending -= 1
-        if not future.cancelled():
-            future.exception()
 
     def close(self) -> None:
         for lane in (self._short, self._long):

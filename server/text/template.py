@@ -1,13 +1,14 @@
 """The checkpoint's chat template: messages -> the text that the model was trained to continue.
 
 Renders in transformers' sandbox, and never a template of a caller's. What the template itself refuses (roles that must
-alternate) becomes a 400 with its own words.
+alternate) becomes a 400 with its own words, and so do messages of which it makes more than memory is there for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,6 +18,10 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server import errors
+
+MAX_RENDERED_CHARS = 2**26
+"""That one rendering may put together, with what it puts together on the way (macros, blocks that are set): four times
+the largest body that is taken by default, and at most 256 MiB."""
 
 # What rendering itself is given; `chat_template_kwargs` may not reach these.
 _RESERVED = frozenset(
@@ -124,6 +129,10 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
         variables: dict[str, Any] = {**self._special_tokens, **kwargs}
+        # All that a template puts out, a macro gives or a block is set to goes through this one function of its own
+        # environment. transformers keeps the compiled template.
+        _compile_jinja_template(self._of(conversation)).environment.concat = _put_together
+        _room.num_chars = MAX_RENDERED_CHARS
         # Typed as one string in transformers, it is (a text for each conversation, indices we do not ask for).
         texts, _ = cast(
             "tuple[list[str], object]",
@@ -145,6 +154,28 @@ class ChatTemplate:
         if copy["role"] == "developer" and not self._knows_developer:
             copy["role"] = "system"
         return copy
+
+
+class _Room(threading.local):
+    """What the rendering on this thread may still put together."""
+
+    num_chars = MAX_RENDERED_CHARS
+
+
+_room = _Room()
+
+
+def _put_together(pieces: Iterable[str]) -> str:
+    """Counted before they are joined: a loop in a loop over the messages is a short list of long texts. Raises
+    `ValueError`.
+    """
+    kept: list[str] = []
+    for piece in pieces:
+        _room.num_chars -= len(piece)
+        if _room.num_chars < 0:
+            raise ValueError(f"it makes more than {MAX_RENDERED_CHARS} characters of them; send fewer, or shorter ones")
+        kept.append(piece)
+    return "".join(kept)
 
 
 def _with_text_arguments(message: Mapping[str, object]) -> Mapping[str, object]:

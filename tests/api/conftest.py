@@ -60,6 +60,8 @@ class Script:
     breaks: bool = False
     """The stream raises what it never should."""
     num_cached: int = 0
+    prompt_logprobs: tuple[WireLogprobs, ...] | None = None
+    """In place of those that a test can work out, which take long to make."""
 
 
 def vector_of(token_ids: tuple[int, ...], num_components: int) -> bytes:
@@ -147,6 +149,8 @@ class ScriptedStream:
     def _prompt_logprobs(self) -> tuple[WireLogprobs, ...]:
         if self._submit.params.prompt_logprobs is None:
             return ()
+        if self._script.prompt_logprobs is not None:
+            return self._script.prompt_logprobs
         return tuple(map(self._scored, self._submit.prompt_ids[1:]))
 
     def _scored(self, token_id: int) -> WireLogprobs:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from inferd.engine.api.messages import WireLogprobs
 from inferd.server.app import AppOptions
 from inferd.server.text.model import ServedModel
 
@@ -129,9 +130,9 @@ LONG_LOADS: dict[str, Callable[[], bytes]] = {
 }
 
 
-def check(server: Served, name: str, load: Callable[[], None]) -> None:
+def check(server: Served, name: str, load: Callable[[], None], script: Script | None = None) -> None:
     server.router.reset()
-    server.router.will(Script(text="x"))
+    server.router.will(script or Script(text="x"))
     server.beats.reset()
     load()
     print(f"R13: {name}: {server.beats.worst_s * 1e3:.1f} ms")
@@ -142,6 +143,28 @@ def check(server: Served, name: str, load: Callable[[], None]) -> None:
 def test_r13_one_request_holds_nobody_up(large: Served, name: str) -> None:
     raw = LOADS[name]()
     check(large, name, lambda: assert_answered(large.send(raw)))
+
+
+SCORED: dict[str, dict[str, Any]] = {
+    "an echo": {"echo": True, "logprobs": 20},
+    "a streamed echo": {"echo": True, "logprobs": 20, "stream": True},
+    "scores": {"prompt_logprobs": 5},
+}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_r13_nor_does_a_long_scored_prompt(large: Served, name: str) -> None:
+    """49,000 tokens, with as many alternatives as are taken, or what makes an answer of 17 MB."""
+    num_tokens = 49_000
+    top = [tuple((i + j, -1.5 - j) for j in range(20)) for i in range(1_000)]
+    scored = tuple(WireLogprobs(i % 1_000, -1.5, 1, top[i % 1_000]) for i in range(1, num_tokens))
+    raw = post(COMPLETIONS, {"prompt": IDS[:num_tokens], "max_tokens": 1, **SCORED[name]})
+
+    def load() -> None:
+        answer = large.send(raw)
+        assert answer.startswith(b"HTTP/1.1 200 ") and len(answer) > 10 * MIB, (len(answer), answer[:1_000])
+
+    check(large, f"{name} of 49,000 tokens", load, Script(text="x", prompt_logprobs=scored))
 
 
 @pytest.mark.long

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, cast
 
 import httpx
 import openai
 import pytest
 
-from inferd.engine.api.errors import RequestError
+from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Failure
 from inferd.server.api.responses_background import Background, Draft, Job
 from inferd.server.app import AppOptions
+from inferd.server.errors import internal_error
 
 from .conftest import ScriptedRouter, serving
 from .test_responses import CALL, WEATHER, prompt_of, wait_for
@@ -264,31 +264,46 @@ def test_a_server_that_ends_ends_what_runs(model: Any, script: Any) -> None:
     assert len(router.aborted) == 1
 
 
-def test_one_whose_end_cannot_be_said_is_kept_all_the_same() -> None:
-    class Faulty:
-        id = "resp_1"
+class FaultyDraft:
+    """A response that is at odds with its events."""
 
-        def finish(self) -> None:
-            raise RuntimeError("a fault of ours")
+    id = "resp_1"
+
+    def __init__(self, *, fails: bool) -> None:
+        self.ends: list[str] = []
+        self._fails = fails
+
+    def finish(self) -> None:
+        raise RuntimeError("a fault of ours")
+
+    def fail(self, error: RequestError | EngineDeadError) -> None:
+        self.ends.append(str(error))
+        if not self._fails:
+            raise RuntimeError("another")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool) -> None:
+    """What finds it in the store is not told that it still runs."""
 
     async def no_events() -> AsyncGenerator[Any, None]:
         for event in ():
             yield event
 
-    kept: list[str] = []
+    kept = asyncio.Event()
+    draft = FaultyDraft(fails=fails)
 
     async def scene() -> None:
-        told = asyncio.Event()
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.set())
-        draft, nothing = cast("Draft", Faulty()), cast("Any", lambda: None)
-        keep = partial(kept.append, "kept")
-        job = Job(tenant="", draft=draft, events=no_events(), abort=nothing, snapshot=nothing, keep=keep)
-        background = Background()
-        background.start(job)
-        await asyncio.wait_for(told.wait(), 20)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+        nothing = cast("Any", lambda: None)
+        job = Job(
+            tenant="", draft=cast("Draft", draft), events=no_events(), abort=nothing, snapshot=nothing, keep=kept.set
+        )
+        Background().start(job)
+        await asyncio.wait_for(kept.wait(), 20)
 
     asyncio.run(scene())
-    assert kept == ["kept"]
+    assert draft.ends == [str(internal_error())]
 
 
 def test_long_conversations_are_put_together_off_the_loop(client: openai.OpenAI, router: Any) -> None:

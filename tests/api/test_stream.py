@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -15,6 +18,10 @@ import pytest
 
 from inferd.engine.api.messages import Failure
 from inferd.server.app import AppOptions
+from inferd.server.metrics import Metrics
+from inferd.server.text.model import ServedModel
+
+from .conftest import serving
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": [1, 2, 3]}
@@ -136,3 +143,48 @@ def test_an_engine_that_aborts_says_so(http: httpx.Client, router: Any, script: 
     router.will(script(token_ids=()))
     answer = http.post("/v1/completions", json=TEXT).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "length")
+
+
+class Gate:
+    """A chat template that takes as long as a test says."""
+
+    source = ""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def render(self, conversation: object) -> str:
+        self.entered.set()
+        assert self.opened.wait(20)
+        return "x"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 4, "messages": CHAT["messages"]}),
+    ],
+)
+def test_a_client_that_goes_away_while_its_prompt_is_read_is_noticed_at_once(
+    model: ServedModel, router: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Its template is still being rendered when its request has ended, and nothing is ever submitted."""
+    gate = Gate()
+    slow = replace(model, template=cast("Any", gate))
+    metrics = Metrics("tiny")
+    try:
+        with serving(slow, router, AppOptions(has_access_log=False), metrics=metrics) as url:
+            with connected(url, path, {**body, "stream": stream}):
+                assert gate.entered.wait(20)
+            deadline = time.monotonic() + 20
+            while metrics.http.values.get((path, "POST", "499")) != 1.0:
+                assert time.monotonic() < deadline, metrics.http.values
+                time.sleep(0.005)
+            gate.opened.set()
+            assert httpx.get(f"{url}/live").status_code == 200
+    finally:
+        gate.opened.set()
+    assert not router.submits

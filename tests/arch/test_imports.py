@@ -36,8 +36,10 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.generation": (
         "inferd.engine.api", "inferd.engine.grammar.ports", "inferd.engine.request", "inferd.engine.sched",
     ),
+    "engine.submission": ("inferd.engine.request", "inferd.engine.api"),
     "engine.core": (
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.generation",
+        "inferd.engine.submission",
         "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
     ),
     "engine.boot": ("inferd.engine.process",),

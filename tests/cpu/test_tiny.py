@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -23,6 +23,7 @@ def test_it_is_small() -> None:
     assert sum(file.stat().st_size for file in MODEL_DIR.iterdir()) <= 12_000_000
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_comes_back_exactly(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text

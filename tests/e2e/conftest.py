@@ -8,24 +8,55 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import httpx
+import psutil
 import pytest
-from openai import OpenAI
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 INFERD = Path(sys.executable).parent / "inferd"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def free_model(step_ms: float) -> tuple[str, ...]:
+    """In place of `INFERD`: server and engine process are the real ones, and the model sleeps.
+
+    For what happens to processes, whatever they compute: such an engine starts with a tenth of the processor time.
+    """
+    return sys.executable, str(BENCHMARKS / "free_server.py"), "--step-ms", str(step_ms)
+
+
+def children(pid: int) -> dict[int, str]:
+    """The process's own and their command lines, the oldest first."""
+    found = psutil.Process(pid).children()
+    commands: dict[int, str] = {}
+    for child in sorted(found, key=lambda child: (child.create_time(), child.pid)):
+        with suppress(psutil.NoSuchProcess):  # it is no more
+            commands[child.pid] = " ".join(child.cmdline())
+    return commands
+
+
+def is_engine(command: str) -> bool:
+    """Whether a command line is that of an engine process, which may be a free model's."""
+    return "inferd.engine.boot" in command or "free_engine.py" in command
 
 
 class Daemon:
     """One `inferd serve`."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = (str(INFERD),)
+    ) -> None:
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(
-            [INFERD, "serve", *arguments, "--port", "0"],
+            [*program, "serve", *arguments, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -59,18 +90,17 @@ class Daemon:
 
     @property
     def engine_pid(self) -> int:
-        """Raises `StopIteration` while there is none, for which `ps` fails."""
-        children = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
-        )
-        line = next(line for line in children.stdout.splitlines() if "inferd.engine.boot" in line)
-        return int(line.split()[0])
+        """Raises `StopIteration` while there is none."""
+        return next(pid for pid, command in children(self.process.pid).items() if is_engine(command))
 
     def wait_ready(self) -> None:
         assert self._ready.wait(60), self.output
         assert self.process.poll() is None, self.output
 
     def client(self, **options: object) -> OpenAI:
+        # Most tests that start a daemon never ask for this, which takes a third of a second to read.
+        from openai import OpenAI  # noqa: PLC0415
+
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)  # type: ignore[arg-type]
 
     def get(self, path: str) -> httpx.Response:
@@ -89,8 +119,8 @@ def start() -> Iterator[Callable[..., Daemon]]:
     """Start daemons that end with the test."""
     started: list[Daemon] = []
 
-    def make(*arguments: str, ready: bool = True, env: dict[str, str] | None = None) -> Daemon:
-        daemon = Daemon(*arguments, env=env)
+    def make(*arguments: str, ready: bool = True, **options: Any) -> Daemon:
+        daemon = Daemon(*arguments, **options)
         started.append(daemon)
         if ready:
             daemon.wait_ready()

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import Daemon
+from .conftest import Daemon, free_model
 from .test_client import LONG, wait_idle
 
 
@@ -34,7 +34,7 @@ def test_metrics_add_up(daemon: Daemon) -> None:
 
 
 def test_a_reset_forgets_cached_prefixes(start: Callable[..., Daemon]) -> None:
-    daemon = start("--admin-key", "secret-admin")
+    daemon = start("--admin-key", "secret-admin", program=free_model(0))
     admin = {"Authorization": "Bearer secret-admin"}
     body: dict[str, Any] = {"model": "tiny", "prompt": "The quick brown fox jumps. " * 12, "max_tokens": 1}
 

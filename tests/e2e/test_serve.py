@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from .conftest import Daemon
+from .conftest import Daemon, free_model
 
 QUESTION = [{"role": "user", "content": "What are you?"}]
 
@@ -28,7 +28,10 @@ def test_the_start_says_what_happened_in_few_lines(daemon: Daemon) -> None:
     seconds = [float(found) for found in re.findall(r"(\d+\.\d\d) s  ", "\n".join(start))]
     total = re.search(r"READY in (\d+\.\d) s", "\n".join(start))
     assert total is not None, start
-    assert abs(sum(seconds) - float(total[1])) < 0.5, f"phases {seconds} do not add up to {total[1]}"
+    # Between two phases a process may wait for its turn, for longer where the machine is busy.
+    assert abs(sum(seconds) - float(total[1])) < 0.5 + 0.1 * float(total[1]), (
+        f"phases {seconds} do not add up to {total[1]}"
+    )
 
 
 def test_the_printed_curl_works_when_pasted(daemon: Daemon) -> None:
@@ -98,7 +101,7 @@ def streaming(daemon: Daemon) -> Iterator[Iterator[str]]:
 
 
 def test_nothing_is_left_after_the_server_is_killed(start: Callable[..., Daemon]) -> None:
-    daemon = start()
+    daemon = start(program=free_model(0))
     alive = os.pidfd_open(daemon.engine_pid)
     daemon.process.kill()
     daemon.process.wait()
@@ -141,7 +144,7 @@ def test_an_engine_that_dies_before_it_was_ready_ends_the_start(start: Callable[
 
 
 def test_a_stopped_engine_cannot_keep_the_server(start: Callable[..., Daemon]) -> None:
-    daemon = start("--shutdown-timeout-s", "1")
+    daemon = start("--shutdown-timeout-s", "1", program=free_model(5))
     with streaming(daemon) as lines:
         next(lines)
         os.kill(daemon.engine_pid, signal.SIGSTOP)

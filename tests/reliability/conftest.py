@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.e2e.conftest import Daemon, start
+from tests.e2e.conftest import Daemon, children, is_engine, start
 
 __all__ = ["start"]
 
@@ -20,7 +19,8 @@ WITHOUT_CACHE = "--no-prefix-caching"
 """A new engine's prefix cache is empty: what usage says of hits would depend on when the last one died."""
 
 
-_POLL_S = 0.04
+_POLL_S = 0.1
+"""A look at the metrics takes 6 ms of processor time."""
 HTTP = httpx.Client(verify=False, timeout=30)
 """One for all questions: to make one takes 20 ms of processor time, which the engines need."""
 
@@ -53,13 +53,7 @@ def restarts(daemon: Daemon) -> int:
 
 def engines(daemon: Daemon) -> list[int]:
     """Its engine's process and, behind it, that of a standby; the oldest first."""
-    found = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--sort", "start_time,pid", "--ppid", str(daemon.process.pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "inferd.engine.boot" in line]
+    return [pid for pid, command in children(daemon.process.pid).items() if is_engine(command)]
 
 
 def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> float:
@@ -68,7 +62,7 @@ def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> floa
     return time.monotonic()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def is_long(request: pytest.FixtureRequest) -> bool:
     """Whether everything runs whole (`--long`)."""
     return bool(request.config.getoption("--long"))

@@ -1,4 +1,7 @@
-"""R7: a server that is told to stop is not ready at once, answers what it took on, and sends everybody else away."""
+"""R7: a server that is told to stop is not ready at once, answers what it took on, and sends everybody else away.
+
+The model is free: an answer shows that nothing of it is lost, repeated or late, and how long it takes is known.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,21 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Daemon
+from tests.e2e.conftest import Daemon, free_model
 from tests.reliability.asking import Answer, Ask, ask_one
 from tests.reliability.conftest import wait_until
 from tests.reliability.workloads import streams
 
 SHORT_RESTARTS, LONG_RESTARTS = 3, 100
 DELAY_S = 1.5
+LONG_DELAY_S = 4.0
+"""Also a busy machine has not-ready seen and a short answer given within it."""
 NUM_CLIENTS, PAUSE_S = 3, 0.15
-_PROBE_S = 0.05
+_PROBE_S = 0.1
 
+STEP_MS = 10.0
 ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
-"""For seconds on an idle machine."""
+"""For twenty seconds, a step each."""
 STREAMS = {
     "/v1/completions": {**ENDLESS, "prompt": "Hello"},
     "/v1/chat/completions": {**ENDLESS, "messages": [{"role": "user", "content": "Hello"}]},
@@ -67,7 +73,7 @@ class Balancer:
                 await asyncio.sleep(_PROBE_S)
 
     async def _ask_on_and_on(self, client: int) -> None:
-        asks = [*streams(4, 20), *streams(1, 200)]
+        asks = [*streams(4, 10), *streams(1, 100)]
         expected: dict[int, Answer] = {}
         async with httpx.AsyncClient(verify=False, timeout=60) as http:
             turn = client
@@ -104,7 +110,7 @@ def test_r7_rolling_restarts_cost_no_answer(start: Callable[..., Daemon], is_lon
     """One of two servers after the other is told to stop and replaced, while clients ask on and on."""
 
     def another(*, ready: bool = True) -> Daemon:
-        return start("--shutdown-delay-s", str(DELAY_S), "--num-threads", "1", ready=ready)
+        return start("--shutdown-delay-s", str(DELAY_S), ready=ready, program=free_model(STEP_MS))
 
     balancer = Balancer([another(ready=False), another()])
     balancer.servers[0].wait_ready()
@@ -131,10 +137,11 @@ def streaming(url: str, path: str) -> Iterator[Iterator[str]]:
 
 def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
     """Not ready at once; answers for a while, each ending its connection; then refuses; then ends idle connections."""
-    daemon = start("--shutdown-delay-s", str(DELAY_S), "--shutdown-timeout-s", "300")
+    flags = ("--shutdown-delay-s", str(LONG_DELAY_S), "--shutdown-timeout-s", "300")
+    daemon = start(*flags, program=free_model(STEP_MS))
     question = {"prompt": "Hello", "max_tokens": 4}
-    # As many as still run when the delay is over, also where nobody else uses the machine.
-    finished = {**ENDLESS, "prompt": "Hello", "n": 8}
+    # It still runs when the delay is over.
+    finished = {**ENDLESS, "prompt": "Hello", "max_tokens": 800}
     with (
         httpx.Client(base_url=daemon.url, verify=False, timeout=120) as http,
         httpx.stream("POST", daemon.url + "/v1/completions", json=finished, timeout=300, verify=False) as running,
@@ -147,7 +154,8 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
         wait_until(lambda: http.get("/ready").status_code == 503, what="not ready")
         assert http.get("/live").status_code == 200
         served = http.post("/v1/completions", json=question)
-        assert time.monotonic() - told_s > DELAY_S or served.status_code == 200, served.text
+        assert served.status_code == 200, served.text
+        assert time.monotonic() - told_s < LONG_DELAY_S, "ready until requests were refused"
         assert served.headers["connection"] == "close"
 
         refused: list[Any] = []
@@ -159,7 +167,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
             return bool(refused and refused[0].status_code == 503)
 
         wait_until(is_refused, what="a refusal")
-        assert time.monotonic() - told_s >= DELAY_S
+        assert time.monotonic() - told_s >= LONG_DELAY_S
         assert int(refused[0].headers["retry-after"]) >= 1 and refused[0].headers["connection"] == "close"
         assert refused[0].json()["error"]["code"] == "server_is_overloaded"
         rest = [line for line in lines if line]
@@ -169,7 +177,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
 
 def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., Daemon]) -> None:
     """And the first one ended the connections on which nothing was asked."""
-    daemon = start()
+    daemon = start(program=free_model(STEP_MS))
     url = httpx.URL(daemon.url)
     ends: dict[str, str] = {}
     begun = threading.Barrier(len(STREAMS) + 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import http.client
 import json
 from collections import Counter
@@ -16,23 +14,16 @@ import pytest
 
 from inferd.server import anthropic_errors
 from inferd.server.api.routes import ROUTES
-from inferd.server.app import AppOptions
-from inferd.server.text.model import ServedModel
-from tests.api.conftest import ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon
 from tests.e2e.test_boundaries import check_anthropic_error, check_error
 from tests.e2e.test_client import wait_idle
 
-from .conftest import restarts, wait_until
+from .conftest import restarts
 from .fuzzing import Request, requests
-
-__all__ = ["model"]
 
 NUM_SHORT, NUM_LONG = 1_500, 10_000
 NUM_CLIENTS = 8
 SEED = 20_261_121
-NUM_OWN_TASKS = 3
-"""Of an idle server: uvicorn's loop, its lifespan, and the app's own."""
 
 Answer = tuple[Request, int, bytes]
 
@@ -99,22 +90,6 @@ def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
     num_after = num_open(daemon, "after")
     assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
     assert num_after <= num_before, "something is left open"
-
-
-def num_tasks() -> int:
-    """Tasks of any loop of this process that have not ended."""
-    return sum(isinstance(item, asyncio.Task) and not item.done() for item in gc.get_objects())
-
-
-def test_no_task_outlives_its_request(model: ServedModel) -> None:
-    """A server in this process: whatever runs on its loop can be seen."""
-    router = ScriptedRouter(model)
-    with serving(model, router, AppOptions(has_access_log=False)) as url:
-        send_all(url, list(requests(SEED - 1, 100)))
-        wait_until(lambda: num_tasks() <= NUM_OWN_TASKS, 20, "the loop is idle")
-        for answer in send_all(url, list(requests(SEED + 1, 300))):
-            check(*answer)
-        wait_until(lambda: num_tasks() <= NUM_OWN_TASKS, 20, "every task has ended")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""R5: an engine that stands still is replaced and its streams go on; one that computes for long is left alone."""
+"""R5: an engine that stands still is replaced and its streams go on; one that computes for long is left alone.
+
+The model is free, and the real one with `--long`: here it is the process that hangs, whatever it computes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.conftest import Daemon
+from tests.e2e.conftest import INFERD, Daemon, free_model
 from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, count, faulty, kill_engine, restarts, wait_until
 from tests.reliability.workloads import streams
 
 SHORT_HANGS, LONG_HANGS = 2, 50
+STEP_MS = 5.0
 FOUR_CHOICES = [replace(ask, body={**ask.body, "n": 4}) for ask in streams(1, 300)]
 
 
@@ -23,8 +27,10 @@ FOUR_CHOICES = [replace(ask, body={**ask.body, "n": 4}) for ask in streams(1, 30
 def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[..., Daemon], is_long: bool) -> None:
     """Two daemons at once, for what takes the time is to wait."""
     num_hangs = LONG_HANGS if is_long else SHORT_HANGS
-    slow = start(WITHOUT_CACHE, env=faulty("slow@step=330@life=0,hang@step=630@life=0"))
-    stopped = start(WITHOUT_CACHE)
+    program = (str(INFERD),) if is_long else free_model(STEP_MS)
+    slow = start(WITHOUT_CACHE, env=faulty("slow@step=330@life=0,hang@step=630@life=0"), ready=False, program=program)
+    stopped = start(WITHOUT_CACHE, program=program)
+    slow.wait_ready()
     expected = said(slow)
     wrong: list[str] = []
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Daemon
+from tests.e2e.conftest import Daemon, free_model
 from tests.reliability.asking import Ask, Asker
 from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
 from tests.reliability.workloads import streams
 
-KILL, NAN, MEMORY = 3071, 3070, 3069
+ABORT, NAN, MEMORY, KILL = 3071, 3070, 3069, 3068
 """The last tokens of the embedded model's vocabulary, which nothing else here draws: what each of them does."""
 
 
@@ -30,7 +30,7 @@ def poison_drawn(token_id: int) -> Ask:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    faults = f"kill@token={KILL},nan@token={NAN},memory@token={MEMORY}@life=0"
+    faults = f"abort@token={ABORT},nan@token={NAN},memory@token={MEMORY}@life=0,kill@token={KILL}"
     served = Daemon(WITHOUT_CACHE, "--kv-memory", "16MiB", env=faulty(faults))
     served.wait_ready()
     yield served
@@ -38,9 +38,9 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="module")
-def good(daemon: Daemon) -> Callable[..., list[Any]]:
+def good(daemon: Daemon, is_long: bool) -> Callable[..., list[Any]]:
     """Asks for the same good answers each time, beside something bad; returns what came of that."""
-    asks, asker = streams(12, 120), Asker(daemon.url)
+    asks, asker = streams(63 if is_long else 12, 40), Asker(daemon.url)
     expected = [answer.said for answer in asker.ask(asks)]
 
     def ask(*bad: Ask) -> list[Any]:
@@ -67,7 +67,7 @@ def test_r17_a_row_of_nan_fails_alone(daemon: Daemon, good: Callable[..., list[A
 
 
 def test_r3_poisons_fail_alone_and_the_others_finish(daemon: Daemon, good: Callable[..., list[Any]]) -> None:
-    before, poisons = restarts(daemon), (poison(KILL), poison_drawn(KILL))
+    before, poisons = restarts(daemon), (poison(ABORT), poison_drawn(ABORT))
     for answer in good(*poisons):
         assert (answer.status, answer.error["code"]) == (500, "engine_error"), answer
     num_restarts = restarts(daemon) - before
@@ -78,8 +78,19 @@ def test_r3_poisons_fail_alone_and_the_others_finish(daemon: Daemon, good: Calla
     assert restarts(daemon) == before + num_restarts, "a poison was tried again"
 
 
+@pytest.mark.long
+def test_r3_what_the_system_kills_each_time_is_failed_after_one_more(
+    daemon: Daemon, good: Callable[..., list[Any]]
+) -> None:
+    """SIGKILL is also what somebody may send by chance."""
+    before = restarts(daemon)
+    (answer,) = good(poison(KILL))
+    assert (answer.status, answer.error["code"]) == (500, "engine_error"), answer
+    assert restarts(daemon) - before <= 4
+
+
 def test_r4_engines_that_deliver_nothing_end_the_server(start: Callable[..., Daemon]) -> None:
-    daemon = start(env=faulty("kill@step=1"))
+    daemon = start(env=faulty("kill@step=1"), program=free_model(0))
     answers = Asker(daemon.url).ask(streams(4, 20))
     assert {answer.error["code"] for answer in answers if answer.error} == {"engine_error"}
     assert daemon.process.wait(60) == 70
@@ -87,6 +98,6 @@ def test_r4_engines_that_deliver_nothing_end_the_server(start: Callable[..., Dae
 
 
 def test_faults_are_refused_without_the_test_switch(start: Callable[..., Daemon]) -> None:
-    daemon = start(ready=False, env={"_INFERD_TEST_FAULTS": "kill@step=1"})
+    daemon = start(ready=False, env={"_INFERD_TEST_FAULTS": "kill@step=1"}, program=free_model(0))
     assert daemon.process.wait(60) == 2
     assert "breaks the engine on purpose" in daemon.output

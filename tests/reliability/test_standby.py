@@ -14,12 +14,12 @@ from tests.reliability.asking import Asker, asked_under, longest_pause_s
 from tests.reliability.conftest import WITHOUT_CACHE, count, engines, kill_engine, restarts, wait_until
 from tests.reliability.workloads import streams
 
-NUM_STREAMS, MAX_TRIES = 64, 5
+NUM_STREAMS, NUM_TOKENS, MAX_TRIES = 64, 80, 5
 
 
 def test_r2_a_standby_takes_the_engines_place(start: Callable[..., Daemon]) -> None:
     daemon = start(WITHOUT_CACHE, "--standby")
-    asks, asker = streams(NUM_STREAMS, 150), Asker(daemon.url)
+    asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
     expected = asker.ask(asks)
     first = warm_standby(daemon)
     assert is_as_urgent_as_any(first)

@@ -10,19 +10,21 @@ import resource
 import shutil
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import INFERD, Daemon
+from tests.reliability.forked import FORKS, bound_to, serve
 
-MAX_CPU_S = 5.0
-"""Of processor time, which is what a start takes on an idle machine."""
+MAX_CPU_S = 5
+"""Of processor time, which is what a start takes on an idle machine: the kernel ends what takes more."""
+WAIT_S = 120.0
+"""What hangs is ended: its code then tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,6 @@ class Refusal:
     code: int
     lines: list[str]
     """Of standard error."""
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,10 @@ class Case:
     """Given a folder of the case's own."""
     environment: Callable[[Path], dict[str, str]] = lambda _: {}
     num_lines: int = 1
-    before: Callable[[], None] | None = None
-    """Run in the process that is to become the server."""
+    max_file_bytes: int = resource.RLIM_INFINITY
+    """0: what a full disk says at the first byte, a process whose files cannot grow is told as well."""
+    is_read_early: bool = False
+    """Its environment is read when libraries are."""
 
 
 def flags(*arguments: str) -> Callable[[Path], list[str]]:
@@ -106,11 +109,6 @@ def set_to(name: str, value: str = "1") -> Callable[[Path], dict[str, str]]:
     return lambda _: {name: value}
 
 
-def no_bytes() -> None:
-    """No file can grow: what a full disk says at the first byte, a process with this limit is told as well."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
 def long_name(home: Path) -> dict[str, str]:
     """A place whose name is too long for that of a socket, 107 bytes."""
     folder = home / ("x" * 120)
@@ -122,7 +120,7 @@ WIDER = {"intermediate_size": 520}
 OTHER = {"architectures": ["MambaForCausalLM"]}
 CASES = (
     Case("no such model", 3, ("nowhere",), flags("./nowhere")),
-    Case("not in the cache", 3, ("HF_HUB_OFFLINE",), flags("a/b"), offline),
+    Case("not in the cache", 3, ("HF_HUB_OFFLINE",), flags("a/b"), offline, is_read_early=True),
     Case("no weights", 3, ("no safetensors",), model(lambda copy: (copy / "model.safetensors").unlink())),
     Case("truncated weights", 3, ("truncated",), weights(lambda data: data[:-100])),
     Case("weights cut in their header", 3, ("truncated",), weights(lambda data: data[:100])),
@@ -144,61 +142,63 @@ CASES = (
     Case("a key that is no setting", 2, ("line 1", "did you mean port?"), yaml("prot: 80")),
     Case("a file that is no YAML", 2, ("line 1",), yaml("port: [")),
     Case("an unknown variable", 3, ("mean INFERD_PORT?", "nowhere"), flags("./nowhere"), set_to("INFERD_PROT"), 2),
-    Case("no space", 1, ("TMPDIR",), flags("--log-level", "error"), before=no_bytes),
+    Case("no space", 1, ("TMPDIR",), flags("--log-level", "error"), max_file_bytes=0),
     Case("too long a name for sockets", 1, ("TMPDIR", "short"), flags("--log-level", "error"), long_name),
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def refusals(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Refusal]]]:
-    """Of all cases that are run, two at a time."""
-    specs = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    cases = [spec.params["case"] for spec in specs if isinstance(spec.params.get("case"), Case)]
-    with ThreadPoolExecutor(2) as pool:
-        yield {case.name: pool.submit(refused, case, tmp_path_factory.mktemp("start")) for case in cases}
-
-
 def refused(case: Case, home: Path) -> Refusal:
-    arguments = case.arguments(home)
-    port = [] if "--port" in arguments else ["--port", "0"]
-    process = subprocess.Popen(
-        [INFERD, "serve", *arguments, *port],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **case.environment(home)},
-        preexec_fn=case.before,
-    )
-    # What hangs is killed: the code then tells.
-    killer = threading.Timer(120, process.kill)
-    killer.daemon = True
-    killer.start()
-    assert process.stdout is not None and process.stderr is not None
-    out, error = process.stdout.read(), process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    killer.cancel()
-    process.returncode = os.waitstatus_to_exitcode(status)
+    """The command itself, or a process that has read the same libraries."""
+    arguments, environment = case.arguments(home), case.environment(home)
+    arguments += [] if "--port" in arguments else ["--port", "0"]
+    run = commanded if case.is_read_early else forked
+    code, out, error = run(arguments, environment, case.max_file_bytes)
     assert out == b""
-    return Refusal(process.returncode, error.decode().strip().splitlines(), used.ru_utime + used.ru_stime)
+    return Refusal(code, error.decode().strip().splitlines())
 
 
-@pytest.mark.sampled(keep=12)
+def commanded(arguments: list[str], environment: dict[str, str], max_file_bytes: int) -> tuple[int, bytes, bytes]:
+    def bound() -> None:
+        bound_to(MAX_CPU_S, max_file_bytes)
+
+    command, env = [INFERD, "serve", *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, env=env, preexec_fn=bound, timeout=WAIT_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def forked(arguments: list[str], environment: dict[str, str], max_file_bytes: int) -> tuple[int, bytes, bytes]:
+    (out, to_out), (error, to_error) = FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=serve, args=(arguments, environment, to_out, to_error, MAX_CPU_S, max_file_bytes))
+    process.start()
+    to_out.close()
+    to_error.close()
+    process.join(WAIT_S)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode, said(out), said(error)
+
+
+def said(end: Connection) -> bytes:
+    """All that came through a pipe, which holds more than any refusal says."""
+    with end, open(end.fileno(), "rb", closefd=False) as file:
+        return file.read()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_r19_what_cannot_start_says_why(case: Case, refusals: dict[str, Future[Refusal]]) -> None:
+def test_r19_what_cannot_start_says_why(case: Case, tmp_path: Path) -> None:
     """One line means that no phase had begun, and so no engine: each says when it ends."""
-    refusal = refusals[case.name].result()
+    refusal = refused(case, tmp_path)
     text = "\n".join(refusal.lines)
     assert refusal.code == case.code, text
     assert len(refusal.lines) == case.num_lines, text
     assert all(words in text for words in case.words), text
-    assert refusal.cpu_s < MAX_CPU_S, f"{refusal.cpu_s:.1f} s"
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        refusal = refused(Case("", 2, (), flags("--port", port)), tmp_path)
+        refusal = refused(Case("", 2, (), flags("--port", port), is_read_early=True), tmp_path)
     assert refusal.code == 2
     assert len(refusal.lines) == 1 and f"127.0.0.1:{port}" in refusal.lines[0] and "--port" in refusal.lines[0]
 

@@ -1,4 +1,4 @@
-"""R21: frames that are damaged, lost, repeated or cut short cost a restart and no token."""
+"""R21: frames that are damaged, lost, repeated or cut short cost a restart and no token, also the last of all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ SAID = {
     "lose": "where 60 was expected",
     "repeat": "where 61 was expected",
     "cut": "is no envelope",
+    "mute": "has sent frame 60, which never came",
 }
+"""Of a frame that is lost with all behind it, no later number tells."""
 
 
 def test_r21_a_bad_frame_is_a_pause(start: Callable[..., Daemon], is_long: bool) -> None:
-    kinds = list(SAID) if is_long else ["flip", "lose"]
+    kinds = list(SAID) if is_long else ["flip", "lose", "mute"]
     daemon = start(WITHOUT_CACHE, env=faulty(",".join(f"{kind}@frame=60@life={i}" for i, kind in enumerate(kinds))))
     asks, asker = streams(4, 300), Asker(daemon.url)
     disturbed = asker.ask(asks)

@@ -22,7 +22,7 @@ from inferd.server.app import AppOptions
 from inferd.server.settings import Settings
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, model, serving
-from tests.e2e.conftest import Daemon, start
+from tests.e2e.conftest import Daemon, free_model, start
 
 __all__ = ["model", "start"]
 
@@ -227,7 +227,7 @@ def test_who_is_open_to_others_needs_a_key_or_says_so(host: str) -> None:
 
 def test_admin_routes_at_a_port_of_their_own(start: Callable[..., Daemon]) -> None:
     """Served there alone, to admin keys alone; there, no others than the public ones."""
-    daemon = start("--admin-port", "0", "--admin-key", ADMIN, "--api-key", KEY)
+    daemon = start("--admin-port", "0", "--admin-key", ADMIN, "--api-key", KEY, program=free_model(0))
     found = re.search(r"admin routes are served at (\S+) port (\d+) alone", daemon.output)
     assert found is not None, daemon.output
     there = f"http://{found[1]}:{found[2]}"

@@ -17,7 +17,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.server.keys import append_entry, digest_of, entry_of
-from tests.e2e.conftest import Daemon
+from tests.e2e.conftest import INFERD, Daemon, free_model
 
 KEYS = {"alice": "acme", "bob": "acme", "carol": None, "dave": None}
 """Name -> tenant; the name is the key."""
@@ -27,11 +27,13 @@ FIRST_ID, LAST_ID = 300, 3000
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """What is counted does not depend on what is computed; time does."""
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     for name, tenant in KEYS.items():
         append_entry(path, entry_of(sha256=digest_of(name).hex(), name=name, tenant=tenant))
-    daemon = Daemon("--keys-file", str(path), "--log-level", "warning")
+    program = (str(INFERD),) if request.config.getoption("--long") else free_model(0)
+    daemon = Daemon("--keys-file", str(path), "--log-level", "warning", program=program)
     daemon.wait_ready()
     yield daemon
     daemon.stop()

@@ -20,7 +20,8 @@ STEP_FAULTS = ("kill", "memory", "kill before", "kill after", "kill and lose", "
 the results are sent, or after, when they arrive all the same or are lost with it; the step never ends; the process
 stands still for ever, or for so long as is no hang; a step takes longer than any silence may."""
 FRAME_FAULTS = ("lose", "repeat", "cut", "flip", "stale", "delay")
-"""To a frame: lost, twice, cut short, a bit is wrong, or its place is taken by that of an engine before; or late."""
+"""To a frame: lost, twice, cut short, a bit is wrong, or its place is taken by that of an engine before; or late. Of
+those that are lost a quarter is with all that come behind it ("mute"): no later number tells of it."""
 START_FAULTS = ("killed", "refuses", "silent")
 """To a start: the process is killed, says that it cannot start, or stands still for ever."""
 
@@ -142,7 +143,9 @@ def _faults(rng: Random, generation: int) -> tuple[Fault, ...]:
             faults.append(Fault(rng.choice(STEP_FAULTS), "step", _early(rng, 0)))
         else:
             what = "stale" if generation and rng.random() < 0.3 else rng.choice(FRAME_FAULTS)
-            faults.append(Fault(what, rng.choice(("in", "out", "out")), _early(rng, 1)))
+            fault = Fault(what, rng.choice(("in", "out", "out")), _early(rng, 1))
+            is_mute = what == "lose" and fault.at % 4 == 3
+            faults.append(replace(fault, what="mute") if is_mute else fault)
     return tuple(faults)
 
 

@@ -15,10 +15,13 @@ def spoil_frame(pipe: Pipe, fault: Fault, old: Sequence[bytes], rng: Random, har
     but for a frame that is only late.
     """
     if fault.what == "delay":
-        pipe.delays_s[fault.at] = rng.choice((0.05, 2.0))
+        pipe.delays_s[fault.at] = rng.choice((0.05, 0.5))  # less than what counts as lost
         return
-    if fault.what == "lose":
-        pipe.losses.add(fault.at)
+    if fault.what in ("lose", "mute"):
+        if fault.what == "lose":
+            pipe.losses.add(fault.at)
+        else:
+            pipe.mute_from = fault.at
         pipe.on_lost = lambda: harms.append("lost frame")
         return
 

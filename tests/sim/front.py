@@ -19,11 +19,13 @@ import pytest
 from inferd.engine.api import client as client_module
 from inferd.engine.api import flight as flight_module
 from inferd.engine.api import heartbeat as heartbeat_module
+from inferd.engine.api import parts as parts_module
 from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.flight import tag_of
 from inferd.engine.api.messages import Submit, ToEngine
 from inferd.server import life as life_module
+from inferd.server import router as router_module
 from inferd.server.backlog import QueueBounds
 from inferd.server.quarantine import Quarantine
 from inferd.server.recovery import Recovery
@@ -73,6 +75,9 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
         patch.setattr(client_module, "zmq", network.as_zmq())
         patch.setattr(flight_module, "open_map", network.open_map)
         patch.setattr(heartbeat_module, "open_map", network.open_map)
+        patch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
+        patch.setattr(parts_module, "MAX_SCORED", 7)
+        patch.setattr(router_module, "asyncio", _slow(Random(f"turns {seed}")))
         for name, module in list(sys.modules.items()):
             if name.startswith(("inferd.server.", "inferd.engine.api.")) and getattr(module, "time", None) is time:
                 patch.setattr(module, "time", clocks)
@@ -80,6 +85,15 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
             yield network, clocks
         finally:
             logging.disable(logging.NOTSET)
+
+
+def _slow(rng: Random) -> SimpleNamespace:
+    """What the router knows of the module `asyncio`. A turn of the loop may take a while: others are busy, too."""
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds + rng.choice((0.0, 0.0, 0.01)))
+
+    return SimpleNamespace(Event=asyncio.Event, sleep=sleep)
 
 
 def _close(loop: VirtualLoop) -> None:
@@ -241,7 +255,7 @@ class FrontRun:
     def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
         names = {name for name in self._callers if tag_of(name) in flying}
         try:
-            self.history.died(process.harms, names, self.router.num_delivered, is_standby=not process.promoted.is_set())
+            self.history.died(process, names, self.router.num_delivered)
         except AssertionError as error:
             self.failed(error)
 

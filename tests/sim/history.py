@@ -13,6 +13,7 @@ from msgspec import structs
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.params import SamplingParams
 from inferd.server.metrics import Metrics, RequestRecord
+from tests.sim.process import SimulatedProcess
 
 MAX_DEATHS = 5
 """R4: so many in a minute without a token between them; one more ends the server."""
@@ -31,6 +32,8 @@ class Death:
     num_delivered: int
     """By all engines until then."""
     harms: tuple[str, ...]
+    was_killed: bool
+    """From outside."""
 
 
 Asked = tuple[tuple[int, ...], SamplingParams]
@@ -56,11 +59,13 @@ class History:
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
-    def died(self, harms: list[str], in_flight: set[str], num_delivered: int, *, is_standby: bool) -> None:
+    def died(self, process: SimulatedProcess, in_flight: set[str], num_delivered: int) -> None:
         """An engine ended, for a reason that somebody gave it."""
+        harms, is_standby = process.harms, not process.promoted.is_set()
         assert harms or is_standby, "an engine was ended with which nothing was wrong"
         if not is_standby and harms != ["stopped"]:
-            self.deaths.append(Death(self._loop.time(), frozenset(in_flight), num_delivered, tuple(harms)))
+            now, names = self._loop.time(), frozenset(in_flight)
+            self.deaths.append(Death(now, names, num_delivered, tuple(harms), process.was_killed))
 
     def check_failed_start(self, recovery: asyncio.Task[None]) -> None:
         """The first engine did not come up: that ends the server at once."""
@@ -96,10 +101,13 @@ class History:
         self._aborted_in.setdefault(request_id, generation)
 
     def given_up(self, request_id: str, what: Asked) -> None:
-        """It is said to have ended engines. It was being computed in three that died, and alone in the last of them."""
+        """It is said to have ended engines. It was computed in three that died, and alone in the last; in two of
+        them if that was killed from outside, which may be by chance."""
         deaths = [death for death in self.deaths if request_id in death.in_flight]
         assert len(deaths) >= GUILTY_DEATHS, f"{request_id} is given up after {len(deaths)} deaths with it"
         assert deaths[-1].in_flight == {request_id}, f"{request_id} is given up and was not alone: {deaths[-1]}"
+        num_alone = sum(death.in_flight == {request_id} for death in deaths)
+        assert num_alone > deaths[-1].was_killed, f"{request_id} is given up by one kill: {deaths}"
         self._guilty.append((self._loop.time(), what))
 
     def is_refused(self, what: Asked) -> bool:
@@ -111,7 +119,8 @@ class History:
         """R3: what ends engines is found out; whoever was computed beside it may have to be tried alone before it."""
         name = f"poison {request_id}"
         own = [death for death in self.deaths if name in death.harms]
-        assert len(own) <= GUILTY_DEATHS, f"{request_id} ended {len(own)} engines"
+        most = GUILTY_DEATHS + any(death.was_killed for death in own)
+        assert len(own) <= most, f"{request_id} ended {len(own)} engines"
 
 
 class CheckedMetrics(Metrics):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 Spoil = Callable[[bytes], list[bytes]]
 """What arrives in place of a frame."""
-_UNNOTICED_S = 1.0
 
 
 class SharedMemory(bytearray):
@@ -40,28 +40,19 @@ class Pipe:
         """Frame to be sent -> its fault; taken out when that happens."""
         self.delays_s: dict[int, float] = {}
         self.losses: set[int] = set()
-        """Frames that are lost once another is sent behind them. The last of all, which nobody could miss before the
-        next, is only late."""
-        self._held: bytes | None = None
+        """Frames that never arrive."""
+        self.mute_from = inf
+        """This one and all behind it never do: no later number tells of the gap."""
         self.on_lost: Callable[[], None] = lambda: None
 
     def send(self, frame: bytes) -> None:
         number, self.num_sent = self.num_sent, self.num_sent + 1
         self.sent.append(frame)
-        if self._held is not None:
-            self._held = None
+        if number in self.losses or number >= self.mute_from:
             self.on_lost()
-        if number in self.losses:
-            self._held = frame
-            asyncio.get_running_loop().call_later(_UNNOTICED_S, self._give_back)
             return
         spoil = self.spoils.pop(number, None)
         self._carry([frame] if spoil is None else spoil(frame), self.delays_s.get(number, 0.0))
-
-    def _give_back(self) -> None:
-        if self._held is not None:
-            frame, self._held = self._held, None
-            self._carry([frame], 0.0)
 
     def _carry(self, frames: list[bytes], delay_s: float) -> None:
         loop = asyncio.get_running_loop()

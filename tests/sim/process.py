@@ -29,6 +29,7 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
+from inferd.engine.api.parts import parts_of
 from inferd.engine.api.roofline import Peaks
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.watch import StepWatch
@@ -40,11 +41,14 @@ from tests.sim.oracle import VOCAB_SIZE
 from tests.sim.watcher import Recorder, Watcher
 
 _PEAKS = Peaks(read_bytes_per_s=1e10, flops_per_s=1e12)
-KILLED = -9
+KILLED, ABORTED = -9, -6
 
 
 class Killed(Exception):
     """The process is gone, in the middle of a step."""
+
+    def __init__(self, code: int = KILLED) -> None:
+        self.code = code
 
 
 class SimulatedProcess:
@@ -55,6 +59,8 @@ class SimulatedProcess:
         self.run_dir = run_dir
         self.harms: list[str] = []
         """What was done to it that may end it."""
+        self.was_killed = False
+        """From outside, and not by the server."""
         self.calm_s = 0.0
         """Until then it may be slow: something that must not end it is going on."""
         self.engine: SimulatedEngine | None = None
@@ -71,6 +77,7 @@ class SimulatedProcess:
         self._request_of: dict[int, str] = {}
         """Slot -> who has it."""
         self._dies_at_launch: type[Exception] | None = None
+        self._deadly_code = KILLED
         self._heartbeat = Heartbeat(run_dir / "heartbeat")
         self._recorder = Recorder(StepWatch(FlightRecord(run_dir / "flight"), self._heartbeat, _PEAKS))
         self._in = run.network.pipe(to_engine_endpoint(run_dir))
@@ -85,8 +92,9 @@ class SimulatedProcess:
             await self._serve()
         except (WireError, MemoryError):
             self.end(1)
-        except Killed:
-            self.end(KILLED)
+        except Killed as death:
+            self.was_killed = death.code == KILLED
+            self.end(death.code)
         except Exception as error:
             self._run.failed(error)
 
@@ -171,7 +179,7 @@ class SimulatedProcess:
         await self._sleep(0.0005)
         await self._befall(fault)
         if self._recorder.is_deadly:
-            raise Killed
+            raise Killed(self._deadly_code)
         await self._sleep(output.step_duration_s if output is not None else 0.0)
         self._recorder.settle()
         self._send_output(output)
@@ -200,10 +208,12 @@ class SimulatedProcess:
     def _send(self, message: FromEngine) -> None:
         self._out.send(encode(message, self.generation, self._num_sent))
         self._num_sent += 1
+        self._heartbeat.num_frames_sent = self._num_sent
 
     def _send_output(self, output: StepOutput | None) -> None:
         if output is not None:
-            self._send(output)
+            for part in parts_of(output):
+                self._send(part)
 
     async def _receive(self, timeout_s: float) -> Sequence[ToEngine]:
         messages: list[ToEngine] = []
@@ -217,6 +227,7 @@ class SimulatedProcess:
         while frame is not None:
             messages.append(decode_to_engine(frame, self.generation, self._num_received))
             self._num_received += 1
+            self._heartbeat.num_frames_received = self._num_received
             frame = self._in.take()
         return messages
 
@@ -234,8 +245,10 @@ class SimulatedProcess:
             caller = self._run.caller_of(self._request_of[row.slot])
             if caller.kills_at is not None and row.start <= caller.kills_at < row.start + row.num_tokens:
                 self.harms.append(f"poison {caller.job.request_id}")
+                # By an assertion or a wrong address; or it takes so much memory that the system ends the process.
+                self._deadly_code = ABORTED if caller.kills_at % 2 else KILLED
                 if not self._run.scenario.core.is_lazy:
-                    raise Killed
+                    raise Killed(self._deadly_code)
                 self._recorder.deadly.add(plan.step_id)
 
     def _fault_of_step(self) -> str:

@@ -5,12 +5,14 @@ See `tests.sim.planting`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import msgspec
 from msgspec import structs
 
 from inferd.engine import watch as watch_module
 from inferd.engine.api import messages as messages_module
+from inferd.engine.api.client import EngineClient
 from inferd.engine.api.flight import FlightReader, FlightRecord, Rows
 from inferd.engine.api.messages import Envelope, Submit
 from inferd.server import quarantine as quarantine_module
@@ -103,9 +105,11 @@ def _judge_by(patch: Patch, change: object) -> None:
     """Have the quarantine be told `change(in_flight, journals)` for what was in flight."""
     judge = Quarantine.judge
 
-    def misled(self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal]) -> list[Journal]:
+    def misled(
+        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, was_killed: bool = False
+    ) -> list[Journal]:
         known = list(journals)
-        return judge(self, change(in_flight, known), known)  # type: ignore[operator]
+        return judge(self, change(in_flight, known), known, was_killed=was_killed)  # type: ignore[operator]
 
     patch.setattr(Quarantine, "judge", misled)
 
@@ -150,6 +154,12 @@ def suspects_are_never_alone(patch: Patch) -> None:
 def first_death_is_proof(patch: Patch) -> None:
     """Wrong suspect: an engine dies by chance, and who ran alone is given up."""
     patch.setattr(quarantine_module, "FAILED_AFTER", 1)
+
+
+@plant
+def one_kill_is_proof(patch: Patch) -> None:
+    """Wrong suspect: somebody kills engines, and who happens to run alone at the third is given up."""
+    patch.setattr(quarantine_module, "FAILED_AFTER_ALONE", 1)
 
 
 @plant
@@ -246,6 +256,30 @@ def frame_of_an_old_generation_is_accepted(patch: Patch) -> None:
 def lost_frame_is_not_missed(patch: Patch) -> None:
     """A gap in the numbers is stepped over."""
     _open_as(patch, lambda envelope, generation, sequence: (generation, max(sequence, envelope.sequence)))
+
+
+@plant
+def last_frame_to_the_server_is_not_missed(patch: Patch) -> None:
+    """No number behind it tells of the gap: a stream waits for an end that was sent."""
+    _see_traffic(patch, is_awaited=False)
+
+
+@plant
+def last_frame_to_the_engine_is_not_missed(patch: Patch) -> None:
+    """A request is sent, nothing follows it, and the engine never hears of it."""
+    _see_traffic(patch, num_sent=0)
+
+
+@plant
+def late_frame_is_a_lost_one(patch: Patch) -> None:
+    """An engine whose frame took a moment is killed."""
+    patch.setattr(watchdog_module, "MAX_LATE_S", 0.1)
+
+
+def _see_traffic(patch: Patch, **fields: int) -> None:
+    """Have the watchdog be told wrongly what went through the wire."""
+    traffic = EngineClient.traffic.fget
+    patch.setattr(EngineClient, "traffic", property(lambda self: replace(traffic(self), **fields)))  # type: ignore[misc]
 
 
 @plant

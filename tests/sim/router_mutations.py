@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from inferd.engine.api.messages import Abort, Delta, Ready, Submit, ToEngine
-from inferd.server import router as router_module
+from inferd.server import token_stream as stream_module
 from inferd.server.backlog import Backlog
 from inferd.server.journal import Journal
-from inferd.server.router import Router, TokenStream
+from inferd.server.router import Router
+from inferd.server.token_stream import TokenStream
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()
@@ -33,11 +34,11 @@ def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
     """Lost abort: it was on its way to the engine that died."""
     lose = Router.lose
 
-    def forget(self: Router, in_flight: Mapping[int, int]) -> None:
+    def forget(self: Router, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
         reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.items()}
         for stream in self._streams.values():
             stream.abort_reason = None
-        lose(self, in_flight)
+        lose(self, in_flight, was_killed=was_killed)
         for request_id, stream in self._streams.items():
             stream.abort_reason = reasons[request_id]
 
@@ -61,9 +62,9 @@ def end_is_told_twice(patch: Patch) -> None:
 @plant
 def end_is_lost_on_a_slow_reader(patch: Patch) -> None:
     """No terminal event: of what piled up, the end of the first piece is told."""
-    merge = router_module.merge
+    merge = stream_module.merge
     patch.setattr(
-        router_module,
+        stream_module,
         "merge",
         lambda deltas: structs.replace(merge(deltas), finish_reason=deltas[0].finish_reason, failure=deltas[0].failure),
     )
@@ -72,26 +73,38 @@ def end_is_lost_on_a_slow_reader(patch: Patch) -> None:
 @plant
 def backlog_loses_logprobs(patch: Patch) -> None:
     """Of what piled up, all ids and the last log-probabilities arrive."""
-    merge = router_module.merge
+    merge = stream_module.merge
 
     def lossy(deltas: Sequence[Delta]) -> Delta:
         return structs.replace(merge(deltas), logprobs=deltas[-1].logprobs)
 
-    patch.setattr(router_module, "merge", lossy)
+    patch.setattr(stream_module, "merge", lossy)
 
 
 @plant
 def begun_requests_are_not_sent_again(patch: Patch) -> None:
     """Lost request: the next engine hears of those alone that waited."""
-    begin = Router._begin
+    lose = Router.lose
 
-    def forgetful(self: Router, ready: Ready) -> None:
-        streams = self._streams
-        self._streams = {name: stream for name, stream in streams.items() if not stream.has_begun}
-        begin(self, ready)
-        self._streams = streams
+    def forgetful(self: Router, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
+        lose(self, in_flight, was_killed=was_killed)
+        self._untold = {name: stream for name, stream in self._untold.items() if not stream.has_begun}
 
-    patch.setattr(Router, "_begin", forgetful)
+    patch.setattr(Router, "lose", forgetful)
+
+
+@plant
+def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
+    """Lost request: whoever was told to the engine that then died is not told to the next one."""
+    lose = Router.lose
+
+    def forgetful(self: Router, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
+        untold = set(self._untold)
+        lose(self, in_flight, was_killed=was_killed)
+        if untold:
+            self._untold = {name: stream for name, stream in self._untold.items() if name in untold}
+
+    patch.setattr(Router, "lose", forgetful)
 
 
 @plant
@@ -99,8 +112,8 @@ def everything_is_sent_twice(patch: Patch) -> None:
     """The next engine is asked for each request again, and refuses an id that is in use."""
     begin = Router._begin
 
-    def eager(self: Router, ready: Ready) -> None:
-        begin(self, ready)
+    async def eager(self: Router, ready: Ready) -> None:
+        await begin(self, ready)
         for stream in self._streams.values():
             self._send(self._quarantine.replay(stream.journal))
 
@@ -112,8 +125,8 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
     """Requests are sent to nobody: they were taken in the outage, and the next engine never hears of them."""
     lose = Router.lose
 
-    def stay_up(self: Router, in_flight: Mapping[int, int]) -> None:
-        lose(self, in_flight)
+    def stay_up(self: Router, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
+        lose(self, in_flight, was_killed=was_killed)
         self.is_up = True
 
     patch.setattr(Router, "lose", stay_up)

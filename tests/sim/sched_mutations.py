@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from inferd.engine.core import EngineCore
 from inferd.engine.request import Request
@@ -10,11 +10,13 @@ from inferd.engine.sched import latency as latency_module
 from inferd.engine.sched import scheduler as scheduler_module
 from inferd.engine.sched.budget import StepBudget, TimedBudget
 from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
+from inferd.engine.sched.heap import LazyHeap
 from inferd.engine.sched.latency import LatencyPolicy
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.outlook import too_late
 from inferd.engine.sched.preempt import RunningSet
 from inferd.engine.sched.scheduler import Scheduler
+from inferd.engine.sched.seats import Seats
 from inferd.engine.sched.sharing import PrefixSharing
 from inferd.engine.sched.step_time import StepLoad
 from tests.sim.planting import Patch, Plants
@@ -31,7 +33,7 @@ def slot_reused_too_early(patch: Patch) -> None:
         entry = self._entries[request]
         finish(self, request, forget_blocks=forget_blocks)
         if entry.slot != NO_SLOT:
-            self._free_slots.append(entry.slot)
+            self._seats.free_slots.append(entry.slot)
             entry.slot = NO_SLOT
 
     patch.setattr(Scheduler, "finish", early)
@@ -45,7 +47,7 @@ def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
     def lossy(self: Scheduler, entry: Entry, row: object, result: object) -> None:
         if entry.state is State.PREEMPTED:
             entry.request.total = len(entry.request.ids)
-            self._drain(entry)
+            self._seats.drain(entry)
         else:
             apply_row(self, entry, row, result)  # type: ignore[arg-type]
 
@@ -56,15 +58,15 @@ def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
 def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
     """A preempted request waits at once, and may run again before its launched row is applied."""
 
-    def preempt(self: Scheduler, entry: Entry) -> None:
-        self.stats.num_preemptions += 1
-        self._stop_running(entry)
-        self._give_back(entry)
+    def preempt(self: Seats, entry: Entry) -> None:
+        self.num_preemptions += 1
+        self.stop_running(entry)
+        self.give_back(entry)
         entry.request.cached = entry.request.computed = entry.request.scheduled = 0
         entry.state = State.WAITING
         self._waiting.push(entry)
 
-    patch.setattr(Scheduler, "_preempt", preempt)
+    patch.setattr(Seats, "preempt", preempt)
 
 
 @plant
@@ -88,7 +90,7 @@ def nobody_is_preempted(patch: Patch) -> None:
 def waiting_does_not_age(patch: Patch) -> None:
     """Starvation: better priorities that keep coming are always first."""
 
-    def rank_of(request: Request, sequence: int, ageing_s: float, prefill_s: float) -> Rank:
+    def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
         return (float(request.priority), request.arrival_s, sequence)
 
     patch.setattr(scheduler_module, "rank_of", rank_of)
@@ -163,6 +165,17 @@ def largest_target_counts(patch: Patch) -> None:
 def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
     """Starvation: where there is never time for a chunk, none is ever computed."""
     patch.setattr(latency_module, "STARVED_STEPS", 10**9)
+
+
+@plant
+def who_was_served_keeps_its_turn(patch: Patch) -> None:
+    """A flood stays first in line: what it was given since it began to wait is not looked at."""
+
+    def first(self: LazyHeap[Hashable]) -> Hashable | None:
+        live = [node for node in self._heap if self._nodes.get(node[2]) is node]
+        return min(live)[2] if live else None
+
+    patch.setattr(LazyHeap, "first", first)
 
 
 @plant

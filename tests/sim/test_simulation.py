@@ -41,6 +41,14 @@ def test_an_engine_may_hang_before_it_has_launched_anything() -> None:
         run_front(replace(make_front_scenario(seed), lives={0: (Fault("hang", "step", 0),)}))
 
 
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_wire_may_go_silent(way: str) -> None:
+    """From one of the first frames on nothing comes, and no later number tells of it."""
+    for seed in range(8):
+        for at in (1, 2, 5):
+            run_front(replace(make_front_scenario(seed), lives={0: (Fault("mute", way, at),)}))
+
+
 def run_all(which: str, seeds: Iterable[int]) -> None:
     """Fails with the line for `regressions.txt`, how to run that seed alone, and its scenario."""
     run, describe = RUNS[which]

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
+    """To its end; the bound keeps a broken test from hanging."""
+
     async def whole() -> None:
         async with asyncio.timeout(30):
             await scene()
@@ -15,5 +17,6 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 async def settled(fact: Callable[[], bool]) -> None:
+    """Give turns to all tasks until `fact` holds."""
     for _ in iter(fact, True):
         await asyncio.sleep(0)

@@ -36,10 +36,13 @@ def test_the_closed_form_is_the_largest_chunk_that_fits() -> None:
 
 @pytest.mark.parametrize(
     ("start", "num_tokens", "rounded"),
-    [(0, 700, 512), (100, 700, 668), (256, 256, 256), (0, 255, 224), (10, 60, 54), (10, 12, 12), (300, 300, 212)],
-)
+    [
+        (0, 800, 768), (0, 700, 672), (100, 700, 668), (256, 256, 256), (0, 255, 224), (10, 60, 54), (10, 12, 12),
+        (300, 300, 276),
+    ],
+)  # fmt: skip
 def test_chunks_end_at_multiples_of_the_split(start: int, num_tokens: int, rounded: int) -> None:
-    """The end is a multiple of 256, or where none is within reach of 32, or where not even that all."""
+    """The end is a multiple of 256, or of 32 where that costs more than an eighth, or any where none of 32 is near."""
     assert round_down(start, num_tokens, 256) == rounded
 
 
@@ -53,7 +56,7 @@ def test_chunks_of_a_step_take_no_more_time_together_than_there_is() -> None:
             num_tokens = budget.chunk(start, num_pending)
             assert 0 <= num_tokens <= min(num_pending, budget.num_tokens)
             if num_tokens:
-                assert num_tokens == num_pending or (start + num_tokens) % GRAIN == 0 or num_tokens < GRAIN
+                assert num_tokens == num_pending or (start + num_tokens) % GRAIN == 0 or num_tokens <= GRAIN
                 budget.spend(start, num_tokens)
                 spent_s += chunk_s(COSTS, start, num_tokens) if num_tokens > 1 else 0.0
         assert spent_s <= seconds * (1 + 1e-9)
@@ -69,6 +72,18 @@ def test_the_floor_is_given_once() -> None:
     assert budget.chunk(0, 1000) == 256
     budget.spend(0, 256)
     assert budget.chunk(0, 1000) == 0
+
+
+def test_what_a_chunk_leaves_begins_no_prompt() -> None:
+    """Time for 9 tokens is a chunk where it is all there is, and none behind another one; for one token it is none."""
+    nine_s = chunk_s(COSTS, 0, 9) * 1.001
+    budget = TimedBudget(4096, chunk_s(COSTS, 0, 320) + nine_s, COSTS, 256)
+    budget.spend(0, budget.chunk(0, 320))
+    assert budget.left_s == pytest.approx(nine_s)
+    assert budget.chunk(0, 1000) == 0
+    assert budget.chunk(0, 9) == 9, "it is not cut"
+    assert TimedBudget(4096, nine_s, COSTS, 256).chunk(0, 1000) == 9
+    assert TimedBudget(4096, chunk_s(COSTS, 0, 1) * 1.001, COSTS, 256).chunk(0, 1000) == 0
 
 
 def test_without_targets_tokens_alone_count() -> None:

@@ -13,7 +13,7 @@ from inferd.engine.api.messages import Delta, Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
 from inferd.server.generate.embed import MAX_AT_ONCE, EmbedRequest, embed
 from inferd.server.quotas import Unlimited
-from inferd.server.router import merge
+from inferd.server.token_stream import merge
 
 Answer = Delta | Exception
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta, Failure, FinishReason, WireLogprobs
+from inferd.engine.api.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
 from inferd.engine.api.params import SamplingParams
+from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, TextDelta
 from inferd.server.generate.fold import ChoiceResult, Fold
@@ -26,6 +27,7 @@ from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
 from inferd.server.quotas import KeyAccount, Quota
 from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.token_stream import TokenStream
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.reader import Reading
 
@@ -156,6 +158,13 @@ class Replay:
         self.aborts.append(reason)
 
 
+class Silent(Replay):
+    """Of whom nothing comes."""
+
+    async def __anext__(self) -> Delta:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize("stop", [(), ("nope",), ("e",)])
 def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]) -> None:
     """Long deltas are read in slices, so that others get their turn; nobody can see it."""
@@ -180,7 +189,8 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
         ("server_is_overloaded", None, 1, True),
         ("engine_error", None, 1, False),
         ("rate_limit_exceeded", 1.0, 1, False),
-        ("rate_limit_exceeded", None, 2, False),
+        ("rate_limit_exceeded", None, 2, True),
+        ("rate_limit_exceeded", 1.0, 2, False),
     ],
 )
 def test_a_prompt_that_was_shed_is_given_back(
@@ -197,6 +207,61 @@ def test_a_prompt_that_was_shed_is_given_back(
                 pass
         left = 100 if is_given_back else 100 - len(PROMPT_IDS)
         assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
+
+    asyncio.run(run())
+
+
+def test_of_several_prompts_those_are_given_back_of_which_nothing_was_begun() -> None:
+    """A prompt was computed where one of its choices was, and one refusal ends the whole request."""
+    shed = Delta(request_id="a", finish_reason="error", failure=Failure("rate_limit_exceeded", "no"))
+    streams = [Silent([]), Replay([shed]), Silent([]), Silent([])]
+    streams[0].scheduled_s = 1.0
+
+    class Router:
+        waiting = iter(streams)
+
+        def submit(self, submit: object, *, goes_on: bool) -> Replay:
+            return next(self.waiting)
+
+    async def run() -> None:
+        account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
+        asked = replace(request(), account=account, n=2, prompts=(request().prompts[0],) * 2)
+        generation = Generation(Router(), asked, table())  # type: ignore[arg-type]
+        with pytest.raises(RequestError):
+            async for _ in generation.events():
+                pass
+        assert account.headers()["x-ratelimit-remaining-tokens"] == str(100 - len(PROMPT_IDS))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_choices", [2, 9])
+def test_choices_are_read_in_the_order_of_their_tokens_until_all_have_ended(num_choices: int) -> None:
+    """Each turn gives one choice a token, and the last turns their ends; every one is read before the next turn."""
+    turns = [(i * 5) % num_choices for i in range(3 * num_choices)]
+    ends = list(range(num_choices))[::-1]
+
+    async def run() -> None:
+        def submit(i: int) -> Submit:
+            return Submit(request_id=str(i), prompt_ids=(1,), params=SamplingParams(max_tokens=9, seed=1))
+
+        streams = [TokenStream(submit(i), lambda _: None) for i in range(num_choices)]
+        read: list[int] = []
+
+        async def take() -> None:
+            async for index, delta in stream_module._merged(list(streams)):
+                assert delta.request_id == str(index)
+                read.append(index)
+
+        taking = asyncio.ensure_future(take())
+        for turn, index in enumerate((*turns, *ends)):
+            reason: Any = "length" if turn >= len(turns) else None
+            streams[index].push(Delta(request_id=str(index), token_ids=(turn,), finish_reason=reason))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert read[-1:] == [index]
+        await taking
+        assert read == [*turns, *ends]
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ import pytest
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.budget import StepBudget, TimedBudget
+from inferd.engine.sched.budget import GRAIN, StepBudget, TimedBudget
 from inferd.engine.sched.entry import Entry, rank_of
 from inferd.engine.sched.latency import STARVED_STEPS, Timing
 from inferd.engine.sched.limits import ATTENTION_SPLIT, Refusal, SchedulerConfig
@@ -67,9 +67,11 @@ class World:
         return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def world(step_tokens: int = 4096, max_num_seqs: int = 64, num_blocks: int = 4096) -> World:
+def world(
+    step_tokens: int = 4096, max_num_seqs: int = 64, num_blocks: int = 4096, *, shares_prefixes: bool = False
+) -> World:
     config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=step_tokens, max_model_len=1 << 16)
-    return World(Scheduler(config, KVCache(num_blocks, 16, shares_prefixes=False), COSTS))
+    return World(Scheduler(config, KVCache(num_blocks, 16, shares_prefixes=shares_prefixes), COSTS))
 
 
 @pytest.mark.parametrize("target_s", [0.01, 0.02, 0.05])
@@ -89,7 +91,38 @@ def test_prompts_beside_a_decode_keep_it_within_its_target(target_s: float) -> N
     assert sum(kept.chunks) == sum(without.chunks) == 10 + 4 * 8000
 
 
-def test_chunks_end_at_multiples_of_the_split() -> None:
+def test_a_first_token_is_in_time_where_nobody_has_a_target_for_the_others() -> None:
+    """Two prompts fit one step of 87 ms, and the first would be there in 9."""
+    ended_s = []
+    for asked in ({}, {"ttft_target_s": 0.05}):
+        engine = world()
+        engine.add("short", 200, max_tokens=1, **asked)
+        engine.add("long", 3800, max_tokens=1)
+        engine.run()
+        ended_s.append(engine.tokens["short"][0])
+        assert sum(engine.chunks) == 4000
+    assert ended_s[0] > 0.08 and 0.04 < ended_s[1] <= 0.05
+
+
+@pytest.mark.parametrize("asked", [{}, {"ttft_target_s": 0.02}, {"ttft_target_s": 0.001}], ids=["any", "20 ms", "late"])
+def test_a_step_ends_by_when_a_first_token_in_it_is_due(asked: dict[str, float]) -> None:
+    """A prompt of 200 tokens takes 9 ms beside a decode that leaves its step 47; who is late whatever the step carries
+    holds nobody up."""
+    engine = world()
+    engine.add("decodes", 10, tpot_target_s=0.05)
+    engine.step()
+    started_s = engine.now
+    engine.add("short", 200, max_tokens=1, **asked)
+    engine.add("long", 4000, max_tokens=1)
+    engine.step()
+    ended_s = engine.tokens["short"][0] - started_s
+    if asked == {"ttft_target_s": 0.02}:
+        assert 0.015 < ended_s <= 0.02, "as much of the other one as there is time for"
+    else:
+        assert 0.04 < ended_s <= 0.05
+
+
+def test_chunks_end_at_multiples_of_the_split_or_of_a_grain() -> None:
     engine = world()
     engine.add("decodes", 10, max_tokens=200, tpot_target_s=0.02)
     engine.step()
@@ -97,7 +130,7 @@ def test_chunks_end_at_multiples_of_the_split() -> None:
     engine.run()
     cut = [size for size in engine.chunks[1:] if size]
     assert len(cut) > 3
-    assert all(size % ATTENTION_SPLIT == 0 for size in cut[:-1])
+    assert all(size % GRAIN == 0 for size in cut[:-1])
 
 
 def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
@@ -143,9 +176,9 @@ def test_targets_are_forgotten_with_who_had_them() -> None:
     one, two = engine.add("a", 10, tpot_target_s=0.02), engine.add("b", 10, tpot_target_s=0.02)
     engine.step()
     engine.scheduler.finish(one)
-    assert engine.scheduler.latency.num_paced == 1
+    assert engine.scheduler.latency.num_timed == 1
     engine.scheduler.finish(two)
-    assert engine.scheduler.latency.num_paced == 0
+    assert engine.scheduler.latency.num_timed == 0
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
@@ -156,30 +189,23 @@ def ranked(*asked: dict[str, Any]) -> list[int]:
     cache = KVCache(1, 1)
     entries = []
     for i, one in enumerate(asked):
-        prefill_s = one.pop("prefill_s", 0.0)
         params = SamplingParams(max_tokens=1, seed=0)
         request = Request.create(str(i), (1,), params, max_model_len=9, **{"arrival_s": 100.0, **one})
-        entries.append(Entry(request, cache.open(request), rank_of(request, i, 10.0, prefill_s)))
+        entries.append(Entry(request, cache.open(request), rank_of(request, i, 10.0)))
     return [int(entry.request.request_id) for entry in sorted(entries, key=lambda entry: entry.rank)]
 
 
-def test_least_slack_goes_first() -> None:
-    """Slacks of 0.9, 0.2, 0.1 and none known; the third has more time, and a longer prompt."""
-    assert ranked(
-        {"ttft_target_s": 1.0, "prefill_s": 0.1},
-        {"ttft_target_s": 0.3, "prefill_s": 0.1},
-        {"ttft_target_s": 0.8, "prefill_s": 0.7},
-        {},
-    ) == [2, 1, 0, 3]
+def test_who_is_due_first_goes_first() -> None:
+    assert ranked({"ttft_target_s": 1.0}, {"ttft_target_s": 0.3}, {}, {"ttft_target_s": 0.8}) == [1, 3, 0, 2]
 
 
-def test_priorities_stay_first_and_arrival_counts_as_slack() -> None:
+def test_priorities_stay_first_and_the_time_is_counted_from_arrival() -> None:
     assert ranked({"ttft_target_s": 0.1}, {"priority": -1}, {"priority": -1, "ttft_target_s": 5.0}) == [2, 1, 0]
     assert ranked({"ttft_target_s": 0.1, "arrival_s": 101.0}, {"ttft_target_s": 1.0}) == [1, 0]
     assert ranked({"ttft_target_s": 0.1, "arrival_s": 111.0}, {}) == [1, 0], "no target is as good as 10 s"
 
 
-def test_who_has_less_slack_is_computed_first() -> None:
+def test_who_is_due_first_is_computed_first() -> None:
     engine = world(step_tokens=512)
     engine.add("patient", 2000, max_tokens=1, ttft_target_s=5.0)
     engine.add("urgent", 2000, max_tokens=1, ttft_target_s=0.5)
@@ -236,6 +262,41 @@ def test_a_better_priority_does_not_wait_for_worse_ones() -> None:
         engine.add("behind", 1000, max_tokens=1, ttft_target_s=0.5, priority=1)
 
 
+def test_choices_of_one_request_are_not_ahead_of_each_other() -> None:
+    """Each computes the one token that no full block holds; all of them need the rest, which the first computes."""
+    engine = world(shares_prefixes=True)
+    engine.add("decodes", 10)
+    engine.step()
+    target_s = 1.1 * engine.scheduler._forecast.pace().seconds(4001, 2000)
+    choices = [engine.add(f"choice {i}", 4001, max_tokens=1, ttft_target_s=target_s) for i in range(8)]
+    assert engine.scheduler.num_tokens_waiting == 4001 + 7
+    with pytest.raises(Refusal):
+        engine.add("another", 8 * 4001, max_tokens=1, ttft_target_s=target_s)
+    engine.run()
+    assert all(engine.tokens[choice.request_id][0] <= choice.arrival_s + target_s for choice in choices)
+
+
+def test_choices_that_could_never_be_in_time_are_taken_as_one_is() -> None:
+    engine = world(shares_prefixes=True)
+    for i in range(3):
+        engine.add(f"long {i}", 60_000, max_tokens=1, ttft_target_s=0.1)
+    engine.run()
+    assert all(len(engine.tokens[f"long {i}"]) == 1 for i in range(3))
+
+
+def test_the_choices_left_go_on_as_before_where_the_first_is_gone() -> None:
+    engine = world(shares_prefixes=True)
+    engine.add("before", 4000)
+    first, second = (engine.add(f"choice {i}", 4001, max_tokens=1, ttft_target_s=1.0) for i in range(2))
+    engine.scheduler.finish(first)
+    third = engine.add("choice 2", 4001, max_tokens=1, ttft_target_s=1.0)
+    assert engine.scheduler._entries[third].num_to_compute == 1
+    engine.scheduler.finish(second)
+    engine.scheduler.finish(third)
+    engine.add("choice 3", 4001, max_tokens=1, ttft_target_s=1.0)
+    assert engine.scheduler.num_tokens_waiting == 4000 + 4001
+
+
 def test_ends_of_others_are_waited_for_where_slots_are_taken() -> None:
     """One slot, and an answer each 0.5 s: the third in the queue is seen to need 1.5 s."""
     engine = world(max_num_seqs=1)
@@ -274,7 +335,7 @@ def test_who_waits_in_vain_is_told_before_work_is_wasted() -> None:
     engine.step()
     engine.add("begun", 10, max_tokens=500)
     engine.step()
-    engine.scheduler._ends = type(engine.scheduler._ends)()
+    engine.scheduler._forecast.ends = type(engine.scheduler._forecast.ends)()
     waits = engine.add("waits", 10, ttft_target_s=0.3)
     engine.add("replayed", 10, ttft_target_s=0.5, emitted=2)
     assert list(engine.scheduler.shed(engine.now)) == []

@@ -14,7 +14,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.prompts import Prompts
-from inferd.server.text.lanes import Lanes
+from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate, Conversation
@@ -67,6 +67,43 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
             lanes.close()
 
     asyncio.run(run())
+
+
+def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    """It stood behind other long texts; what runs is counted until its thread is done with it."""
+
+    async def run() -> None:
+        lanes, began, go_on = Lanes(max_pending=2), threading.Event(), threading.Event()
+        done: list[str] = []
+
+        def first() -> None:
+            began.set()
+            go_on.wait(20)
+            done.append("first")
+
+        try:
+            running = asyncio.ensure_future(lanes.run(first, LONG_TEXT))
+            waiting = asyncio.ensure_future(lanes.run(lambda: done.append("second"), LONG_TEXT))
+            await asyncio.sleep(0)
+            assert began.wait(20)
+            with pytest.raises(RequestError, match="2 prompts are waiting"):
+                await lanes.run(lambda: None, 1)
+            for task in (running, waiting):
+                task.cancel()
+            await asyncio.gather(running, waiting, return_exceptions=True)
+            await asyncio.sleep(0)
+            last = asyncio.ensure_future(lanes.run(lambda: done.append("third"), LONG_TEXT))
+            await asyncio.sleep(0)
+            with pytest.raises(RequestError, match="2 prompts are waiting"):
+                await lanes.run(lambda: None, 1)
+            go_on.set()
+            await last
+            assert done == ["first", "third"]
+        finally:
+            go_on.set()
+            lanes.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_what_ends_in_time_is_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from inferd.engine.api import parts as parts_module
 from inferd.engine.api.messages import (
     Abort,
     Delta,
@@ -25,7 +26,9 @@ from inferd.engine.api.messages import (
     encode,
 )
 from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.parts import parts_of
 from inferd.engine.api.roofline import Peaks
+from inferd.server.token_stream import merge
 
 TO_ENGINE: list[ToEngine] = [
     Submit(
@@ -107,3 +110,37 @@ def test_no_bit_of_a_frame_can_turn_without_being_seen(number: int) -> None:
         turned[bit // 8] ^= 1 << bit % 8
         with pytest.raises(WireError):
             decode_from_engine(bytes(turned), 2, 7)
+
+
+def scored(start: int, num_tokens: int, num_top: int) -> tuple[WireLogprobs, ...]:
+    top = tuple((i, -1.0 * i) for i in range(num_top))
+    return tuple(WireLogprobs(i, -0.5, 1, top) for i in range(start, start + num_tokens))
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 3, 30])
+def test_a_step_with_long_scored_prompts_is_told_in_parts(monkeypatch: pytest.MonkeyPatch, num_top: int) -> None:
+    """None holds more than may be decoded at once, each request is told the same, and the step is told once."""
+    monkeypatch.setattr(parts_module, "MAX_SCORED", 20)
+    ended = Delta(request_id="gone", finish_reason="abort")
+    last = Delta(
+        request_id="long", token_ids=(7,), prompt_logprobs=scored(0, 33, num_top), num_cached_tokens=3, scheduled_s=2.5,
+        finish_reason="length",
+    )  # fmt: skip
+    chunk = Delta(request_id="chunk", prompt_logprobs=scored(50, 19, num_top), scheduled_s=1.5)
+    plain = Delta(request_id="plain", token_ids=(4,), logprobs=scored(4, 1, 2))
+    told = (ended, last, chunk, plain)
+    output = StepOutput(deltas=told, stats=EngineStats(num_running=3), step_duration_s=0.5, step_phase="mixed")
+    parts = list(parts_of(output))
+    assert len(parts) > 2
+    assert [part.step_phase for part in parts] == [None] * (len(parts) - 1) + ["mixed"]
+    assert parts[-1].step_duration_s == 0.5 and {part.stats for part in parts} == {output.stats}
+    for part in parts:
+        num_tokens = sum(len(delta.prompt_logprobs) for delta in part.deltas)
+        assert num_tokens * (1 + num_top) <= 20 or num_tokens == 1
+    for delta in told:
+        assert merge([each for part in parts for each in part.deltas if each.request_id == delta.request_id]) == delta
+
+
+def test_a_step_that_is_not_long_is_one_message() -> None:
+    output = StepOutput(deltas=(Delta(request_id="a", prompt_logprobs=scored(0, 40, 3)),), stats=EngineStats())
+    assert [part is output for part in parts_of(output)] == [True]

@@ -48,7 +48,10 @@ def ready(num_blocks: int = 8) -> Ready:
 
 
 def step(**stats: int) -> StepOutput:
-    return StepOutput(deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7)
+    """One in which nothing was measured of its work."""
+    return StepOutput(
+        deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7, step_phase="decode"
+    )
 
 
 def worked(phase: StepPhase, own_s: float, flops: int, num_bytes: int) -> StepOutput:
@@ -152,6 +155,17 @@ def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
     assert value(metrics, "inferd_step_tokens_sum") == 7
     metrics.engine_down()
     assert [value(metrics, name) for name in names] == [0, 0, 0, 0]
+
+
+def test_a_message_of_no_step_is_in_no_histogram_of_steps() -> None:
+    """A refusal or an abort does not wait for a step: it took none of its time."""
+    metrics = Metrics("m")
+    metrics.engine_ready(ready())
+    metrics.step(step(num_waiting=1))
+    metrics.step(StepOutput(deltas=(), stats=EngineStats(num_waiting=2)))
+    names = ("inferd_step_duration_seconds", "inferd_schedule_duration_seconds", "inferd_step_tokens")
+    assert [value(metrics, f"{name}_count") for name in names] == [1, 1, 1]
+    assert value(metrics, "inferd_requests_waiting") == 2, "its gauges count"
 
 
 def test_work_is_counted_by_phase_and_by_what_bound_it() -> None:

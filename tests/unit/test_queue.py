@@ -58,7 +58,7 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
             model.remove(gone)
         assert len(queue) == len(model)
         assert queue.first() is min(model, key=lambda entry: entry.rank, default=None)
-        assert len(queue._heap) <= 2 * max(32, len(model)) + 1, "stale items pile up"
+        assert len(queue._entries._heap) <= 2 * max(32, len(model)) + 1, "stale items pile up"
     assert drain(queue) == [entry.request.request_id for entry in sorted(model, key=lambda entry: entry.rank)]
 
 

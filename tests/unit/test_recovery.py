@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from inferd.engine.api.client import Traffic
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.engine.api.flight import FlightReader, FlightRecord, tag_of
@@ -25,7 +27,7 @@ from inferd.server.metrics import Metrics
 from inferd.server.quarantine import REFUSED_S, Quarantine
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router
-from inferd.server.watchdog import MAX_SILENCE_S, TICK_S, Watchdog
+from inferd.server.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
 
 def journal(name: str, num_prompt: int = 4) -> Journal:
@@ -63,6 +65,24 @@ def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
     quarantine.check(good.submit)
     now[0] = REFUSED_S
     quarantine.check(like)
+
+
+def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
+    quarantine, unlucky, other = Quarantine(), journal("unlucky"), journal("other")
+    for _ in range(2):
+        quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], was_killed=True)
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], was_killed=True) == []
+    assert quarantine.judge(dead(other, reached=4), [unlucky, other], was_killed=True) == [], "another's"
+    assert quarantine.replay(unlucky).alone_until == 4, "it is tried once more"
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], was_killed=True) == [unlucky]
+
+
+def test_who_ran_alone_before_is_judged_anew_once_it_got_on() -> None:
+    quarantine, each = Quarantine(), journal("each")
+    for number in range(20):
+        assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], was_killed=True) == []
+        quarantine.replay(each)
+        give(each, 1, 2, 3, 4)
 
 
 def test_chance_kills_nobody_who_gets_on_between() -> None:
@@ -156,10 +176,14 @@ def pulse(num_beats: int, *, started_s: float = 0.0, limit_s: float = 10.0, num_
     return Pulse(num_beats, 0.0, started_s, limit_s, num_steps, EnginePhase.SERVING, True)
 
 
+QUIET = Traffic()
+"""Nothing was sent either way."""
+
+
 def look_for(watchdog: Watchdog, seconds: float, start_s: float, **fields: float) -> str | None:
     """Look every tick, while the engine's thread beats and its step goes on."""
     for tick in range(int(seconds / TICK_S)):
-        reason = watchdog.look(pulse(tick + 1, **fields), start_s + tick * TICK_S)  # type: ignore[arg-type]
+        reason = watchdog.look(pulse(tick + 1, **fields), start_s + tick * TICK_S, QUIET)  # type: ignore[arg-type]
         if reason:
             return reason
     return None
@@ -168,7 +192,7 @@ def look_for(watchdog: Watchdog, seconds: float, start_s: float, **fields: float
 def test_silence_is_a_hang() -> None:
     watchdog = Watchdog(0.0)
     ticks = int(MAX_SILENCE_S / TICK_S) + 2
-    reasons = [watchdog.look(pulse(3), tick * TICK_S) for tick in range(ticks + 1)]
+    reasons = [watchdog.look(pulse(3), tick * TICK_S, QUIET) for tick in range(ticks + 1)]
     assert reasons[: ticks - 1] == [None] * (ticks - 1)
     assert reasons[-1] is not None and "no sign of life" in reasons[-1]
 
@@ -185,19 +209,92 @@ def test_a_step_beyond_its_limit_is_a_hang() -> None:
 def test_many_short_steps_are_none() -> None:
     watchdog = Watchdog(0.0)
     for tick in range(400):
-        assert watchdog.look(pulse(tick, started_s=1.0, num_steps=tick // 2), tick * TICK_S) is None
+        assert watchdog.look(pulse(tick, started_s=1.0, num_steps=tick // 2), tick * TICK_S, QUIET) is None
 
 
 def test_time_in_which_this_process_stood_still_does_not_count() -> None:
     watchdog = Watchdog(0.0)
-    assert watchdog.look(pulse(3, started_s=1.0), TICK_S) is None
-    assert watchdog.look(pulse(3, started_s=1.0), 3600.0) is None
+    assert watchdog.look(pulse(3, started_s=1.0), TICK_S, QUIET) is None
+    assert watchdog.look(pulse(3, started_s=1.0), 3600.0, QUIET) is None
 
 
 def test_before_the_first_beat_libraries_are_read() -> None:
     watchdog = Watchdog(0.0)
-    reasons = [watchdog.look(None, tick * TICK_S) for tick in range(int(121 / TICK_S))]
+    reasons = [watchdog.look(None, tick * TICK_S, QUIET) for tick in range(int(121 / TICK_S))]
     assert reasons[int(119 / TICK_S)] is None and reasons[-1] is not None
+
+
+# -- lost frames -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Wire:
+    """What either end says of a wire, look after look, and when the watchdog has enough of it."""
+
+    sent: int = 5
+    """By the engine, as its beat says; all that the server sent was received."""
+    arrived: int = 4
+    is_awaited: bool = True
+    told: int = 3
+    """Sent to the engine."""
+    taken: int = 3
+    phase: EnginePhase = EnginePhase.SERVING
+    in_a_step: bool = False
+
+    def given_up(self, num_looks: int = 40, *, beats: int = 1, look_s: float = TICK_S) -> tuple[float, str] | None:
+        """(seconds until then, why) where each look finds so many more beats."""
+        watchdog = Watchdog(0.0)
+        for tick in range(1, num_looks + 1):
+            pulse = Pulse(
+                tick * beats + 1, 0.0, float(self.in_a_step), 99.0, 0, self.phase, True, self.sent, self.taken
+            )
+            reason = watchdog.look(pulse, tick * look_s, Traffic(self.told, self.arrived, self.is_awaited))
+            if reason:
+                return tick * look_s, reason
+        return None
+
+
+def test_a_frame_that_was_sent_and_does_not_come_is_lost_also_where_none_follows() -> None:
+    assert Wire().given_up() == (MAX_LATE_S + 2 * TICK_S, "has sent frame 4, which never came")
+    assert Wire(arrived=5, taken=2).given_up() == (
+        MAX_LATE_S + 2 * TICK_S, "was sent frame 2, which it has never seen"
+    )  # fmt: skip
+    assert Wire(arrived=5).given_up() is None
+    assert Wire(arrived=6, taken=4).given_up() is None, "a beat is a quarter of a second old"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        Wire(is_awaited=False),
+        Wire(arrived=5, taken=2, in_a_step=True),
+        Wire(arrived=5, taken=2, phase=EnginePhase.LOADING),
+    ],
+    ids=["the server is busy with the last one", "a long step", "the engine loads"],
+)
+def test_nobody_misses_a_frame_while_it_could_not_be_seen(wire: Wire) -> None:
+    assert wire.given_up() is None
+
+
+def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
+    """The engine was stopped with a frame on its way, or the server was: then there are five looks more."""
+    watchdog = Watchdog(0.0)
+    stopped = [watchdog.look(pulse_with(1, sent=5), tick * TICK_S, Traffic(0, 4, True)) for tick in range(1, 12)]
+    assert stopped == [None] * 11
+    assert watchdog.look(pulse_with(2, sent=5), 3600.0, Traffic(0, 4, True)) is None
+    assert Wire().given_up(look_s=60.0) == (6 * 60.0, "has sent frame 4, which never came")
+
+
+def test_frames_that_go_on_coming_are_none_of_them_late() -> None:
+    """A server that is behind reads on: a gap would be seen by its number."""
+    watchdog = Watchdog(0.0)
+    for tick in range(1, 400):
+        behind = Traffic(3 * tick, tick, True)
+        assert watchdog.look(pulse_with(tick, sent=2 * tick, taken=2 * tick), tick * TICK_S, behind) is None
+
+
+def pulse_with(num_beats: int, *, sent: int, taken: int = 0) -> Pulse:
+    return Pulse(num_beats, 0.0, 0.0, 0.0, 0, EnginePhase.SERVING, True, sent, taken)
 
 
 # -- the flight record -------------------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ from inferd.engine.api.messages import (
 )
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
+from inferd.server import router as router_module
 from inferd.server.backlog import Backlog, QueueBounds
 from inferd.server.metrics import Metrics
-from inferd.server.router import Router, RouterOptions, TokenStream, merge
+from inferd.server.router import Router, RouterOptions
+from inferd.server.token_stream import TokenStream, merge
 
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,
@@ -65,7 +67,11 @@ def step(*deltas: Delta) -> StepOutput:
 Scenario = Callable[[Router, FakeClient], Coroutine[Any, Any, None]]
 
 
-def play(scenario: Scenario, *, is_ready: bool = True, options: RouterOptions | None = None) -> None:
+def play(
+    scenario: Scenario, *, is_ready: bool = True, options: RouterOptions | None = None, receives: bool = True
+) -> None:
+    """`receives`: False: only until it is ready; whoever plays runs the router from then on."""
+
     async def main() -> None:
         client = FakeClient()
         router = Router(client, Metrics("model"), options)  # type: ignore[arg-type]
@@ -73,6 +79,9 @@ def play(scenario: Scenario, *, is_ready: bool = True, options: RouterOptions | 
         if is_ready:
             client.inbox.put_nowait(READY)
             await router.became_ready.wait()
+        if not receives:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
         await scenario(router, client)
         running.cancel()
 
@@ -207,6 +216,58 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
         assert client.sent[-1] == Abort(("d",))
 
     play(scenario)
+
+
+def test_replays_are_sent_in_slices_in_which_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them: what is aborted ends and is not sent, and what comes is sent last."""
+    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 4)  # of two requests
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        streams = {name: router.submit(submit(name)) for name in "abcdef"}
+        router.lose({})
+        client.sent.clear()
+        client.inbox.put_nowait(READY)
+        await until(lambda: len(client.sent) == 2)
+        assert not router.is_recovering
+        streams["d"].abort()
+        assert (await collect(streams["d"]))[-1].finish_reason == "abort", "the engine never hears of it"
+        streams["a"].abort()
+        assert client.sent[2:] == [Abort(("a",))], "and does of what it was told"
+        router.submit(submit("g"))
+        assert len(client.sent) == 3, "who comes now comes last"
+        await until(lambda: len(client.sent) == 7)
+        assert [message.request_id for message in client.sent if isinstance(message, Submit)] == list("abcefg")
+        router.submit(submit("h"))
+        assert client.sent[-1] == submit("h")
+
+    play(scenario)
+
+
+def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 1)
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        streams = {name: router.submit(submit(name)) for name in "abcd"}
+        router.lose({})
+        client.sent.clear()
+        running = asyncio.create_task(router.run())
+        client.inbox.put_nowait(READY)
+        await until(lambda: len(client.sent) == 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        streams["b"].abort()  # it was told, and may be answered for by the one that dies
+        router.lose({})
+        assert (await collect(streams["b"]))[-1].finish_reason == "abort"
+
+        client.sent.clear()
+        running = asyncio.create_task(router.run())
+        client.inbox.put_nowait(READY)
+        await until(lambda: len(client.sent) == 3)
+        assert [message.request_id for message in client.sent if isinstance(message, Submit)] == list("acd")
+        assert router.num_active == 3
+        running.cancel()
+
+    play(scenario, receives=False)
 
 
 def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> None:

@@ -53,7 +53,7 @@ class Engine:
 
     def name_of(self, row: Row) -> str:
         """Whose row it is."""
-        entries = [*self.scheduler._running, *self.scheduler._draining]
+        entries = [*self.scheduler._running, *self.scheduler._seats.draining]
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
         return names[0]
 
@@ -185,7 +185,7 @@ def test_the_last_in_rank_gives_way_and_resumes_with_its_tokens() -> None:
     assert [row[0] for row in engine.step()] == ["good", "bad"]
     assert [row[0] for row in engine.step()] == ["good", "bad"]
     assert engine.step() == [("good", 4, 1, True)]
-    assert engine.scheduler.stats.num_preemptions == 1
+    assert engine.scheduler.num_preemptions == 1
     assert engine.requests["bad"].ids[3:] == [TOKEN] * 2
     assert engine.step() == [("good", 5, 1, True)]
     # Of its two full blocks the deeper one was evicted; finding its own is no hit that a caller is told of.
@@ -219,7 +219,7 @@ def test_the_first_in_rank_is_never_a_victim() -> None:
         engine.step()
         finished += [n for n, r in engine.requests.items() if r.is_complete and n not in finished]
     assert finished == ["r0", "r1", "r2"]
-    assert engine.scheduler.stats.num_preemptions >= 1
+    assert engine.scheduler.num_preemptions >= 1
 
 
 def test_an_admission_leaves_the_reserve_to_those_that_run() -> None:
@@ -286,7 +286,7 @@ def test_without_its_leader_a_follower_goes_alone(how: str) -> None:
     if how == "finish":
         engine.scheduler.finish(leader)
     else:
-        engine.scheduler._preempt(next(iter(engine.scheduler._running)))
+        engine.scheduler._seats.preempt(next(iter(engine.scheduler._running)))
     assert engine.plan()[0] == ("follower", 0, 8, False)
 
 
@@ -359,7 +359,7 @@ def test_a_row_waits_for_its_own_launched_step_before_anyone_gives_way() -> None
         if len(engine.plans) == 2 or not rows:
             engine.apply()
     assert starts == sorted(set(starts))
-    assert engine.scheduler.stats.num_preemptions == 0
+    assert engine.scheduler.num_preemptions == 0
     assert [request.is_complete for request in engine.requests.values()] == [True, True]
 
 

@@ -155,8 +155,10 @@ def test_a_pulse_is_read_without_asking(tmp_path: Path) -> None:
         first = reader.read()
         assert first is not None and first.phase is EnginePhase.LOADING and not first.has_work
         heartbeat.phase, heartbeat.has_work, heartbeat.num_steps = EnginePhase.SERVING, True, 7
+        heartbeat.num_frames_sent, heartbeat.num_frames_received = 2**40, 3
         wait_until(lambda: (pulse := reader.read()) is not None and pulse.num_steps == 7)
         last = reader.read()
         assert last is not None and last.phase is EnginePhase.SERVING and last.has_work
+        assert (last.num_frames_sent, last.num_frames_received) == (2**40, 3)
         assert last.num_beats > first.num_beats and last.beat_s >= first.beat_s
     reader.close()

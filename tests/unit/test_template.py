@@ -8,7 +8,8 @@ import pytest
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError, RequestError
-from inferd.server.text.template import ChatTemplate, Conversation, conversation_of
+from inferd.server.text import template as template_module
+from inferd.server.text.template import MAX_RENDERED_CHARS, ChatTemplate, Conversation, conversation_of
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 TALK = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
@@ -131,3 +132,37 @@ def test_the_sandbox_holds() -> None:
         template = ChatTemplate(attack, {})
         with pytest.raises(RequestError):
             template.render(Conversation(TALK))
+
+
+EACH = "{% for n in messages %}{{ n.content }}{% endfor %}"
+GREEDY = {
+    "a loop in a loop": "{% for m in messages %}" + EACH + "{% endfor %}",
+    "a macro": "{% macro all() %}" + EACH + "{% endmacro %}{% for m in messages %}{{ all() }}{% endfor %}",
+    "what a macro gives is dropped": "{% macro all() %}"
+    + EACH
+    + "{% endmacro %}{% for m in messages %}{% set x = all() %}{% endfor %}done",
+    "a block that is set": "{% for m in messages %}{% set x %}" + EACH + "{% endset %}{% endfor %}done",
+    "a filtered block": "{% for m in messages %}{% filter trim %}" + EACH + "{% endfilter %}{% endfor %}",
+    "a caller": "{% macro say() %}{{ caller() }}{% endmacro %}{% for m in messages %}{% call say() %}"
+    + EACH
+    + "{% endcall %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_template_that_makes_too_much_of_its_messages_is_refused_before_it_has(name: str) -> None:
+    """10,000 messages that share a text of 200 kB: 20 TB, by what it puts out or by what it forgets again."""
+    talk = ({"role": "user", "content": "x" * 200_000},) * 10_000
+    with pytest.raises(RequestError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer") as caught:
+        ChatTemplate(GREEDY[name], {}).render(Conversation(talk))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
+
+
+def test_each_rendering_has_all_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as may be, again and again on one thread, and after one that was refused."""
+    monkeypatch.setattr(template_module, "MAX_RENDERED_CHARS", 7)
+    template = ChatTemplate(EACH, {})
+    for _ in range(3):
+        assert template.render(Conversation(({"role": "user", "content": "x" * 7},))) == "x" * 7
+        with pytest.raises(RequestError, match="more than 7 characters"):
+            template.render(Conversation(({"role": "user", "content": "x" * 8},)))

@@ -1,0 +1,76 @@
+"""When the requests that wait will have their first tokens, as things stand: who comes too late is refused, and who can
+no longer be in time is told.
+
+Reads queue, running requests and the step-time model, and changes none of them. How it is reckoned is in `outlook`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import inf
+
+from inferd.engine.request import Request
+from inferd.engine.sched.entry import NO_SLOT, Entry
+from inferd.engine.sched.fair import Shares
+from inferd.engine.sched.latency import LatencyPolicy, Pace
+from inferd.engine.sched.outlook import Demand, Ends, Outlook
+from inferd.engine.sched.preempt import RunningSet
+from inferd.engine.sched.queue import FairQueue
+from inferd.engine.sched.room import Room
+
+
+class Forecast:
+    """Of one scheduler."""
+
+    def __init__(
+        self,
+        latency: LatencyPolicy,
+        shares: Shares,
+        waiting: FairQueue,
+        running: RunningSet,
+        room: Room,
+        free_slots: Collection[int],
+    ) -> None:
+        self.ends = Ends()
+        self._latency, self._shares, self._waiting = latency, shares, waiting
+        self._running, self._room, self._free_slots = running, room, free_slots
+
+    def pace(self, depth: int = 0) -> Pace:
+        """How fast prompts are computed now, `depth` tokens deep."""
+        return self._latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], depth)
+
+    def outlook(self, request: Request, num_tokens: int, twins: Iterable[Entry] = ()) -> Outlook:
+        """Of a request with `num_tokens` to compute. What its `twins` have yet to compute is its own as well: of the
+        prompt that all of them have one computes most, and none is ahead of the others."""
+        demand = Demand.of(self._running, self._waiting, request)
+        num_ahead, num_before = demand.ahead(self._shares, request.tenant, num_tokens)
+        num_twins = sum([twin.request.num_pending if twin.slot != NO_SLOT else twin.num_to_compute for twin in twins])
+        num_shared = min(num_ahead, num_twins)
+        num_ahead, num_tokens = num_ahead - num_shared, num_tokens + num_shared
+        has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
+        is_short = not has_slot or self._room.is_awaited_by(self._waiting.first())
+        return Outlook(
+            pace=self.pace(num_tokens // 2),
+            num_tokens=num_tokens,
+            num_ahead=num_ahead,
+            launched_s=self._latency.launched_s,
+            slot_s=self.ends.seconds(num_before + 1) if is_short else 0.0,
+        )
+
+    def start_by(self, request: Request, own_s: float) -> float:
+        """When a request has to start that takes `own_s` to its first token, launched steps included; infinite where it
+        need not. One that could not be in time alone may start until its target has passed."""
+        target_s = request.ttft_target_s
+        if target_s is None:
+            return inf
+        return request.arrival_s + target_s - (own_s if own_s <= target_s else self._latency.launched_s)
+
+    def is_late(self, entry: Entry, now: float) -> bool:
+        """Whether one that had to start before `now` is late indeed. If not, it is told by when it has to start now."""
+        num_tokens = entry.num_to_compute
+        own_s = self._latency.launched_s + self.pace(num_tokens // 2).seconds(num_tokens, num_tokens // 2)
+        start_by_s = self.start_by(entry.request, own_s)
+        if start_by_s < now:
+            return True
+        entry.start_by_s = start_by_s
+        return False

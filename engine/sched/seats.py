@@ -1,0 +1,137 @@
+"""Who holds a slot and blocks: given when a request starts, taken from who gives way, and free again once nothing that
+was launched can touch them.
+
+Owns the running requests, those that are over or preempted with rows in flight, the free slots, and who leads a prefix.
+Knows no budget, no plan and not whose turn it is to start.
+"""
+
+from __future__ import annotations
+
+from inferd.engine.cache.table import KVCache
+from inferd.engine.sched.entry import NO_SLOT, Entry, State
+from inferd.engine.sched.fair import Shares
+from inferd.engine.sched.preempt import RunningSet
+from inferd.engine.sched.queue import FairQueue
+from inferd.engine.sched.sharing import PrefixSharing
+
+
+class Seats:
+    """Of one scheduler."""
+
+    def __init__(self, num_slots: int, cache: KVCache, shares: Shares, waiting: FairQueue) -> None:
+        self.running = RunningSet()
+        self.draining: set[Entry] = set()
+        """Preempted and finished entries with launched rows."""
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        """That no request holds and no launched row uses."""
+        self.sharing = PrefixSharing()
+        self.num_preemptions = 0
+        self._cache, self._shares, self._waiting = cache, shares, waiting
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether somebody holds blocks, and may need more."""
+        return bool(len(self.running) or self.draining)
+
+    def take(self, entry: Entry, num_cached: int) -> None:
+        """A slot for an entry that was admitted to the cache behind `num_cached` positions: it runs."""
+        entry.state, entry.slot = State.RUNNING, self.free_slots.pop()
+        self.running.add(entry)
+        self._shares.runs(entry.request.tenant, 1)
+        if self._cache.shares_prefixes:
+            first_own = num_cached // self._cache.block_size
+            own_keys = entry.table.keys(first_own, entry.table.num_full)
+            self.sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
+
+    def grow(self, entry: Entry, num_tokens: int) -> bool:
+        """Extend the table, at the cost of those that rank behind.
+
+        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, of a victim
+        that is done as soon as its launched row is, or those that die with the entry's own launched rows.
+        """
+        request, table = entry.request, entry.table
+        while not table.extend(num_tokens):
+            victim = self._victim(entry)
+            if victim is None or self.draining or victim.request.num_pending == 0:
+                return False
+            if request.in_flight and table.can_extend_after(request.scheduled, num_tokens):
+                return False
+            self.preempt(victim)
+        return True
+
+    def _victim(self, entry: Entry) -> Entry | None:
+        if self._shares.is_one:
+            return self.running.victim(entry)
+        return self._shares.victim(self.running, entry)
+
+    def preempt(self, entry: Entry) -> None:
+        """Take a running entry off; it is computed again, from its ids, when it is admitted again."""
+        self.num_preemptions += 1
+        self.stop_running(entry)
+        entry.state = State.PREEMPTED
+        if entry.request.in_flight:
+            self.draining.add(entry)
+        else:
+            self._requeue(entry)
+
+    def stop_running(self, entry: Entry) -> None:
+        """It is given no more rows; slot and blocks it keeps."""
+        self.running.remove(entry)
+        self._shares.runs(entry.request.tenant, -1)
+        self._wake(self.sharing.leave(entry))
+
+    def retire(self, entry: Entry) -> None:
+        """It is over, wherever it was; what it holds returns with its last row in flight."""
+        entry.state = State.FINISHED
+        if entry.request.in_flight == 0:
+            self.draining.discard(entry)
+            self._close(entry)
+        else:
+            self.draining.add(entry)
+
+    def has_computed(self, entry: Entry) -> None:
+        """More of it was applied: blocks enter the index, and who waited for them goes on."""
+        entry.table.commit(entry.request.computed)
+        if entry.leading:
+            self._wake(self.sharing.advance(entry, entry.request.computed))
+
+    def drain(self, entry: Entry) -> None:
+        """One row fewer in flight of an entry that no longer runs: with the last, its slot and blocks return."""
+        if entry.request.in_flight:
+            return
+        self.draining.remove(entry)
+        if entry.state is State.PREEMPTED:
+            self._requeue(entry)
+        else:
+            self._close(entry)
+
+    def give_back(self, entry: Entry) -> None:
+        """Slot and blocks, where it has any: nothing launched can touch them any more."""
+        entry.table.release()
+        if entry.slot != NO_SLOT:
+            self.free_slots.append(entry.slot)
+            entry.slot = NO_SLOT
+
+    def check(self, num_slots: int) -> None:
+        """Raises `AssertionError`."""
+        self.sharing.check()
+        slots = [entry.slot for entry in (*self.running, *self.draining)] + self.free_slots
+        assert sorted(slots) == list(range(num_slots)), f"slots {slots}"
+        assert all(entry.state is State.RUNNING for entry in self.running)
+        assert all(entry.request.in_flight > 0 for entry in self.draining)
+
+    def _wake(self, followers: list[Entry]) -> None:
+        for follower in followers:
+            follower.state = State.WAITING
+            self._waiting.push(follower)
+
+    def _requeue(self, entry: Entry) -> None:
+        self.give_back(entry)
+        entry.request.rewind()
+        entry.num_to_compute = entry.request.total
+        entry.state = State.WAITING
+        self._waiting.push(entry)
+
+    def _close(self, entry: Entry) -> None:
+        self.give_back(entry)
+        self._cache.close(entry.table)

@@ -1,0 +1,103 @@
+"""The tokens of one choice on their way from the router to whoever reads them.
+
+A stream's backlog is one merged delta, so a slow reader costs at most its own answer. Knows no engine, and of the
+router only whom to tell of an abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from inferd.engine.api.messages import Delta, FinishReason, Submit
+from inferd.server.journal import Journal
+
+_MANY_DELTAS = 64
+"""Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8."""
+
+
+class TokenStream:
+    """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
+
+    def __init__(self, submit: Submit, abort: Callable[[str], None]) -> None:
+        self.journal = Journal(submit)
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.abort_reason: FinishReason | None = None
+        self._abort = abort
+        self._pending: list[Delta] = []
+        self._num_single = 0
+        """At the end of `_pending`, deltas as they came; those before them are merged."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def submit(self) -> Submit:
+        return self.journal.submit
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.journal.emitted_ids)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.scheduled_s is not None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._pending:
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas, self._pending = self._pending, []
+        self._num_single = 0
+        return merge(deltas)
+
+    def abort(self, reason: FinishReason = "abort") -> None:
+        """Stop generating; the stream still ends with one terminal delta. Idempotent.
+
+        `reason` is what the metrics count it as: a stop string found in the text is a "stop".
+        """
+        if not self._closed and self.abort_reason is None:
+            self.abort_reason = reason
+            self._abort(self.request_id)
+
+    def push(self, delta: Delta) -> None:
+        """Called by the router alone."""
+        assert not self._closed, f"{self.request_id}: a delta after the terminal one"
+        self._pending.append(delta)
+        self._num_single += 1
+        if self._num_single == _MANY_DELTAS:
+            self._pending[-_MANY_DELTAS:] = [merge(self._pending[-_MANY_DELTAS:])]
+            self._num_single = 0
+        self._closed = delta.finish_reason is not None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def merge(deltas: Sequence[Delta]) -> Delta:
+    """One delta that says what all of them say, in order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return Delta(
+        request_id=last.request_id,
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
+        prompt_logprobs=tuple(logprobs for delta in deltas for logprobs in delta.prompt_logprobs),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
+        scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
+        failure=last.failure,
+        embedding=last.embedding,
+    )

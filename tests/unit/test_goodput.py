@@ -1,0 +1,71 @@
+"""Loads that are scheduled by a policy and scored: a run ends when nothing can change its score, and no earlier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import goodput
+from benchmarks.costed_device import CostedMachine, LinearCost
+from benchmarks.goodput import REFUSING, TARGETS, Arrival, Setting, Told, arrivals, policies, run
+from benchmarks.slo import SETTINGS, Found, Job
+from inferd.engine.api.messages import StepModel
+from inferd.engine.sched.step_time import Coefficients, Seed
+
+COSTS = Seed(Coefficients(4e-3, 1e-5, 1e-8), Coefficients(4e-3, 2.5e-5, 1e-8, 4e-10))
+SETTING: Setting = replace(SETTINGS["h200"], window_s=4.0, rates=(8, 30), seeds=(1,), max_num_seqs=32)
+
+
+def machine() -> CostedMachine:
+    return CostedMachine(LinearCost(COSTS), COSTS, num_blocks=4000)
+
+
+@pytest.mark.parametrize("policy", list(policies(SETTING)))
+def test_what_is_decided_early_is_what_it_comes_to(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same load to the last token of the last answer comes to the same counts."""
+    early = run(SETTING, machine(), policy, 30, 1)
+    monkeypatch.setattr(goodput._Run, "is_over", _has_ended)
+    assert run(SETTING, machine(), policy, 30, 1).shares == early.shares
+    assert early.num_requests == len(arrivals(SETTING, 30, 1)) > early.num_met
+    assert sum(early.shares) == pytest.approx(1.0)
+    assert (early.num_shed > 0) == (policy in (TARGETS, REFUSING)), "who has no target is never refused"
+
+
+def _has_ended(self: goodput._Run, now_s: float) -> bool:
+    del now_s
+    return len(self.told) == len(self._coming) and not self._core._live
+
+
+def test_a_score_by_hand() -> None:
+    """TTFT 0.2 s, TPOT 30 ms, answers of 11 tokens."""
+    coming = [Arrival(1.0, 100, 11)] * 7
+    told = [
+        Told(first_s=1.2, last_s=1.499, num_tokens=11),
+        Told(first_s=1.201, last_s=1.3, num_tokens=11),
+        Told(first_s=1.1, last_s=1.401, num_tokens=11),
+        Told(first_s=1.1, last_s=1.2, num_tokens=10),
+        Told(),
+        Told(is_refused=True),
+        Told(first_s=1.0, last_s=1.0, num_tokens=11),
+    ]
+    score = goodput._score(SETTING, coming, told, StepModel())
+    assert (score.num_met, score.num_shed, score.num_late, score.num_slow) == (2, 1, 2, 2)
+    assert score.goodput == 2 / SETTING.window_s
+
+
+def test_what_a_sweep_comes_to() -> None:
+    """Two loads; the best fixed setting differs between them."""
+    setting = replace(SETTING, rates=(10, 20))
+    some = run(setting, machine(), TARGETS, 8, 1)
+    goodputs = {TARGETS: (9.0, 12.0), REFUSING: (9.0, 9.0), "chunks of 512": (8.0, 2.0), "chunks of 2,048": (7.0, 4.0)}
+    scores = {
+        Job(policy, rate, 1): replace(some, num_requests=40, goodput=goodputs.get(policy, (1.0, 1.0))[i])
+        for policy in policies(setting)
+        for i, rate in enumerate(setting.rates)
+    }
+    found = Found(setting, scores)
+    assert [found.ratio(rate, 1) for rate in setting.rates] == [9 / 8, 3.0]
+    knee = found.knee(1)
+    assert (knee.policy, knee.rate, knee.peak, knee.coming) == ("chunks of 512", 10, 8.0, 40 / setting.window_s)
+    assert (knee.ours, knee.our_peak) == (9.0, 12.0)
