@@ -57,6 +57,10 @@ class Client:
         found: Json = (await self._http.get("/state")).json()
         return found
 
+    async def tokenize(self, text: str) -> None:
+        response = await self._http.post("/tokenize", json={"prompt": text})
+        response.raise_for_status()
+
     async def text(self, path: str) -> str:
         """A GET. Raises `httpx.HTTPError`."""
         return (await self._http.get(path)).text

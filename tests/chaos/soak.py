@@ -20,6 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 
 import psutil
 
@@ -36,6 +37,10 @@ from tests.chaos.soak_report import MIB, Verdict, findings, handles_chart, held_
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning")
 BOUNDED = ("--kv-memory", "64MiB", "--stored-responses", "256KiB")
 """What the server keeps on purpose, its KV blocks and the responses of /v1/responses, is full early in the warm-up."""
+_WORDS_KEPT = 10_000
+"""The tokenizer remembers so many words, of some 400 bytes each. Every request brings a new one: without being filled
+first it grows for hours."""
+_WORDS_AT_ONCE = 500
 _MAX_OPEN = 24
 _REMEMBERED = 64
 """Answers that may be asked for again."""
@@ -150,6 +155,7 @@ class Soak:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop.set)
+        await self._fill()
         sampler = asyncio.create_task(self._keep_sampling())
         until_s = self._started_s + self._options.hours * 3600
         num_rests = 0
@@ -162,6 +168,13 @@ class Soak:
         await asyncio.gather(sampler, return_exceptions=True)
         await self._client.close()
         return self._conclude()
+
+    async def _fill(self) -> None:
+        """Have the server keep what it keeps on purpose and the load would fill too slowly."""
+        random = Random(self._options.seed)
+        for _ in range(0, 2 * _WORDS_KEPT, _WORDS_AT_ONCE):
+            words = ("".join(random.choices(ascii_lowercase, k=9)) for _ in range(_WORDS_AT_ONCE))
+            await self._client.tokenize(" ".join(words))
 
     async def _keep_sampling(self) -> None:
         while True:
