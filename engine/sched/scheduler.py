@@ -200,7 +200,7 @@ class Scheduler:
         self._now = self._shares.now_s = now
         if suspect is not None:
             draft = PlanDraft(self.latency.for_step((), now))
-            if suspect.request.scheduled < goal_of(suspect.request):
+            if suspect.state is not State.FINISHED and suspect.request.scheduled < goal_of(suspect.request):
                 self._continue(suspect, suspect.request.num_pending, draft)
             has_prompts = True
         else:

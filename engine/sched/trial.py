@@ -44,9 +44,10 @@ class Trials:
         self._waiting.remove(self._current)
 
     def current(self) -> Entry | None:
-        """Who runs alone. Cleared, and so None, once it has computed what it was to and all of it is applied."""
+        """Who runs alone. Cleared, and so None, once it has computed what it was to, or has ended, and all of it is
+        applied: its last row may be what ends the engine."""
         entry = self._current
-        if entry is not None and entry.request.in_flight == 0 and entry.request.computed >= goal_of(entry.request):
+        if entry is not None and entry.request.in_flight == 0 and not needs_more(entry):
             self._end()
         return self._current
 
@@ -54,19 +55,22 @@ class Trials:
         self._is_others_turn = False
 
     def forget(self, entry: Entry) -> None:
-        """It ended, whether it waited or ran."""
+        """It ended; if it waited, it waits no more."""
         if entry.state is State.SUSPECT:
             self._waiting.remove(entry)
-        elif entry is self._current:
-            self._end()
 
     def check(self) -> None:
         """Raises `AssertionError`."""
         assert all(entry.state is State.SUSPECT for entry in self._waiting.entries())
-        assert self._current is None or self._current.state is State.RUNNING
+        assert self._current is None or self._current.state in (State.RUNNING, State.FINISHED)
 
     def _end(self) -> None:
         self._current, self._is_others_turn = None, True
+
+
+def needs_more(entry: Entry) -> bool:
+    """Whether a suspect has yet to compute what clears it."""
+    return entry.state is not State.FINISHED and entry.request.computed < goal_of(entry.request)
 
 
 def goal_of(request: Request) -> int:

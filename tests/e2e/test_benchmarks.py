@@ -84,13 +84,13 @@ def test_goodput_by_targets_beside_fixed_settings(tmp_path: Path) -> None:
 
 
 def test_goodput_by_targets_of_the_real_worker(shapes: Path, tmp_path: Path) -> None:
-    """A second of each load, in which little can be promised of the machine that a test runs on."""
-    printed = run("slo.py", "--setting", "cpu", "--quick", "--dir", shapes, "--out", tmp_path)
+    """A second of one load, in which little can be promised of the machine that a test runs on."""
+    printed = run("slo.py", "--setting", "cpu", "--quick", "--rates", "5", "--dir", shapes, "--out", tmp_path)
     assert (tmp_path / "slo_cpu.md").read_text() == printed
     assert ": measured" in printed and "not measured" not in printed
     assert "of 12 million parameters" in printed and 11.5e6 < SHAPES["12m"].num_body_params < 12.5e6
-    low, high = [line for line in printed.splitlines() if line.startswith("|")][2:4]
-    goodput = [[float(cell) for cell in line.split("|")[1:-1]] for line in (low, high)]
-    assert all(0.0 <= served < 3 * rate for rate, *found, _ in goodput for served in found)
-    assert any(served > 0.0 for _, *found, _ in goodput for served in found), "nothing was served in time"
+    row = [line for line in printed.splitlines() if line.startswith("|")][2]
+    rate, *goodput, _ = [float(cell) for cell in row.split("|")[1:-1]]
+    assert all(0.0 <= served < 3 * rate for served in goodput)
+    assert any(goodput), "nothing was served in time"
     assert (tmp_path / "slo_cpu.svg").exists()

@@ -49,6 +49,20 @@ def test_a_suspect_that_ends_gives_the_turn_back() -> None:
     assert [names(engine), names(engine)] == [["a"], ["t"]]
 
 
+def test_a_suspect_that_ends_is_alone_until_its_last_row_is_applied() -> None:
+    """That row may be what ends the engine: with another beside it nobody could be told from it."""
+    engine = make(shares_prefixes=False)
+    suspect = engine.add("s", PROMPT, max_tokens=9, alone_until=99)
+    engine.add("a", PROMPT, max_tokens=9)
+    assert names(engine) == ["a"]
+    assert [name for name, *_ in engine.plan()] == ["s"]
+    engine.scheduler.finish(suspect)
+    engine.scheduler.check()
+    assert engine.plan() == [], "the suspect's row is on the device"
+    engine.apply()
+    assert names(engine) == ["a"]
+
+
 def test_a_suspect_that_waits_is_aborted() -> None:
     engine = make()
     suspect = engine.add("s", PROMPT, alone_until=6)
