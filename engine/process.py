@@ -25,6 +25,7 @@ from inferd.engine.api.config import precision_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.flight import FlightRecord
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
+from inferd.engine.api.logs import configure
 from inferd.engine.api.messages import (
     Abort,
     Failed,
@@ -58,6 +59,9 @@ logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 1000
 _COMPILING_POLL_MS = 1
 """Grammars are compiled on a thread that cannot wake the loop."""
+_MOST_RECEIVED_BYTES = 2**20
+"""At once: some 500,000 ids, which take 60 ms to check and to queue. Behind a death all prompts come at once, and who
+takes them for seconds would be held for deaf."""
 _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 
@@ -99,10 +103,13 @@ class EngineLink:
         return (frame,) if what is None else damaged(frame, what)
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
-        """Every message that has come; waits for the first one up to `timeout_ms`."""
+        """Every message that has come, or as many as are taken in a moment; waits for the first up to `timeout_ms`."""
         messages: list[ToEngine] = []
-        while self._in.poll(0 if messages else timeout_ms):
-            messages.append(decode_to_engine(self._in.recv(), self._generation, self._num_received))
+        num_bytes = 0
+        while num_bytes < _MOST_RECEIVED_BYTES and self._in.poll(0 if messages else timeout_ms):
+            frame = self._in.recv()
+            num_bytes += len(frame)
+            messages.append(decode_to_engine(frame, self._generation, self._num_received))
             self._num_received += 1
             self._heartbeat.num_frames_received = self._num_received
         return messages
@@ -116,9 +123,7 @@ class EngineLink:
 def main(line: bytes, promoted: threading.Event) -> int:
     """`line`: a `Launch` as JSON; a standby waits for `promoted`. Returns only where the engine cannot start."""
     launch = msgspec.json.decode(line, type=Launch)
-    logging.basicConfig(
-        level=launch.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s engine %(message)s"
-    )
+    configure(launch.log_style)
     run_dir = Path(launch.run_dir)
     # All that lies in the run directory is opened before the first message: then it is taken away.
     flight = FlightRecord(run_dir / "flight")

@@ -67,7 +67,7 @@ def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     # A block serves one of the cache groups, and a sequence has a table in each.
     kv_tokens = ready.num_blocks // len(plan.facts.arch.cache_groups) * ready.block_size
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "

@@ -99,10 +99,10 @@ def serve(
     given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
 
-    from inferd.server.logs import configure  # noqa: PLC0415
+    from inferd.engine.api.logs import LogStyle, configure  # noqa: PLC0415
     from inferd.server.startup import serve as run_server  # noqa: PLC0415
 
-    configure(settings.log_level, settings.log_format)
+    configure(LogStyle(settings.log_level, settings.log_format))
     for warning in settings.warnings:
         logging.getLogger("inferd").warning(warning)
     raise typer.Exit(run_server(settings))

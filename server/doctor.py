@@ -23,6 +23,8 @@ from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from inferd.engine.api import accelerator
+from inferd.engine.api.accelerator import NoAcceleratorError
 from inferd.engine.api.errors import ConfigError
 from inferd.server.settings import Settings
 
@@ -30,6 +32,7 @@ GIB = 1024**3
 MIN_MEMORY_BYTES = 2 * GIB
 MIN_DISK_BYTES = 5 * GIB
 TORCH_TIMEOUT_S = 60
+NVIDIA_SMI_TIMEOUT_S = 15
 
 TORCH_PROBE = """
 import json, torch
@@ -214,17 +217,21 @@ def check_compiler() -> Check:
 
 
 def check_gpu() -> Check:
-    """What the driver says; whether torch can use it is in torch's line. This version computes on the CPU."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return Check("gpu", "ok", "none seen; this version computes on the CPU")
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    """What `inferd serve` would take, asked as it asks; nvidia-smi first, in a child: a driver may hang who asks."""
+    tool, seen = shutil.which("nvidia-smi"), "none seen"
+    if tool is not None:
+        query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            way_out = "the driver may hang, and a start with it where torch is built for CUDA: reload the driver"
+            return Check("gpu", "warn", "nvidia-smi does not answer", way_out)
+        seen = "; ".join(done.stdout.strip().splitlines()) if done.returncode == 0 else "nvidia-smi fails"
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=15, check=False)
-    except subprocess.TimeoutExpired:
-        return Check(
-            "gpu", "warn", "nvidia-smi does not answer", "the driver may hang; this version computes on the CPU"
-        )
-    if done.returncode != 0:
-        return Check("gpu", "warn", "nvidia-smi fails", "no matter for this version, which computes on the CPU")
-    return Check("gpu", "ok", "; ".join(done.stdout.strip().splitlines()) + "; this version computes on the CPU")
+        found = accelerator.detect()
+    except (NoAcceleratorError, PackageNotFoundError) as error:
+        if tool is None:
+            return Check("gpu", "ok", "none seen; `inferd serve` computes on the CPU")
+        return Check("gpu", "warn", f"{seen}; `inferd serve` computes on the CPU", str(error))
+    size = f"{found.memory_free_bytes / GIB:.1f} GiB free of {found.memory_total_bytes / GIB:.1f}"
+    return Check("gpu", "ok", f"{found.name}, {size}; `inferd serve` takes it, with --device cpu it does not")

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; the application ends in order also where connections were broken off."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
     def say_close(self) -> None:
         """From now on every answer ends its connection: the next request is to find another server.

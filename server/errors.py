@@ -318,6 +318,10 @@ def internal_error() -> RequestError:
     return RequestError("internal_error", "The server had an error while processing your request. Please try again.")
 
 
+def leaving() -> RequestError:
+    return RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
+
+
 def model_not_found(name: str) -> RequestError:
     message = f"The model `{clip(name, MAX_ECHO)}` does not exist or you do not have access to it."
     return RequestError("model_not_found", message, "model")

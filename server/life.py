@@ -12,6 +12,7 @@ from typing import Self
 
 from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.supervisor import Supervisor, describe_exit
 from inferd.server.watchdog import TICK_S, Watchdog
 
@@ -21,13 +22,13 @@ class Life:
 
     def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
         self.supervisor, self.client = supervisor, client
-        self.was_killed = False
-        """By SIGKILL, which nobody sends itself: by a user, or by a system short of memory."""
+        self.by_chance = True
+        """No request need have to do with its end: neither did it end itself, nor is a step without end."""
 
     @classmethod
-    def begin(cls, config: EngineConfig, generation: int, log_level: str, *, is_standby: bool = False) -> Self:
+    def begin(cls, config: EngineConfig, generation: int, log_style: LogStyle, *, is_standby: bool = False) -> Self:
         """Start the process. Raises `StartError` where the system does not let it, of which nothing is left."""
-        supervisor = Supervisor(config, generation=generation, log_level=log_level, is_standby=is_standby)
+        supervisor = Supervisor(config, generation=generation, log_style=log_style, is_standby=is_standby)
         try:
             client = EngineClient(supervisor.run_dir, generation, on_first_frame=supervisor.seal)
         except BaseException:
@@ -47,7 +48,8 @@ class Life:
         hang = asyncio.create_task(self._hang())
         try:
             await asyncio.wait((wait, hang), return_when=asyncio.FIRST_COMPLETED)
-            self.was_killed = wait.done() and wait.result() == -signal.SIGKILL
+            if wait.done():
+                self.by_chance = wait.result() == -signal.SIGKILL  # which nobody sends itself
             return f"the engine process {describe_exit(wait.result()) if wait.done() else hang.result()}"
         finally:
             wait.cancel()
@@ -60,6 +62,7 @@ class Life:
             await asyncio.sleep(TICK_S)
             reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.traffic)
             if reason is not None:
+                self.by_chance = not watchdog.is_step_endless
                 return reason
 
     async def kill(self) -> None:

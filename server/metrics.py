@@ -195,6 +195,12 @@ class Metrics:
         if record.tpot_s is not None:
             self.tpot.cell().observe(record.tpot_s)
 
+    @property
+    def num_finished(self) -> tuple[int, int]:
+        """Generations that ended by themselves, and those that did not, by whoever's doing."""
+        whole = sum(self.finished.values[(reason,)] for reason in ("stop", "length"))
+        return int(whole), int(sum(self.finished.values.values()) - whole)
+
     def _count_targets(self, record: RequestRecord) -> None:
         """An abort is its caller's doing: it met nothing and missed nothing."""
         if record.finish_reason == "abort":

@@ -3,8 +3,8 @@
 Suspects are the requests of the steps that were under way when the engine died, as its flight record says. What kills
 an engine is mostly not a request, so at first they go on together; those with whom a second engine dies before they are
 past that place run alone there, one by one. Who is computed by a third engine that dies, alone, is failed, and whatever
-asks for the same is refused for a while. Where engines were killed from outside, which is also how a system short of
-memory ends them, it takes two that die with it alone.
+asks for the same is refused for a while. Where the last was killed from outside, which is also how a system short of
+memory ends it, fell silent or lost a frame, it takes two that die with it alone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from inferd.server.journal import Journal
 ALONE_AFTER = 2
 """Deaths in a row after which a suspect runs alone. Alone at once, 64 short answers took seconds more to go on."""
 FAILED_AFTER = 3
-"""Deaths in a row, the last of them alone, after which it is failed: so many restarts does a poison cost at most."""
+"""Deaths in a row, the last of them alone, after which it is failed: so many restarts does a poison cost at most where
+the engine ends itself."""
 FAILED_AFTER_ALONE = 2
-"""Deaths alone, where the last was by a signal that nobody sends itself. At 1, of 68 kills at random steps under a
-hundred answers three fell so that an innocent was failed."""
+"""Deaths alone, where the last may be by chance. At 1, of 68 kills at random steps under a hundred answers three fell
+so that an innocent was failed."""
 REFUSED_S = 600.0
 _MAX_REFUSED = 1024
 """Digests kept; the oldest goes first."""
@@ -51,11 +52,12 @@ class Quarantine:
             raise RequestError("engine_error", message)
 
     def judge(
-        self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, was_killed: bool = False
+        self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, by_chance: bool = False
     ) -> list[Journal]:
         """After a death: marks the suspects, and returns those that are to be failed.
 
-        `in_flight`: what the dead engine's flight record says. `was_killed`: by SIGKILL, and not by this server.
+        `in_flight`: what the dead engine's flight record says. `by_chance`: no request need have to do with
+        it.
         """
         guilty: list[Journal] = []
         for journal in journals:
@@ -66,7 +68,7 @@ class Quarantine:
                 continue
             journal.num_deaths += 1
             journal.num_deaths_alone += len(in_flight) == 1
-            least_alone = FAILED_AFTER_ALONE if was_killed else 1
+            least_alone = FAILED_AFTER_ALONE if by_chance else 1
             if journal.num_deaths >= FAILED_AFTER and len(in_flight) == 1 and journal.num_deaths_alone >= least_alone:
                 guilty.append(journal)
                 self._refuse(journal.submit)

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
+from inferd.engine.api.logs import LogStyle
 from inferd.server.deaths import Deaths
 from inferd.server.life import Life
 from inferd.server.router import Router
@@ -28,10 +29,10 @@ class Recovery:
     """The engines of one server. `run` ends only by an error, or cancelled."""
 
     def __init__(
-        self, router: Router, config: EngineConfig, log_level: str, on_standby: Callable[[bool], None]
+        self, router: Router, config: EngineConfig, log_style: LogStyle, on_standby: Callable[[bool], None]
     ) -> None:
         """`on_standby` is told whether a standby waits to be promoted."""
-        self._router, self._config, self._log_level = router, config, log_level
+        self._router, self._config, self._log_style = router, config, log_style
         self._deaths = Deaths()
         self._spare = Spare(lambda generation: self._begin(generation, is_standby=True), on_standby)
         self._generation = 0
@@ -65,7 +66,7 @@ class Recovery:
         try:
             reason = await self._end_of(life)
             await life.kill()
-            self._router.lose(life.supervisor.in_flight(), was_killed=life.was_killed)
+            self._router.lose(life.supervisor.in_flight(), by_chance=life.by_chance)
             return reason
         except asyncio.CancelledError:
             await life.supervisor.stop()
@@ -86,7 +87,7 @@ class Recovery:
         return life
 
     def _begin(self, generation: int, *, is_standby: bool) -> Life:
-        return Life.begin(self._config, generation, self._log_level, is_standby=is_standby)
+        return Life.begin(self._config, generation, self._log_style, is_standby=is_standby)
 
     def _keep_spare(self) -> None:
         """Once an engine serves: until then it needs the cores itself."""

@@ -32,6 +32,7 @@ from inferd.engine.api.messages import (
     Submit,
     ToEngine,
 )
+from inferd.server import errors
 from inferd.server.backlog import Backlog, QueueBounds
 from inferd.server.metrics import Metrics, RequestRecord
 from inferd.server.quarantine import Quarantine
@@ -188,8 +189,8 @@ class Router:
         """Another engine is being started at the other end of `client`; `run` anew to hear it."""
         self._client = client
 
-    def lose(self, in_flight: Mapping[int, int], *, was_killed: bool = False) -> None:
-        """The engine is gone, and another will come. `in_flight`: what its flight record says; `was_killed`: by others.
+    def lose(self, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
+        """The engine is gone, and another will come. `in_flight`: what its flight record says; `by_chance`: by others.
 
         Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
         """
@@ -200,7 +201,7 @@ class Router:
         self._metrics.engine_down()
         self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
-        for guilty in self._quarantine.judge(in_flight, journals, was_killed=was_killed):
+        for guilty in self._quarantine.judge(in_flight, journals, by_chance=by_chance):
             logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
             self._fail(self._streams[guilty.submit.request_id], _GUILTY)
         for stream in tuple(self._streams.values()):
@@ -268,7 +269,7 @@ class Router:
         if goes_on:
             return
         if self._is_draining:
-            raise RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
+            raise errors.leaving()
         if self._ready is None:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.is_ready:

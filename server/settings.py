@@ -269,8 +269,10 @@ class Settings(BaseSettings):
     def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for key in value:
             text = key.get_secret_value()
-            if not text or not text.isascii() or not text.isprintable() or " " in text:
-                raise ValueError("every key must be printable ASCII without spaces, and not empty")
+            if not text:
+                raise ValueError("a key is empty; leave the setting out where none is to be asked for")
+            if not text.isascii() or not text.isprintable() or " " in text:
+                raise ValueError("a key has other characters than printable ASCII without spaces")
         return value
 
     @model_validator(mode="after")
@@ -318,7 +320,10 @@ def _problem(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
         return str(detail["ctx"]["error"])
     name = str(detail["loc"][0])
     about, origin = SETTINGS[name], origins.get(name, "code")
-    given = "the given keys" if name in _SECRET else repr(detail["input"])
+    if name in _SECRET:
+        why = detail["ctx"]["error"] if detail["type"] == "value_error" else f"must be {about.rule}"
+        return f"{name}: {why} ({origin})"
+    given = repr(detail["input"])
     if detail["type"] == "value_error":
         return f"{name}: {detail['ctx']['error']}, but got {given} ({origin})"
     return f"{name} must be {about.rule}, but got {given} ({origin})"

@@ -25,6 +25,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.locate import locate
+from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
@@ -182,6 +183,7 @@ class _Service:
                 task.cancel()
         if self._start_error is not None:
             raise self._start_error
+        logger.info("stopped; answers since the start: %d finished, %d broken off", *self._metrics.num_finished)
         return EXIT_ENGINE_DIED if self._died else 0
 
     def _make_http(self) -> HttpServer:
@@ -196,8 +198,8 @@ class _Service:
     async def _run_engines(self) -> None:
         """Until no engine can be had, or cancelled, which ends the last one."""
         try:
-            config, log_level = self._plan.config, self._settings.log_level
-            await Recovery(self._router, config, log_level, self._metrics.standby.set).run()
+            style = LogStyle(self._settings.log_level, self._settings.log_format)
+            await Recovery(self._router, self._plan.config, style, self._metrics.standby.set).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))

@@ -30,6 +30,8 @@ class Watchdog:
         self._num_beats = self._num_steps = 0
         self._silent_s = self._step_s = 0.0
         self._to_server, self._to_engine = _Way(), _Way()
+        self.is_step_endless = False
+        """Why it was given up: not for its silence, nor for a frame."""
 
     def look(self, pulse: Pulse | None, now: float, traffic: Traffic) -> str | None:
         """Why the engine has to be replaced, or None. To be called every tick.
@@ -48,7 +50,8 @@ class Watchdog:
         is_same_step = pulse.step_started_s > 0.0 and pulse.num_steps == self._num_steps
         self._num_steps = pulse.num_steps
         self._step_s = self._step_s + passed_s if is_same_step else 0.0
-        if is_same_step and self._step_s > pulse.step_limit_s > 0.0:
+        self.is_step_endless = is_same_step and self._step_s > pulse.step_limit_s > 0.0
+        if self.is_step_endless:
             return f"has not ended a step within {pulse.step_limit_s:.0f} s"
         return self._lost(pulse, traffic, min(passed_s, TICK_S) if has_run else 0.0, is_same_step)
 

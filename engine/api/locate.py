@@ -17,6 +17,9 @@ from inferd.engine.api.errors import ModelError
 EMBEDDED_NAME = "tiny"
 """What the command line calls the model that comes with inferd."""
 
+_FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
+"""What ends so was meant as a file: no hub id does."""
+
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
 
@@ -30,7 +33,11 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
     directory = _local_directory(model)
     if directory is not None:
         return directory
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if model.endswith(_FILE_SUFFIXES):
+        raise ModelError(f"no file {model}; give a directory, a hub id (organisation/name) or `{EMBEDDED_NAME}`")
+    if model.startswith((".", "/", "~")):
+        raise ModelError(f"no directory {model}")
+    if model.count("/") != 1:
         hint = "" if "/" in model else f"; the embedded model is called `{EMBEDDED_NAME}`"
         raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either{hint}")
     return _download(model, revision, files)

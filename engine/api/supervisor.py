@@ -26,6 +26,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.flight import FlightReader
 from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+from inferd.engine.api.logs import DEFAULT_STYLE, LogStyle
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     run_dir: str
     generation: int
-    log_level: str
+    log_style: LogStyle
     server_pid: int
     spawned_s: float
     """Monotonic, which all processes of a machine share: the engine's first phase began then."""
@@ -81,7 +82,12 @@ class Supervisor:
     """One engine process, from spawn to exit code."""
 
     def __init__(
-        self, config: EngineConfig, *, generation: int = 0, log_level: str = "info", is_standby: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        generation: int = 0,
+        log_style: LogStyle = DEFAULT_STYLE,
+        is_standby: bool = False,
     ) -> None:
         """Raises `StartError` where the run directory cannot be made."""
         try:
@@ -96,7 +102,7 @@ class Supervisor:
             self.seal()
             reason = f"cannot write to {self.run_dir.parent}: {error.strerror or error}"
             raise StartError(f"{reason}; {_WAY_OUT}") from error
-        self._config, self._log_level, self._is_standby = config, log_level, is_standby
+        self._config, self._log_style, self._is_standby = config, log_style, is_standby
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -140,7 +146,7 @@ class Supervisor:
             config=self._config,
             run_dir=str(self.run_dir),
             generation=self.generation,
-            log_level=self._log_level,
+            log_style=self._log_style,
             server_pid=os.getpid(),
             spawned_s=time.monotonic(),
             is_standby=self._is_standby,

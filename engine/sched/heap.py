@@ -67,6 +67,6 @@ class LazyHeap(Generic[T]):
         node = self._nodes.pop(item)
         if self._heap[0] is node:
             heapq.heappop(self._heap)
-        elif len(self._heap) - len(self._nodes) > max(_MIN_STALE, len(self._nodes)):
+        if len(self._heap) - len(self._nodes) > max(_MIN_STALE, len(self._nodes)):
             self._heap = list(self._nodes.values())
             heapq.heapify(self._heap)

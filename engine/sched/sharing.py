@@ -103,6 +103,7 @@ class Twins:
 
 
 def family_of(request: Request, table: BlockTable) -> Family | None:
-    """What twins have in common; None where `request` can take nothing from one."""
-    num_blocks = table.num_hittable
+    """What twins have in common; None where `request` can take nothing from one, or has no target: nobody forecasts for
+    it, and a long prompt takes milliseconds to hash."""
+    num_blocks = table.num_hittable if request.ttft_target_s is not None else 0
     return (request.tenant, request.priority, table.key(num_blocks - 1)) if num_blocks else None

@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.engine.api.errors import RequestError
+from inferd.server import errors
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
 
@@ -30,7 +30,7 @@ class HealthApi:
         router = self._service.router
         check_ready(router)
         if router.is_leaving:
-            raise RequestError("server_is_overloaded", "The server is shutting down; ask another one.")
+            raise errors.leaving()
         return _json({"status": "recovering" if router.is_recovering else "ready"})
 
     async def version(self, request: Request) -> Response:

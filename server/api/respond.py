@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
+from inferd.server import errors, sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.service import Service
 from inferd.server.generate.deadline import until, within
@@ -94,6 +94,8 @@ async def while_asked(request: Request, deadline_s: float | None, work: Awaitabl
 def check_ready(router: Router) -> None:
     """Before any work is done. Raises `RequestError`."""
     if not router.is_ready:
+        if router.is_leaving:
+            raise errors.leaving()
         message = "The server is not ready to take requests. Please try again in a few seconds."
         raise RequestError("server_is_overloaded", message)
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from inferd.engine.api.errors import RequestError
 
@@ -33,7 +33,8 @@ class Lanes:
     async def run(self, work: Callable[[], T], size: int) -> T:
         """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full.
 
-        Work that has not begun when its caller is cancelled is never done.
+        Work that has not begun when its caller is cancelled is never done, and is let go of at once; it counts until a
+        thread has come to it.
         """
         if self._num_pending >= self._max_pending:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
@@ -41,15 +42,31 @@ class Lanes:
         lane = self._long if size >= LONG_TEXT else self._short
         loop = asyncio.get_running_loop()
         self._num_pending += 1
-        job = lane.submit(work)
+        # The queue of a pool keeps what is cancelled, with all that it refers to, until a thread is free.
+        slot = [work]
 
-        def done(_: Future[T]) -> None:
+        def begin() -> T | None:
+            try:
+                given = slot.pop()
+            except IndexError:
+                return None
+            return given()
+
+        job = lane.submit(begin)
+
+        def done(_: Future[T | None]) -> None:
             """When the thread is done with it, which a caller that was cancelled does not wait for."""
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody counts any more
                 loop.call_soon_threadsafe(self._count_down)
 
         job.add_done_callback(done)
-        return await asyncio.wrap_future(job)
+        try:
+            # Shielded: to cancel the job would count it as done while it still lies in the queue.
+            result = await asyncio.shield(asyncio.wrap_future(job))
+        except asyncio.CancelledError:
+            slot.clear()
+            raise
+        return cast("T", result)
 
     def _count_down(self) -> None:
         self._num_pending -= 1

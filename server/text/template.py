@@ -21,7 +21,7 @@ from inferd.server import errors
 
 MAX_RENDERED_CHARS = 2**26
 """That one rendering may put together, with what it puts together on the way (macros, blocks that are set): four times
-the largest body that is taken by default, and at most 256 MiB."""
+the largest body that is taken by default, and at most 256 MiB, twice while its pieces are joined."""
 
 # What rendering itself is given; `chat_template_kwargs` may not reach these.
 _RESERVED = frozenset(

@@ -232,7 +232,7 @@ class ScriptedRouter:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
     def reset(self) -> None:
-        self.is_recovering = False
+        self.is_recovering = self.is_leaving = False
         self.is_ready, self.has_engine, self.refusal = True, True, None
         self.stats, self.num_resets, self.hidden_size = EngineStats(), 0, HIDDEN_SIZE
         self.scripts, self.submits, self.aborted = [], [], {}

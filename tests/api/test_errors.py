@@ -190,6 +190,17 @@ def test_a_server_that_cannot_take_more_says_when_to_come_back(
         assert int(response.headers["retry-after"]) >= 1
 
 
+@pytest.mark.parametrize(("is_leaving", "words"), [(False, "not ready"), (True, "shutting down")])
+def test_who_is_sent_away_learns_whether_to_come_back_here(
+    http: httpx.Client, router: Any, is_leaving: bool, words: str
+) -> None:
+    router.is_ready, router.is_leaving = False, is_leaving
+    for refused in (http.post("/v1/chat/completions", json=CHAT), http.get("/ready")):
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
+        assert words in error_of(refused)["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+
+
 def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, router: Any, script: Any) -> None:
     accept = router.submit
 

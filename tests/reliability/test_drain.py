@@ -169,10 +169,13 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
         wait_until(is_refused, what="a refusal")
         assert time.monotonic() - told_s >= LONG_DELAY_S
         assert int(refused[0].headers["retry-after"]) >= 1 and refused[0].headers["connection"] == "close"
-        assert refused[0].json()["error"]["code"] == "server_is_overloaded"
+        error = refused[0].json()["error"]
+        assert error["code"] == "server_is_overloaded" and "shutting down" in error["message"]
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2], rest[-3:]
     assert daemon.stop() == 0
+    last = daemon.output.strip().splitlines()[-1]
+    assert "stopped; " in last and last.endswith(" finished, 0 broken off"), last
 
 
 def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., Daemon]) -> None:
@@ -201,3 +204,4 @@ def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., 
     assert {path for path, end in ends.items() if "shutting down" in end} == set(STREAMS), ends
     assert daemon.stop() == 0
     assert f"giving up {len(STREAMS)} unfinished" in daemon.output
+    assert f"stopped; answers since the start: 0 finished, {len(STREAMS)} broken off" in daemon.output

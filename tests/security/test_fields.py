@@ -15,6 +15,7 @@ import pytest
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig, resolve
+from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Abort, Delta, Failed, Ready, StepOutput, Submit
 from inferd.engine.api.model import ModelFacts
@@ -114,7 +115,7 @@ class Engine:
 async def running() -> AsyncIterator[Engine]:
     asked = EngineConfig(model_path=str(EMBEDDED_PATH), kv_memory_bytes=64 * 2**20, max_num_seqs=4, num_threads=1)
     config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(EMBEDDED_PATH)), Machine.detect())
-    supervisor = Supervisor(config, log_level="error")
+    supervisor = Supervisor(config, log_style=LogStyle("error"))
     client = EngineClient(supervisor.run_dir, 0)
     try:
         supervisor.spawn()

@@ -23,6 +23,7 @@ from inferd.engine.api import parts as parts_module
 from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.flight import tag_of
+from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.messages import Submit, ToEngine
 from inferd.server import life as life_module
 from inferd.server import router as router_module
@@ -130,7 +131,7 @@ class FrontRun:
         config = SimpleNamespace(max_num_seqs=scenario.core.limits.max_num_seqs, standby=scenario.has_standby)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(life_module, "Supervisor", partial(SimulatedSupervisor, self))
-            recovery = asyncio.create_task(Recovery(self.router, config, "info", lambda is_warm: None).run())
+            recovery = asyncio.create_task(Recovery(self.router, config, LogStyle(), lambda is_warm: None).run())
             started = asyncio.create_task(self.router.became_ready.wait())
             await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
             started.cancel()

@@ -106,10 +106,10 @@ def _judge_by(patch: Patch, change: object) -> None:
     judge = Quarantine.judge
 
     def misled(
-        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, was_killed: bool = False
+        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, by_chance: bool = False
     ) -> list[Journal]:
         known = list(journals)
-        return judge(self, change(in_flight, known), known, was_killed=was_killed)  # type: ignore[operator]
+        return judge(self, change(in_flight, known), known, by_chance=by_chance)  # type: ignore[operator]
 
     patch.setattr(Quarantine, "judge", misled)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inferd.engine.api.flight import FlightReader
 from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+from inferd.engine.api.logs import LogStyle
 from tests.sim.process import KILLED, SimulatedProcess
 from tests.sim.watcher import Watcher
 
@@ -14,7 +15,7 @@ class SimulatedSupervisor:
     """One process, from spawn to exit code. `run` is told of all that becomes of it."""
 
     def __init__(
-        self, run: Watcher, config: object, *, generation: int = 0, log_level: str = "info", is_standby: bool = False
+        self, run: Watcher, config: object, *, generation: int, log_style: LogStyle, is_standby: bool = False
     ) -> None:
         self._run, self.generation, self._is_standby = run, generation, is_standby
         self.run_dir = Path(f"/simulated/{len(run.lives)}")

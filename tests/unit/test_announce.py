@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -59,6 +60,17 @@ def test_the_card_says_whether_results_are_deterministic(plan: Plan) -> None:
         listener.bind(("127.0.0.1", 0))
         card = ready_card(plan, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
     assert "128 KV tokens, not deterministic)" in card
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_asked"),
+    [(Settings(), False), (Settings(api_key=("k",)), True), (Settings(keys_file="keys.yaml"), True)],
+)
+def test_the_line_to_paste_has_a_key_where_one_is_asked_for(plan: Plan, settings: Settings, is_asked: bool) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        card = ready_card(replace(plan, settings=settings), READY, listener, 1.0)
+    assert ("-H 'Authorization: Bearer YOUR_KEY' -H" in card) == is_asked
 
 
 def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:

@@ -158,6 +158,11 @@ def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         locate(str(file))
     with pytest.raises(ModelError, match=r"no hub id .*the embedded model is called `tiny`"):
         locate("tinny")
+    for name in ("mistral/config.json", "here/model.gguf", "model.safetensors", "./config.json"):
+        with pytest.raises(ModelError, match=f"no file {name}; give a directory, a hub id"):
+            locate(name)
+    with pytest.raises(ModelError, match=r"no directory ./nothing$"):
+        locate("./nothing")
     with pytest.raises(ModelError, match="give the whole path"):
         locate("~no-such-user-here/x")
     with pytest.raises(ModelError, match="cannot look at"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
 from inferd.server import doctor
 from inferd.server.doctor import Check
 
@@ -108,6 +111,70 @@ def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert (doctor.check_compiler().status, doctor.check_gpu().status) == ("warn", "ok")
+
+
+def _smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def _detected(monkeypatch: pytest.MonkeyPatch, found: Accelerator | str) -> None:
+    def detect() -> Accelerator:
+        if isinstance(found, str):
+            raise NoAcceleratorError(found)
+        return found
+
+    monkeypatch.setattr(doctor.accelerator, "detect", detect)
+
+
+H100 = Accelerator("H100", (9, 0), 80 * doctor.GIB, 79 * doctor.GIB)
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "expected"),
+    [
+        ("echo 'H100, 81559 MiB'", H100, ("ok", "79.0 GiB free of 80.0; `inferd serve` takes it", "")),
+        ("exit 9", H100, ("ok", "`inferd serve` takes it", "")),
+        (
+            "echo 'H100, 81559 MiB'",
+            "torch is built for the CPU alone",
+            ("warn", "H100, 81559 MiB; `inferd serve` computes on the CPU", "torch is built for the CPU alone"),
+        ),
+        ("exit 9", "no driver", ("warn", "nvidia-smi fails; `inferd serve` computes on the CPU", "no driver")),
+    ],
+)
+def test_the_gpu_that_is_served_on_is_said(
+    script: str,
+    found: Accelerator | str,
+    expected: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _smi(tmp_path, monkeypatch, script)
+    _detected(monkeypatch, found)
+    check = doctor.check_gpu()
+    assert (check.status, check.way_out) == (expected[0], expected[2])
+    assert expected[1] in check.found
+
+
+def test_a_driver_that_hangs_is_asked_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _smi(tmp_path, monkeypatch, "exec sleep 60")
+    monkeypatch.setattr(doctor, "NVIDIA_SMI_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor.accelerator, "detect", lambda: pytest.fail("it was asked"))
+    check = doctor.check_gpu()
+    assert (check.status, check.found) == ("warn", "nvidia-smi does not answer")
+
+
+def test_without_torch_there_is_no_gpu_to_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("inferd.engine.api.accelerator.metadata.version", _raise_missing)
+    assert doctor.check_gpu() == Check("gpu", "ok", "none seen; `inferd serve` computes on the CPU")
+
+
+def _raise_missing(name: str) -> str:
+    raise PackageNotFoundError(name)
 
 
 @pytest.mark.parametrize(("statuses", "code"), [(["ok", "warn"], 0), (["ok", "fail"], 1)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -69,12 +71,16 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
     asyncio.run(run())
 
 
+class Body:
+    """What a request was read from."""
+
+
 def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
     """It stood behind other long texts; what runs is counted until its thread is done with it."""
 
     async def run() -> None:
-        lanes, began, go_on = Lanes(max_pending=2), threading.Event(), threading.Event()
-        done: list[str] = []
+        lanes, began, go_on = Lanes(max_pending=3), threading.Event(), threading.Event()
+        done: list[Any] = []
 
         def first() -> None:
             began.set()
@@ -83,18 +89,22 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
 
         try:
             running = asyncio.ensure_future(lanes.run(first, LONG_TEXT))
-            waiting = asyncio.ensure_future(lanes.run(lambda: done.append("second"), LONG_TEXT))
+            body = Body()
+            waiting = asyncio.ensure_future(lanes.run(functools.partial(done.append, body), LONG_TEXT))
+            kept = weakref.ref(body)
+            del body
             await asyncio.sleep(0)
-            assert began.wait(20)
-            with pytest.raises(RequestError, match="2 prompts are waiting"):
-                await lanes.run(lambda: None, 1)
+            assert began.wait(20) and kept() is not None
             for task in (running, waiting):
                 task.cancel()
             await asyncio.gather(running, waiting, return_exceptions=True)
             await asyncio.sleep(0)
+            del task, waiting
+            gc.collect()
+            assert kept() is None, "what was read for somebody who has left is still in memory"
             last = asyncio.ensure_future(lanes.run(lambda: done.append("third"), LONG_TEXT))
             await asyncio.sleep(0)
-            with pytest.raises(RequestError, match="2 prompts are waiting"):
+            with pytest.raises(RequestError, match="3 prompts are waiting"):  # as nobody has come to the second yet
                 await lanes.run(lambda: None, 1)
             go_on.set()
             await last

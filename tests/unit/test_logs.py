@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from inferd.server.logs import configure
+from inferd.engine import process
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.logs import LogStyle, configure
+from inferd.engine.api.supervisor import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +29,7 @@ def _restored() -> Iterator[None]:
 
 
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    configure("info", "text")
+    configure(LogStyle("info", "text"))
     logging.getLogger("inferd.x").info("hello %s", "you")
     line = capsys.readouterr().err
     assert line[2] == line[5] == ":"
@@ -30,7 +37,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) -> None:
-    configure("info", "json")
+    configure(LogStyle("info", "json"))
     try:
         raise ValueError("why")
     except ValueError:
@@ -44,6 +51,26 @@ def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) 
     assert set(line) == {"time", "level", "logger", "message", "route", "status", "exception"}
 
 
+def test_the_engine_speaks_in_the_style_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the launch line alone: it is configured before anything else is looked at."""
+
+    def stop(path: object) -> None:
+        logging.getLogger("inferd.engine.x").warning("on the way")
+        raise InterruptedError
+
+    heard = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", heard)
+    monkeypatch.setattr(process, "FlightRecord", stop)
+    launch = Launch(
+        config=EngineConfig(model_path="x"), run_dir="/nowhere", generation=0, log_style=LogStyle("warning", "json"),
+        server_pid=0, spawned_s=0.0,
+    )  # fmt: skip
+    with pytest.raises(InterruptedError):
+        process.main(msgspec.json.encode(launch), threading.Event())
+    line = json.loads(heard.getvalue())
+    assert (line["level"], line["logger"], line["message"]) == ("warning", "inferd.engine.x", "on the way")
+
+
 @pytest.mark.parametrize(
     ("level", "shown"),
     [
@@ -54,7 +81,7 @@ def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_levels(level: str, shown: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    configure(level, "json")  # type: ignore[arg-type]
+    configure(LogStyle(level, "json"))  # type: ignore[arg-type]
     logging.getLogger("inferd").info("inferd info")
     logging.getLogger("inferd").debug("inferd debug")
     logging.getLogger("other").warning("other warning")

@@ -14,6 +14,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
 from inferd.engine.api.flight import FlightReader, FlightRecord, tag_of
 from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, Pulse
+from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.messages import Delta, Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
@@ -70,17 +71,17 @@ def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
 def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
     quarantine, unlucky, other = Quarantine(), journal("unlucky"), journal("other")
     for _ in range(2):
-        quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], was_killed=True)
-    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], was_killed=True) == []
-    assert quarantine.judge(dead(other, reached=4), [unlucky, other], was_killed=True) == [], "another's"
+        quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], by_chance=True)
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], by_chance=True) == []
+    assert quarantine.judge(dead(other, reached=4), [unlucky, other], by_chance=True) == [], "another's"
     assert quarantine.replay(unlucky).alone_until == 4, "it is tried once more"
-    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], was_killed=True) == [unlucky]
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], by_chance=True) == [unlucky]
 
 
 def test_who_ran_alone_before_is_judged_anew_once_it_got_on() -> None:
     quarantine, each = Quarantine(), journal("each")
     for number in range(20):
-        assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], was_killed=True) == []
+        assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], by_chance=True) == []
         quarantine.replay(each)
         give(each, 1, 2, 3, 4)
 
@@ -149,7 +150,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     monkeypatch.setattr(deaths_module, "_FIRST_DELAY_S", 0.0)
     asked: list[int] = []
 
-    def refuse(config: EngineConfig, generation: int, log_level: str, *, is_standby: bool) -> Life:
+    def refuse(config: EngineConfig, generation: int, log_style: LogStyle, *, is_standby: bool) -> Life:
         asked.append(generation)
         raise StartError("no room")
 
@@ -157,7 +158,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
         router = Router(None, Metrics("tiny"))
         if has_served:
             router.became_ready.set()
-        await Recovery(router, EngineConfig(model_path="x"), "info", lambda _: None).run()
+        await Recovery(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
 
     monkeypatch.setattr(Life, "begin", refuse)
     with pytest.raises(StartError, match="no room"):

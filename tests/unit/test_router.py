@@ -158,6 +158,34 @@ def test_a_backlog_is_kept_merged_and_nothing_of_it_is_lost() -> None:
     asyncio.run(run())
 
 
+@given(st.lists(DELTAS, max_size=300), st.lists(st.integers(0, 200), max_size=4))
+def test_a_backlog_is_read_as_it_came_however_it_was_kept(deltas: list[Delta], pauses: list[int]) -> None:
+    """Read now and then, by so many deltas; what lies longer is packed where it has log probabilities."""
+
+    async def run() -> None:
+        stream, read = TokenStream(submit("a"), lambda _: None), list[Delta]()
+        reads = {sum(pauses[: i + 1]) for i in range(len(pauses))}
+        for number, delta in enumerate(deltas):
+            stream.push(delta)
+            if number in reads:
+                read.append(await anext(stream))
+        stream.push(Delta(request_id="a", finish_reason="length"))
+        read += [delta async for delta in stream]
+        assert merge(read) == merge([*deltas, Delta(request_id="a", finish_reason="length")])
+
+    asyncio.run(run())
+
+
+def test_log_probabilities_that_nobody_reads_are_packed() -> None:
+    stream = TokenStream(submit("a"), lambda _: None)
+    scored = WireLogprobs(3, -0.1, 1, ((3, -0.1), (4, -2.5)))
+    for _ in range(1_000):
+        stream.push(Delta(request_id="a", token_ids=(3,), logprobs=(scored,)))
+    packed = [delta for delta in stream._pending if isinstance(delta, bytes)]
+    assert sum(map(len, packed)) < 64 * 1_000
+    assert len(stream._pending) - len(packed) < 20
+
+
 def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))

@@ -113,6 +113,13 @@ def test_keys_come_from_any_source_and_are_never_shown(monkeypatch: pytest.Monke
     assert not any("canary" in text for text in (repr(settings), f"{settings.explain()}", str(raised.value)))
 
 
+@pytest.mark.parametrize("name", ["api_key", "admin_key"])
+def test_an_empty_key_is_called_empty(name: str) -> None:
+    assert f"{name}: a key is empty; leave the setting out" in refusal(**{name: ("",)})
+    both = refusal(**{name: ("canary", "ca nary")})
+    assert f"{name}: a key has other characters than" in both and "nary" not in both
+
+
 def test_file_keys_are_checked_by_name(tmp_path: Path) -> None:
     config = tmp_path / "inferd.yaml"
     for text, message in [

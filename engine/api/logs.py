@@ -1,6 +1,6 @@
 """How log lines look: one line each on stderr, for a person or, as JSON, for a machine.
 
-Called once, at start. Knows no setting but level and format, and writes no line itself.
+Called once in each process, at its start: the engine's lines look as the server's. Writes no line itself.
 """
 
 from __future__ import annotations
@@ -8,11 +8,21 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import orjson
+import msgspec
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime", "taskName"}
+
+
+class LogStyle(NamedTuple):
+    """What the server was asked for, and tells its engine."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+DEFAULT_STYLE = LogStyle()
 
 
 class TextFormatter(logging.Formatter):
@@ -39,17 +49,14 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def configure(level: Literal["debug", "info", "warning", "error"], log_format: Literal["text", "json"]) -> None:
+def configure(style: LogStyle) -> None:
     """Send every logger of this process to stderr. Libraries speak only from warning up, unless at debug."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if style.format == "json" else TextFormatter())
     logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.DEBUG if level == "debug" else max(logging.WARNING, _number(level)))
-    logging.getLogger("inferd").setLevel(_number(level))
-
-
-def _number(level: str) -> int:
-    return logging.getLevelNamesMapping()[level.upper()]
+    level = logging.getLevelNamesMapping()[style.level.upper()]
+    logging.root.setLevel(logging.DEBUG if style.level == "debug" else max(logging.WARNING, level))
+    logging.getLogger("inferd").setLevel(level)
