@@ -159,8 +159,11 @@ class Scheduler:
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
         """Take the requests that nothing was done for and that can no longer make their TTFT target, even if they were
-        next; one that could not have made it alone goes on until the target has passed."""
+        next; one that could not have made it alone goes on until the target has passed. Who has the machine to itself
+        is served, late: it would be no earlier at any other time."""
         while (entry := self._waiting.overdue(now)) is not None:
+            if len(self._entries) == 1 and not self._launched:
+                return
             if self._forecast.is_late(entry, now):
                 self.finish(entry.request)
                 self.stats.num_shed += 1

@@ -244,6 +244,21 @@ def test_one_that_could_never_be_in_time_is_taken_where_nobody_is_ahead() -> Non
     assert len(engine.tokens["long"]) == 1
 
 
+def test_one_that_is_late_before_its_first_step_is_served_where_it_is_alone() -> None:
+    """A target shorter than the way to the engine."""
+    engine = world()
+    engine.add("hasty", 10, max_tokens=1, ttft_target_s=0.001)
+    engine.now += 0.01
+    assert list(engine.scheduler.shed(engine.now)) == []
+    engine.run()
+    assert len(engine.tokens["hasty"]) == 1
+    engine.add("runs", 10, max_tokens=100)
+    engine.step()
+    hasty = engine.add("hasty too", 10, max_tokens=1, ttft_target_s=0.05)
+    engine.now += 0.1
+    assert [request for request, _ in engine.scheduler.shed(engine.now)] == [hasty], "others are in its way"
+
+
 def test_no_target_and_a_replay_are_never_refused() -> None:
     engine = world()
     for i in range(20):
