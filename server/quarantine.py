@@ -56,8 +56,7 @@ class Quarantine:
     ) -> list[Journal]:
         """After a death: marks the suspects, and returns those that are to be failed.
 
-        `in_flight`: what the dead engine's flight record says. `by_chance`: no request need have to do with
-        it.
+        `in_flight`: what the dead engine's flight record says. `by_chance`: no request need have to do with it.
         """
         guilty: list[Journal] = []
         for journal in journals:

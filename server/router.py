@@ -190,7 +190,7 @@ class Router:
         self._client = client
 
     def lose(self, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
-        """The engine is gone, and another will come. `in_flight`: what its flight record says; `by_chance`: by others.
+        """The engine is gone, and another will come. `in_flight`, `by_chance`: as in `Quarantine.judge`.
 
         Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
         """

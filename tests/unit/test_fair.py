@@ -157,12 +157,18 @@ def test_within_a_tenant_rank_decides_and_a_priority_jumps_no_other_tenant() -> 
     assert {name[0] for name in order[:2]} == {name[0] for name in order[2:4]} == {"a", "b"}
 
 
-def test_the_last_slot_is_left_to_who_has_none() -> None:
+def crowded() -> World:
+    """Four slots, six who want them, and a tenant that was served and has gone."""
     world = World(tokens=64, seqs=4)
     world.add("b0", 4)
     world.step()
     for i in range(6):
         world.add(f"a{i}", 4, max_tokens=50)
+    return world
+
+
+def test_the_last_slot_is_left_to_who_has_none() -> None:
+    world = crowded()
     assert len(world.step()) == 3
     assert len(world.step()) == 3
     world.add("b1", 4, max_tokens=50)
@@ -175,11 +181,7 @@ def test_the_last_slot_is_left_to_who_has_none() -> None:
 
 
 def test_the_last_slot_is_not_kept_for_who_is_long_gone() -> None:
-    world = World(tokens=64, seqs=4)
-    world.add("b0", 4)
-    world.step()
-    for i in range(6):
-        world.add(f"a{i}", 4, max_tokens=50)
+    world = crowded()
     assert len(world.step()) == 3
     world.now += REMEMBERED_S
     assert len(world.step()) == 4, "nobody has to come for that"
