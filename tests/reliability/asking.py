@@ -45,6 +45,11 @@ class Answer:
         """All but the times."""
         return self.status, self.choices, self.usage, self.error, self.data
 
+    @property
+    def gaps_s(self) -> list[float]:
+        """From each event to the next."""
+        return [later - earlier for earlier, later in pairwise(self.times_s)]
+
 
 class Asker:
     """An event loop of its own for many answers at once."""

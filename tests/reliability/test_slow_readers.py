@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from statistics import quantiles
 
 import httpx
@@ -67,39 +66,52 @@ class SlowReaders:
         return int(num_whole)
 
 
-def gaps_ms(answers: list[Answer]) -> Iterator[float]:
-    """From one token of a stream to its next."""
-    return ((later - earlier) * 1e3 for answer in answers for earlier, later in pairwise(answer.times_s))
+def said(answers: list[Answer]) -> list[tuple[object, ...]]:
+    return [answer.said for answer in answers]
+
+
+class Others:
+    """Four quick clients of each of some servers, who take turns: machines change from one minute to the next."""
+
+    def __init__(self, daemons: dict[str, Daemon], num_rounds: int) -> None:
+        self._askers = {whose: Asker(daemon.url) for whose, daemon in daemons.items()}
+        self._num_rounds, self._asks = num_rounds, streams(4, 200)
+        self._expected, *_ = [said(asker.ask(self._asks)) for asker in self._askers.values()]
+
+    def pace(self, when: str) -> None:
+        """Says how long one token of a stream comes after the one before it."""
+        gaps_ms: dict[str, list[float]] = {whose: [] for whose in self._askers}
+        for _ in range(self._num_rounds):
+            for whose, asker in self._askers.items():
+                answers = asker.ask(self._asks)
+                assert said(answers) == self._expected
+                gaps_ms[whose] += [1e3 * gap for answer in answers for gap in answer.gaps_s]
+        for whose, gaps in gaps_ms.items():
+            percentiles = quantiles(gaps, n=100)
+            print(
+                f"R12: {when}, {whose}: ITL p50 {percentiles[49]:.2f} ms, p99 {percentiles[98]:.2f} ms of {len(gaps)}"
+            )
 
 
 def test_r12_slow_readers_cost_little_and_others_nothing(daemon: Daemon, is_long: bool) -> None:
     num_readers = LONG_READERS if is_long else SHORT_READERS
-    asks, process = streams(4, 200), psutil.Process(daemon.process.pid)
+    process = psutil.Process(daemon.process.pid)
     with ExitStack() as held:
-        # Machines change from one minute to the next: who pays for slow readers is compared with who has none, in turn.
-        askers = {"beside them": Asker(daemon.url)}
+        daemons = {"the server with slow readers": daemon}
         if is_long:
-            askers["without"] = Asker(held.enter_context(running()).url)
-        expected, *_ = [asker.ask(asks) for asker in askers.values()]
-        before = process.memory_info().rss
-        done = finished(daemon, "length")
+            daemons["another without"] = held.enter_context(running())
+        others = Others(daemons, ROUNDS if is_long else 1)
+        others.pace("before they come")
+        before, done = process.memory_info().rss, finished(daemon, "length")
         readers = SlowReaders(daemon, num_readers, held)
         # Generation goes on at its own pace: every choice ends, though hardly a byte was read.
         wait_until(lambda: finished(daemon, "length") == done + num_readers, 240, "the slow readers' answers")
         state = httpx.get(daemon.url + "/state", timeout=30).json()
         assert (state["requests"], state["kv_cache"]["used"]) == ({"running": 0, "waiting": 0}, 0)
-        gaps: dict[str, list[float]] = {when: [] for when in askers}
-        for _ in range(ROUNDS if is_long else 1):
-            for when, asker in askers.items():
-                answers = asker.ask(asks)
-                assert [answer.said for answer in answers] == [answer.said for answer in expected]
-                gaps[when].extend(gaps_ms(answers))
+        others.pace("while they read")
         grown = process.memory_info().rss - before
         print(f"R12: {num_readers} readers at 1 B/s: RSS +{grown / 2**20:.1f} MiB")
         assert grown < MAX_RSS_GROWTH
         began = time.monotonic()
         assert readers.read_all() == num_readers, "a stream was not whole"
         print(f"R12: all of it read {time.monotonic() - began:.1f} s later, nothing lost")
-    for when, taken in gaps.items():
-        percentiles = quantiles(taken, n=100)
-        print(f"R12: ITL {when}, p50 and p99 of {len(taken)}: {percentiles[49]:.2f} and {percentiles[98]:.2f} ms")
