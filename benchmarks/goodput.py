@@ -85,6 +85,8 @@ class Setting:
     """How long requests come."""
     seeds: Sequence[int]
     """Each a load of its own; what is reported is the median over them."""
+    is_measured: bool = False
+    """On the machine where the benchmark runs, and not computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 _PROBE = Path(__file__).resolve().with_name("probe.py")
 
@@ -52,6 +55,15 @@ def measure_machine(*, quick: bool = False) -> Machine:
     )
     rates = {name: value and Rate(**value) for name, value in fields.items() if isinstance(value, dict | None)}
     return Machine(**{**fields, **rates})
+
+
+def place() -> str:
+    """Where and when: as in "2 cores, AMD EPYC 9R14, 24 GiB, 2026-11-21"."""
+    num_cores = len(os.sched_getaffinity(0))
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    return f"{num_cores} cores, {next(names, 'unknown processor')}, {memory_gib} GiB, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def best_of(machines: Sequence[Machine]) -> Machine:

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.checkpoints import Shape, ensure
 from benchmarks.costed_device import H200, CostedMachine, RooflineCost
 from benchmarks.goodput import BLOCK_SIZE, REFUSING, TARGETS, Machine, Score, Setting, policies, run
+from benchmarks.machine import place
 from benchmarks.svg import line_chart
 from benchmarks.tables import Cell, markdown
 from inferd.engine.sched.step_time import Coefficients, Seed
@@ -83,7 +84,7 @@ SETTINGS = {
     "cpu": Setting(
         name="cpu",
         about="The engine's worker with a random Llama of 12 million parameters in bfloat16 on this machine's "
-        "processor: measured",
+        "processor",
         open=_this_cpu,
         max_num_seqs=64,
         max_num_batched_tokens=8192,
@@ -92,9 +93,10 @@ SETTINGS = {
         tpot_s=0.05,
         prompt=(600, 0.9, 3000),
         output=(40, 0.8, 200),
-        rates=(3, 5, 7, 8, 9, 11),
+        rates=(3, 5, 7, 8, 9, 11, 14),
         window_s=16.0,
         seeds=(1,),
+        is_measured=True,
     ),
 }
 
@@ -204,10 +206,11 @@ class Found:
 def report(found: Found) -> str:
     """Two tables and what they come to, as Markdown."""
     setting = found.setting
+    about = f"{setting.about}: measured ({place()})" if setting.is_measured else setting.about
     seeds = "one seed" if len(setting.seeds) == 1 else f"medians of {len(setting.seeds)} seeds"
     return "\n\n".join(
         (
-            f"{setting.about}. TTFT {setting.ttft_s * 1e3:g} ms, TPOT {setting.tpot_s * 1e3:g} ms; prompts of "
+            f"{about}. TTFT {setting.ttft_s * 1e3:g} ms, TPOT {setting.tpot_s * 1e3:g} ms; prompts of "
             f"{setting.prompt[0]:g} and answers of {setting.output[0]:g} tokens in the median (lognormal, sigma "
             f"{setting.prompt[1]:g} and {setting.output[1]:g}; at most {setting.prompt[2]:,} and "
             f"{setting.output[2]:,}), {setting.window_s:g} s of arrivals; {seeds}.",

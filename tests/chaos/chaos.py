@@ -34,8 +34,8 @@ from tests.chaos.client import TO_THE_END, Client, Manner
 from tests.chaos.faults import Fault, Kind, faults
 from tests.chaos.fold import fold
 from tests.chaos.history import End, History
-from tests.chaos.place import log_of
 from tests.chaos.samples import engine_of, metric
+from tests.chaos.server_log import log_of
 
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning", "--shutdown-timeout-s", "240")
 """Every answer that was taken has to end whole, also where the machine is busy with other things."""

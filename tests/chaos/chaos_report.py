@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.machine import place
 from benchmarks.svg import line_chart
 from benchmarks.tables import Cell, markdown
 from tests.chaos.checker import Violation
 from tests.chaos.faults import Kind
 from tests.chaos.history import End, History
-from tests.chaos.place import place
 
 _BUCKET_S = 5.0
 _SHOWN = 40

@@ -25,13 +25,14 @@ from string import ascii_lowercase
 import psutil
 
 from benchmarks.daemon import running
+from benchmarks.machine import place
 from tests.chaos.asks import Marked, round_of
 from tests.chaos.checker import Checker, Violation
 from tests.chaos.client import TO_THE_END, Client, Manner
 from tests.chaos.fold import Told, fold
 from tests.chaos.history import End, History
-from tests.chaos.place import log_of, place
 from tests.chaos.samples import Sample, take
+from tests.chaos.server_log import log_of
 from tests.chaos.soak_report import MIB, Verdict, findings, handles_chart, held_blocks, measured, memory_chart, table
 
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning")

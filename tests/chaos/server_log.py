@@ -1,0 +1,21 @@
+"""The file of what a run's server says."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def log_of(program: str) -> Iterator[Path]:
+    """A new file, for several runs may go on at once; kept, and said where, if the block ends with an error."""
+    log = Path(tempfile.mkdtemp(prefix=f"inferd-{program}-")) / "server.log"
+    try:
+        yield log
+    except BaseException:
+        print(f"What the server said: {log}")
+        raise
+    shutil.rmtree(log.parent)
