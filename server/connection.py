@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
@@ -79,8 +80,10 @@ class Connection(HttpToolsProtocol):
         self._num_unparsed = 0
         """What was read since the last head or message ended: the parser does not tell of a line before its end."""
         self._refusal: RequestError | None = None
-        self._wait = Patience(self.loop, self._waited_too_long)
+        self._wait = Patience(self.loop)
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
+        """Of the requests whose heads have come, the one that is being answered; `cycle` is the last of them."""
 
     # What the transport says
 
@@ -95,12 +98,16 @@ class Connection(HttpToolsProtocol):
             message = f"{self._limits.max_connections} connections are open, the most that may be; retry later."
             self._refuse(RequestError("server_is_overloaded", message))
             return
-        self._wait.start(self._limits.head_idle_s, self._limits.head_s)
+        self._wait.start(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait.stop()
         self._stop_stalling()
         self._unset_keepalive_if_required()
+        # uvicorn tells the last request that its client has gone: it is this one that generates. Those behind it are
+        # never begun, and would keep this connection for as long as it keeps them.
+        self.cycle = self._answered  # type: ignore[assignment]
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -120,7 +127,7 @@ class Connection(HttpToolsProtocol):
         elif self._num_unparsed > self._limits.max_head_bytes:
             self._refuse(self._too_large())
         elif self._is_silent and (self._has_begun or self._num_unparsed):
-            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s)
+            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
         elif self._is_silent:
             self._wait_for_next()  # the rest of a body whose answer came early
 
@@ -176,10 +183,14 @@ class Connection(HttpToolsProtocol):
         self._wait.stop()
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._awaits_head and self.cycle.response_complete:
-            self._wait.start(self._limits.linger_s, self._limits.linger_s)
+            self._wait.start(self._limits.linger_s, self._limits.linger_s, self._waited_too_long)
 
     def timeout_keep_alive_handler(self) -> None:
         """Not while the last answer is still being taken: whoever takes nothing of it is found by the stall timer."""

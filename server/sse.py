@@ -69,6 +69,8 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+        # An error of the task's names this frame, and would keep itself, and the request, through what it holds.
+        del task, gone
 
 
 class EventStream(Response):
@@ -110,6 +112,7 @@ class EventStream(Response):
             writer.cancel()
             gone.cancel()
             await asyncio.gather(writer, gone, return_exceptions=True)
+            del writer, gone  # as in `unless_disconnected`
             await self._events.aclose()
 
     async def _one_ended(self, *tasks: asyncio.Task[None]) -> bool:

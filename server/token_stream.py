@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from inferd.engine.api.messages import Delta, FinishReason, Submit
+from inferd.server.exact import exact
 from inferd.server.journal import Journal
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
@@ -98,7 +99,7 @@ class TokenStream:
 
     def _merged_singles(self) -> Delta | bytes:
         merged = merge([delta for delta in self._pending[-self._num_single :] if not isinstance(delta, bytes)])
-        return _pack(merged) if merged.logprobs else merged
+        return exact(_pack(merged)) if merged.logprobs else merged
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:

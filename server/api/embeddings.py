@@ -13,6 +13,7 @@ from starlette.responses import Response
 from inferd.server.api.body import read_body
 from inferd.server.api.respond import caller_of, check_ready, while_asked
 from inferd.server.api.service import Service
+from inferd.server.exact import exact
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.embeddings import EmbeddingRequest
 
@@ -50,10 +51,10 @@ def written(name: str, vectors: Sequence[bytes], num_tokens: int, *, is_base64: 
     bytes."""
     items = [orjson.Fragment(_item(i, vector, is_base64)) for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return orjson.dumps({"object": "list", "data": items, "model": name, "usage": usage})
+    return exact(orjson.dumps({"object": "list", "data": items, "model": name, "usage": usage}))
 
 
 def _item(index: int, vector: bytes, is_base64: bool) -> bytes:
     count = len(vector) // _COMPONENT_BYTES
     value = base64.b64encode(vector).decode() if is_base64 else struct.unpack(f"<{count}f", vector)
-    return orjson.dumps({"object": "embedding", "index": index, "embedding": value})
+    return exact(orjson.dumps({"object": "embedding", "index": index, "embedding": value}))

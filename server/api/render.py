@@ -12,6 +12,7 @@ from starlette.responses import Response
 from inferd.server.api.body import read_body
 from inferd.server.api.respond import caller_of, while_asked
 from inferd.server.api.service import Service
+from inferd.server.exact import exact
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.chat import ChatRequest
@@ -48,6 +49,6 @@ class RenderApi:
     async def _written(self, taken: GenerateRequest, *, is_list: bool) -> bytes:
         def work() -> bytes:
             prompts = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
-            return orjson.dumps(prompts if is_list else prompts[0])
+            return exact(orjson.dumps(prompts if is_list else prompts[0]))
 
         return await self._service.lanes.run(work, taken.num_prompt_tokens)

@@ -17,6 +17,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.service import Service
+from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller, any_room
@@ -135,7 +136,7 @@ async def respond(
     num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     def work() -> bytes:
-        return orjson.dumps(rendering.plain(extra()))
+        return exact(orjson.dumps(rendering.plain(extra())))
 
     size = num_scored * per_token
     body = work() if size < _LARGE_ANSWER else await service.lanes.run(work, size)

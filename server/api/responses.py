@@ -22,6 +22,7 @@ from inferd.server.api.responses_draft import Draft
 from inferd.server.api.responses_render import ResponsesRendering
 from inferd.server.api.responses_store import Stored
 from inferd.server.api.service import Service
+from inferd.server.exact import exact
 from inferd.server.generate.deadline import until
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.request import GenerateRequest
@@ -162,7 +163,7 @@ def _page(context: bytes, query: InputItemsQuery) -> bytes:
         items = items[place + 1 :]
     shown = items[: query.limit or _DEFAULT_LIMIT]
     ends: Json = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return orjson.dumps({"object": "list", "data": shown, **ends, "has_more": len(shown) < len(items)})
+    return exact(orjson.dumps({"object": "list", "data": shown, **ends, "has_more": len(shown) < len(items)}))
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:

@@ -13,6 +13,7 @@ from inferd.server.api.answer import Json
 from inferd.server.api.responses_chat import Placed, chat_request
 from inferd.server.api.responses_draft import Draft
 from inferd.server.api.responses_store import Stored
+from inferd.server.exact import exact
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.response_items import Item
 from inferd.server.schema.responses import ResponsesRequest
@@ -41,13 +42,13 @@ def conversation_of(
     placed = [*_history(previous), *_resolved(wire.input, with_item)]
     items = [_with_id(item) for item, _ in placed]
     item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
-    return Conversation(chat_request(wire, placed), orjson.dumps(items), item_ids)
+    return Conversation(chat_request(wire, placed), exact(orjson.dumps(items)), item_ids)
 
 
 def stored_of(conversation: Conversation, draft: Draft) -> Stored:
     """The response as it is now."""
     item_ids = tuple(dict.fromkeys((*conversation.item_ids, *draft.item_ids)))
-    return Stored(draft.id, orjson.dumps(draft.shown()), conversation.context, item_ids)
+    return Stored(draft.id, exact(orjson.dumps(draft.shown())), conversation.context, item_ids)
 
 
 def _history(previous: Stored | None) -> Iterator[Placed]:

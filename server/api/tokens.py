@@ -10,6 +10,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.api.body import read_body
 from inferd.server.api.service import Service
+from inferd.server.exact import exact
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inferd.server.text.template import conversation_of
 
@@ -31,14 +32,13 @@ class TokensApi:
         def work() -> bytes:
             token = service.model.tokenizer.token
             strings = [token(token_id) for token_id in token_ids] if wire.return_token_strs else None
-            return orjson.dumps(
-                {
-                    "count": len(token_ids),
-                    "max_model_len": service.model.max_model_len,
-                    "tokens": token_ids,
-                    "token_strs": strings,
-                }
-            )
+            told = {
+                "count": len(token_ids),
+                "max_model_len": service.model.max_model_len,
+                "tokens": token_ids,
+                "token_strs": strings,
+            }
+            return exact(orjson.dumps(told))
 
         data = await service.lanes.run(work, len(token_ids))
         return Response(data, headers=dict(body.headers), media_type="application/json")
@@ -52,7 +52,7 @@ class TokensApi:
 
         def work() -> bytes:
             service.prompts.check_ids(wire.tokens, "tokens")
-            return orjson.dumps({"prompt": service.model.tokenizer.decode(wire.tokens, skip_special=False)})
+            return exact(orjson.dumps({"prompt": service.model.tokenizer.decode(wire.tokens, skip_special=False)}))
 
         data = await service.lanes.run(work, len(wire.tokens))
         return Response(data, headers=dict(body.headers), media_type="application/json")

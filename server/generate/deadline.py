@@ -22,8 +22,10 @@ async def within(deadline_s: float | None, work: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(deadline_s - time.monotonic()):
             return await work
-    except TimeoutError as error:
-        raise passed() from error
+    except TimeoutError:
+        pass
+    # Not from the one that says so: that leads to the task that this error ends, and so to itself.
+    raise passed()
 
 
 def until(deadline_s: float | None, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

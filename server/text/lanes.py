@@ -62,11 +62,13 @@ class Lanes:
         job.add_done_callback(done)
         try:
             # Shielded: to cancel the job would count it as done while it still lies in the queue.
-            result = await asyncio.shield(asyncio.wrap_future(job))
+            return cast("T", await asyncio.shield(asyncio.wrap_future(job)))
         except asyncio.CancelledError:
             slot.clear()
             raise
-        return cast("T", result)
+        finally:
+            # An error of the work names this frame, and would keep itself, and the work, through the job.
+            del job
 
     def _count_down(self) -> None:
         self._num_pending -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -179,11 +180,13 @@ def test_a_backlog_is_read_as_it_came_however_it_was_kept(deltas: list[Delta], p
 def test_log_probabilities_that_nobody_reads_are_packed() -> None:
     stream = TokenStream(submit("a"), lambda _: None)
     scored = WireLogprobs(3, -0.1, 1, ((3, -0.1), (4, -2.5)))
-    for _ in range(1_000):
-        stream.push(Delta(request_id="a", token_ids=(3,), logprobs=(scored,)))
-    packed = [delta for delta in stream._pending if isinstance(delta, bytes)]
-    assert sum(map(len, packed)) < 64 * 1_000
-    assert len(stream._pending) - len(packed) < 20
+    tracemalloc.start()
+    try:
+        for _ in range(1_000):
+            stream.push(Delta(request_id="a", token_ids=(3,), logprobs=(scored,)))
+        assert tracemalloc.get_traced_memory()[0] < 72 * 1_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
