@@ -42,6 +42,9 @@ class ConnectionLimits:
     """Every layer that looks for a header walks through all of them."""
     max_pipelined: int = 16
     """Requests behind the one that is being answered."""
+    max_pipelined_bytes: int = 64 * 1024
+    """Of theirs that are read while they wait. Who has sent more is read again when his turn comes, and until then it
+    is a failed write that tells that he has gone."""
     head_idle_s: float = 10.0
     """From one byte of a head to the next, and from a connection to its first."""
     head_s: float = 30.0
@@ -79,6 +82,7 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_unparsed = 0
         """What was read since the last head or message ended: the parser does not tell of a line before its end."""
+        self._num_pipelined_bytes = 0
         self._refusal: RequestError | None = None
         self._wait = Patience(self.loop)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -122,6 +126,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or _malformed("it is no HTTP/1.1"))
             return
+        self._go_on_reading(len(data))
         if not self._awaits_head:
             self._num_unparsed = 0
         elif self._num_unparsed > self._limits.max_head_bytes:
@@ -207,6 +212,15 @@ class Connection(HttpToolsProtocol):
     def _is_silent(self) -> bool:
         """No answer is owed."""
         return self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+
+    def _go_on_reading(self, num_bytes: int) -> None:
+        """uvicorn reads nothing behind a request that waits, and would not see that the client has gone."""
+        if not self.pipeline:
+            self._num_pipelined_bytes = 0
+            return
+        self._num_pipelined_bytes += num_bytes
+        if self._num_pipelined_bytes < self._limits.max_pipelined_bytes:
+            self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
         """As uvicorn does after an answer."""

@@ -147,3 +147,20 @@ def test_a_failed_answer_leaves_no_cycle(url: str, router: ScriptedRouter) -> No
     with garbage() as found:
         _fail(url, router)
     assert not found
+
+
+@pytest.mark.parametrize("body", [TEXT, STREAM])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_who_leaves_with_requests_behind_is_noticed(
+    url: str, router: ScriptedRouter, body: dict[str, Any], is_late: bool
+) -> None:
+    router.will(Script(ends=False))
+    address, first, others = urlsplit(url), raw("/v1/completions", body), raw("/v1/completions", TEXT) * 3
+    with socket.create_connection((address.hostname or "", address.port or 0), WAIT_S) as client:
+        client.sendall(first if is_late else first + others)
+        router.wait_for(lambda: bool(router.submits))
+        if is_late:
+            time.sleep(0.1)
+            client.sendall(others)
+    router.wait_for(lambda: bool(router.aborted))
+    assert [submit.request_id for submit in router.submits] == list(router.aborted)
