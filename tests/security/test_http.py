@@ -370,6 +370,7 @@ def test_who_may_open_few_files_is_told_what_was_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (1_000, 1_000))
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
     with caplog.at_level(logging.WARNING, "inferd.server"):
         assert fit_open_files(ConnectionLimits(max_connections=900)).max_connections == 744
     assert [record.getMessage() for record in caplog.records] == [
