@@ -22,6 +22,8 @@ NO_AUTHORITIES = ROOT / "build" / "no_authorities"
 """Where every HTTP client of the tests looks for those who sign certificates: nobody speaks TLS here, and to read the
 usual list takes 20 ms of processor time a client."""
 LONGEST_FIRST = (
+    "e2e/test_benchmark_scenarios", "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries",
+    "e2e/test_checkpoints", "e2e/test_structured", "e2e/test_benchmark_overhead", "e2e/test_clients",
     "reliability/test_kills", "reliability/test_hangs", "reliability/test_orphans", "reliability/test_drain",
     "reliability/test_quarantine", "reliability/test_chaos", "reliability/test_standby",
     "security/test_hostile_checkpoints", "security/test_secrets", "security/test_egress", "security/test_fields",
@@ -77,3 +79,9 @@ def _commit() -> str:
         return "no commit"
     result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "no commit"
+
+
+@pytest.fixture(scope="session")
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether everything runs whole (`--long`)."""
+    return bool(request.config.getoption("--long"))

@@ -42,7 +42,7 @@ TIERS = (
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api", 80, ("api",), workers=2, threads=1),
     # One process more than cores, here and below: to wait for a daemon takes no processor.
-    Tier("e2e", 60, ("e2e",), workers=3, threads=1),
+    Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
     Tier("reliability", 90, ("reliability",), workers=3, threads=1, by="loadfile"),
     Tier("security", 40, ("security",), workers=2, threads=1, by="loadfile"),
 )

@@ -6,7 +6,8 @@ import gc
 
 _THRESHOLDS = (20_000, 20, 20)
 """Objects made and not freed before the youngest are looked at; how often that happens before those that survived are;
-how often that before all are. A stream of tokens makes no cycles: its objects die with their last reference."""
+how often that before all are. Neither a token nor a request makes a cycle: their objects die with their last
+reference, and a cycle a request would be megabytes before anybody looked (`tests/api/test_garbage`)."""
 
 
 def settle() -> None:

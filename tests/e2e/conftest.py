@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 INFERD = Path(sys.executable).parent / "inferd"
+SHAPES_USED = ("smoke", "12m")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -138,3 +140,24 @@ def daemon() -> Iterator[Daemon]:
     served.wait_ready()
     yield served
     served.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints that benchmarks run on, made once for the whole tier: to make one reads transformers whole."""
+    root = tmp_path_factory.getbasetemp()
+    shared = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shapes"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make = [sys.executable, "-P", BENCHMARKS / "checkpoints.py", "--dir", shared, *SHAPES_USED]
+        subprocess.run(make, check=True, capture_output=True)
+    return shared
+
+
+def benchmark(program: str, *arguments: str | Path) -> str:
+    """Run a benchmark from its own path, away from the checkout; returns what it printed."""
+    command = [sys.executable, BENCHMARKS / program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

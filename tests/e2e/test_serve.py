@@ -48,7 +48,7 @@ def test_the_openai_client_streams_a_chat(daemon: Daemon) -> None:
     plain = client.chat.completions.create(model="tiny", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
     assert streamed == plain.choices[0].message.content
     assert plain.choices[0].finish_reason == "stop", "the embedded model stops by itself"
-    assert len(chunks) > 3
+    assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 1, "in pieces, however busy the reader is"
 
 
 def test_32_at_once_answer_as_alone(daemon: Daemon) -> None:

@@ -171,6 +171,7 @@ def bystander(daemon: Daemon) -> httpx.Request:
     return httpx.Request("POST", daemon.url + "/v1/completions", json=body)
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("name", [*REFUSED, *SERVED])
 def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> None:
     """Refused, or served to its end, while another stream goes on and the engine is the same one."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import httpx
-import pytest
 
 from tests.e2e.conftest import Daemon, children, is_engine, start
 
@@ -60,9 +59,3 @@ def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> floa
     """Signal the engine; returns when."""
     os.kill(daemon.engine_pid, number)
     return time.monotonic()
-
-
-@pytest.fixture(scope="session")
-def is_long(request: pytest.FixtureRequest) -> bool:
-    """Whether everything runs whole (`--long`)."""
-    return bool(request.config.getoption("--long"))
