@@ -43,8 +43,8 @@ class ConnectionLimits:
     max_pipelined: int = 16
     """Requests behind the one that is being answered."""
     max_pipelined_bytes: int = 64 * 1024
-    """Of theirs that are read while they wait. Who has sent more is read again when his turn comes, and until then it
-    is a failed write that tells that he has gone."""
+    """Of theirs that are read while they wait. From there on, as from `max_pipelined`, nothing is read before the next
+    one's turn, and that the client has gone is seen no sooner, or by a write that fails."""
     head_idle_s: float = 10.0
     """From one byte of a head to the next, and from a connection to its first."""
     head_s: float = 30.0
@@ -82,7 +82,6 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_unparsed = 0
         """What was read since the last head or message ended: the parser does not tell of a line before its end."""
-        self._num_pipelined_bytes = 0
         self._refusal: RequestError | None = None
         self._wait = Patience(self.loop)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -122,11 +121,12 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._go_on_after_upgrade(data[upgrade.args[0] :])
+            self._go_on_reading()
             return
         except httptools.HttpParserError:
             self._refuse(self._refusal or _malformed("it is no HTTP/1.1"))
             return
-        self._go_on_reading(len(data))
+        self._go_on_reading()
         if not self._awaits_head:
             self._num_unparsed = 0
         elif self._num_unparsed > self._limits.max_head_bytes:
@@ -196,6 +196,10 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self._awaits_head and self.cycle.response_complete:
             self._wait.start(self._limits.linger_s, self._limits.linger_s, self._waited_too_long)
+        elif self._has_begun and self._is_silent:
+            # Of a head that was begun behind the answer: keep-alive's patience is for who has sent nothing.
+            self._unset_keepalive_if_required()
+            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
 
     def timeout_keep_alive_handler(self) -> None:
         """Not while the last answer is still being taken: whoever takes nothing of it is found by the stall timer."""
@@ -213,13 +217,14 @@ class Connection(HttpToolsProtocol):
         """No answer is owed."""
         return self.cycle is None or (self.cycle.response_complete and not self.pipeline)
 
-    def _go_on_reading(self, num_bytes: int) -> None:
+    def _go_on_reading(self) -> None:
         """uvicorn reads nothing behind a request that waits, and would not see that the client has gone."""
-        if not self.pipeline:
-            self._num_pipelined_bytes = 0
+        if not 0 < len(self.pipeline) < self._limits.max_pipelined:
             return
-        self._num_pipelined_bytes += num_bytes
-        if self._num_pipelined_bytes < self._limits.max_pipelined_bytes:
+        waiting = [cycle for cycle, _ in self.pipeline]
+        num_bytes = sum(len(cycle.body) for cycle in waiting)
+        num_bytes += sum(len(name) + len(value) for cycle in waiting for name, value in cycle.scope["headers"])
+        if num_bytes < self._limits.max_pipelined_bytes:
             self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:

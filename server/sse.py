@@ -141,7 +141,10 @@ class EventStream(Response):
         async with self._sending:
             if not self._has_begun:
                 self._is_over = True
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error, told  # they name this frame, and would keep themselves
         if error is not told:
             logger.error("a stream failed", exc_info=error)
         await self._send(send, self._wording.failure(told), is_last=True)

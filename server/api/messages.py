@@ -75,7 +75,11 @@ async def _in_anthropic_words(work: Awaitable[T]) -> T:
     try:
         return await work
     except RequestError as error:
-        raise in_anthropic_words(error) from error
+        told = in_anthropic_words(error)
+    try:
+        raise told
+    finally:
+        del told  # it names this frame, and would keep itself
 
 
 def _shape(name: str, wire: MessagesRequest) -> Shape:

@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.server.exact import exact
 from inferd.server.openapi import document
 
 
@@ -15,7 +16,7 @@ class OpenApi:
     """The route's handler."""
 
     def __init__(self, version: str) -> None:
-        self._body = functools.cache(lambda: orjson.dumps(document(version)))
+        self._body = functools.cache(lambda: exact(orjson.dumps(document(version))))
 
     async def get(self, request: Request) -> Response:
         del request

@@ -61,7 +61,7 @@ class ResponsesApi:
         draft = Draft(service, wire, taken, model)
         if wire.background:
             shown = self._start(draft, taken, caller, conversation)
-            return _json(orjson.dumps(shown), dict(body.headers))
+            return _json(exact(orjson.dumps(shown)), dict(body.headers))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
         return await respond(request, service, taken, shape, rendering, body.headers)

@@ -19,12 +19,16 @@ async def within(deadline_s: float | None, work: Awaitable[T]) -> T:
     """What `work` gives. Cancels it and raises `RequestError` at the deadline; None: there is none."""
     if deadline_s is None:
         return await work
+    limit = asyncio.timeout(deadline_s - time.monotonic())
     try:
-        async with asyncio.timeout(deadline_s - time.monotonic()):
+        async with limit:
             return await work
     except TimeoutError:
-        pass
-    # Not from the one that says so: that leads to the task that this error ends, and so to itself.
+        if not limit.expired():
+            raise
+    finally:
+        del limit
+    # Not from the one that says so, nor beside the limit: both lead to the task that this error ends, and so to itself.
     raise passed()
 
 

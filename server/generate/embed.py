@@ -125,14 +125,18 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
             num_left, is_taken = num_left - len(submit.prompt_ids), True
             vectors[i] = await _vector(stream, name_of(i, len(vectors)))
 
+    # Not a `TaskGroup`, which keeps the errors that it raises, and they it: each failed request would leave its inputs.
+    tasks = [asyncio.create_task(work()) for _ in range(min(MAX_AT_ONCE, len(vectors)))]
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(MAX_AT_ONCE, len(vectors))):
-                group.create_task(work())
-    except ExceptionGroup as failed:
-        # Those that failed after the first were ended by it, or fail for the same reason.
-        raise failed.exceptions[0] from None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in filter(asyncio.Task.done, tasks):
+            task.result()
     finally:
+        # Those that fail after the first are ended by it, or fail for the same reason.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del task, tasks  # an error names this frame, and would keep itself
         request.account.owe(-num_left)  # nobody computes what was not taken
     return tuple(vectors)
 

@@ -141,3 +141,4 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
             task.cancel()
         # A read that ended with an error as it was cancelled has had its say: the first error is the one reported.
         await asyncio.gather(*reads, return_exceptions=True)
+        del task  # its error names this frame, and would keep itself

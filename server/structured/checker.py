@@ -94,8 +94,11 @@ class GrammarChecker:
         self._num_pending += 1
         turn = asyncio.ensure_future(self._in_turn(digest, text))
         turn.add_done_callback(self._done)
-        # Shielded: a caller that goes away must not leave half an answer in the pipe.
-        return await asyncio.shield(turn)
+        try:
+            # Shielded: a caller that goes away must not leave half an answer in the pipe.
+            return await asyncio.shield(turn)
+        finally:
+            del turn  # an error of its own names this frame, and would keep itself
 
     def _done(self, turn: asyncio.Future[Verdict]) -> None:
         self._num_pending -= 1
@@ -117,11 +120,11 @@ class GrammarChecker:
         if isinstance(process, Verdict):
             return process
         assert process.stdin is not None
+        process.stdin.write(frame_of(text))
+        answer = asyncio.ensure_future(_answer(process))
         try:
-            process.stdin.write(frame_of(text))
-            answer = asyncio.ensure_future(_answer(process))
-            done, _ = await asyncio.wait({answer}, timeout=_PATIENCE_S)
-            if done:
+            await asyncio.wait({answer}, timeout=_PATIENCE_S)
+            if answer.done():
                 return await answer
             _step_back(process)
             verdict = await asyncio.wait_for(answer, CHECK_TIMEOUT_S - _PATIENCE_S)
@@ -132,6 +135,8 @@ class GrammarChecker:
             verdict = _TOOK_TOO_LONG
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
             verdict = Verdict(error="it takes more memory to compile than a grammar may; make it smaller or simpler")
+        finally:
+            del answer  # its error names this frame, and would keep itself
         await self._discard(process)
         return verdict
 

@@ -60,15 +60,18 @@ class Lanes:
                 loop.call_soon_threadsafe(self._count_down)
 
         job.add_done_callback(done)
+        wrapped = asyncio.wrap_future(job)
+        # What the work of a caller that has gone raises is nobody's: asyncio would log that it was not asked for.
+        wrapped.add_done_callback(lambda end: end.cancelled() or end.exception())
         try:
             # Shielded: to cancel the job would count it as done while it still lies in the queue.
-            return cast("T", await asyncio.shield(asyncio.wrap_future(job)))
+            return cast("T", await asyncio.shield(wrapped))
         except asyncio.CancelledError:
             slot.clear()
             raise
         finally:
             # An error of the work names this frame, and would keep itself, and the work, through the job.
-            del job
+            del job, wrapped
 
     def _count_down(self) -> None:
         self._num_pending -= 1

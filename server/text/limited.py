@@ -43,8 +43,12 @@ class Limited(Generic[T]):
             assert thread.ident is not None
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_End))
             thread.join(_RETRY_S)
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it names this frame, and would keep itself
         if not self._result:
             raise OvertimeError(f"it took longer than {self._limit_s:g} s")
         return self._result[0]

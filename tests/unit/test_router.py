@@ -184,7 +184,7 @@ def test_log_probabilities_that_nobody_reads_are_packed() -> None:
     try:
         for _ in range(1_000):
             stream.push(Delta(request_id="a", token_ids=(3,), logprobs=(scored,)))
-        assert tracemalloc.get_traced_memory()[0] < 72 * 1_000
+        assert tracemalloc.get_traced_memory()[0] < 70.5 * 1_000
     finally:
         tracemalloc.stop()
 
