@@ -41,8 +41,8 @@ TIERS = (
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api", 80, ("api",), workers=2, threads=1),
-    # One process more than cores, here and below: to wait for a daemon takes no processor.
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
+    # One process more than cores: to wait for a daemon takes no processor.
     Tier("reliability", 90, ("reliability",), workers=3, threads=1, by="loadfile"),
     Tier("security", 40, ("security",), workers=2, threads=1, by="loadfile"),
 )

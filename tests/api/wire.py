@@ -1,0 +1,37 @@
+"""Requests as bytes, for what no client library would send."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+from .conftest import WAIT_S
+
+CLOSE = b"Connection: close\r\n"
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0), WAIT_S)
+
+
+def raw(path: str, body: dict[str, Any] | None = None, headers: bytes = b"") -> bytes:
+    """A request as it goes over the wire."""
+    data = b"" if body is None else json.dumps(body).encode()
+    method = b"GET" if body is None else b"POST"
+    return b"%b %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n" % (
+        method, path.encode(), len(data), headers
+    ) + data  # fmt: skip
+
+
+def say(url: str, data: bytes, num_read: int = sys.maxsize) -> bytes:
+    """Send, read so many bytes of what comes, and leave."""
+    got = b""
+    with connect(url) as client:
+        client.sendall(data)
+        while len(got) < num_read and (piece := client.recv(65536)):
+            got += piece
+    return got
