@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+from inferd.engine.api import garbage
+
 logger = logging.getLogger("inferd")
 
 _ENGINE = "inferd.engine.process"
@@ -64,14 +66,19 @@ def _die_with_the_server(run_dir: str) -> threading.Event:
 
 def _engine(*, is_urgent: bool) -> ModuleType:
     if is_urgent or sys.platform != "linux":
-        return importlib.import_module(_ENGINE)
+        return _read_engine()
     _set_nice_of_session(_NICE)
     try:
         with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
-            return thread.submit(importlib.import_module, _ENGINE).result()
+            return thread.submit(_read_engine).result()
     finally:
         if not _set_nice_of_session(0):
             logger.warning("the engine's session keeps nice %d: /proc/self/autogroup took no other value", _NICE)
+
+
+def _read_engine() -> ModuleType:
+    with garbage.unwatched():
+        return importlib.import_module(_ENGINE)
 
 
 def _be_nice() -> None:

@@ -64,6 +64,7 @@ _MOST_RECEIVED_BYTES = 2**20
 takes them for seconds would be held for deaf."""
 _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
+_SEALED_POLL_S, _SEALED_WITHIN_S = 0.005, 2.0
 
 FAULTS_VARIABLE = "_INFERD_TEST_FAULTS"
 """Faults for tests, with commas between: see `worker/faults`. No setting, and read here alone."""
@@ -139,8 +140,8 @@ def main(line: bytes, promoted: threading.Event) -> int:
             link.close()
             return error.exit_code
         garbage.settle()
+        _be_killed_with_the_server(launch)
         link.send(ready)
-        _be_killed_with_the_server(launch.server_pid)
         heartbeat.phase = EnginePhase.SERVING
         try:
             serve(core, link, heartbeat)
@@ -246,13 +247,17 @@ def _take(core: EngineCore, message: ToEngine) -> None:
             core.reset_prefix_cache()
 
 
-def _be_killed_with_the_server(server_pid: int) -> None:
+def _be_killed_with_the_server(launch: Launch) -> None:
     """Have the kernel end this process with the server's, also where it is stopped or a library holds the interpreter.
 
-    Not before the supervisor has taken the run directory away: what dies so cleans nothing up.
+    Not before the supervisor has taken the run directory away, as it does at this process's first frame: what dies so
+    cleans nothing up.
     """
     if sys.platform != "linux":
         return
+    until_s = time.monotonic() + _SEALED_WITHIN_S
+    while Path(launch.run_dir).exists() and time.monotonic() < until_s:
+        time.sleep(_SEALED_POLL_S)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server_pid:
+    if os.getppid() != launch.server_pid:
         os._exit(0)

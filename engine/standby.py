@@ -14,25 +14,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inferd.engine.api.messages import Phase
+from inferd.engine.api.messages import STANDBY, Phase
 from inferd.engine.api.supervisor import Launch
-
-_SEALED_POLL_S = 0.02
 
 
 def stand_by(
-    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[int], None], promoted: threading.Event
+    launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[Launch], None], promoted: threading.Event
 ) -> float:
-    """Say that this is ready, be as hard to orphan as an engine that serves, and wait.
+    """Be as hard to orphan as an engine that serves, say that this is ready, and wait.
 
-    `bind_to_server`: has the kernel end this process with that one. Returns when it was promoted (monotonic), from
-    where its phases are to be counted.
+    `bind_to_server`: has the kernel end this process with that one, once something was reported. Returns when it was
+    promoted (monotonic), from where its phases are to be counted.
     """
-    report(Phase("standby", time.monotonic() - launch.spawned_s, "libraries read"))
-    # What the kernel ends cleans nothing up: only once the server has taken the run directory away.
-    while Path(launch.run_dir).exists() and not promoted.is_set():
-        time.sleep(_SEALED_POLL_S)
-    bind_to_server(launch.server_pid)
+    report(Phase("libraries", time.monotonic() - launch.spawned_s, "read"))
+    bind_to_server(launch)
+    report(Phase(STANDBY, time.monotonic() - launch.spawned_s, "waits to be promoted"))
     _ask_into_file_cache(Path(launch.config.model_path))
     promoted.wait()
     return time.monotonic()

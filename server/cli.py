@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inferd.engine.api import garbage
 from inferd.engine.api.errors import StartError
 from inferd.server.bench.command import bench_app, first_key
 from inferd.server.keys_command import keys_app
@@ -99,8 +100,9 @@ def serve(
     given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
 
-    from inferd.engine.api.logs import LogStyle, configure  # noqa: PLC0415
-    from inferd.server.startup import serve as run_server  # noqa: PLC0415
+    with garbage.unwatched():
+        from inferd.engine.api.logs import LogStyle, configure  # noqa: PLC0415
+        from inferd.server.startup import serve as run_server  # noqa: PLC0415
 
     configure(LogStyle(settings.log_level, settings.log_format))
     for warning in settings.warnings:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.messages import Phase
+from inferd.engine.api.messages import STANDBY, Phase
 from inferd.server.life import Life
 
 logger = logging.getLogger("inferd")
@@ -96,10 +96,12 @@ class Spare:
     async def _said(self, life: Life) -> str | None:
         """None where it says that it is ready to be promoted; else what is wrong with it."""
         try:
-            message = await life.client.receive()
+            while isinstance(message := await life.client.receive(), Phase):
+                if message.name == STANDBY:
+                    return None
         except EngineDeadError as error:
             return str(error)
-        return None if isinstance(message, Phase) else f"it said {type(message).__name__}"
+        return f"it said {type(message).__name__}"
 
     def _is_fresh(self) -> bool:
         if self._life is None or not self._life.supervisor.is_running:

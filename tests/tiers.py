@@ -26,6 +26,8 @@ class Tier:
     """pytest-xdist processes; 0: none."""
     threads: int = 2
     """Threads of each process's numeric libraries."""
+    engine_threads: int | None = None
+    """Threads of each daemon's engine, but with `--long`; None: as many as it finds cores."""
     by: str = "worksteal"
     """How the processes share tests out: half each and then whatever the other has left, or "loadfile": a file's tests,
     and the daemons that they share, stay in one process."""
@@ -42,8 +44,9 @@ TIERS = (
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api", 80, ("api",), workers=2, threads=1),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
-    # One process more than cores: to wait for a daemon takes no processor.
-    Tier("reliability", 90, ("reliability",), workers=3, threads=1, by="loadfile"),
+    # More processes than cores: to wait for a daemon takes no processor. Engines of two threads each would wait for
+    # each other's.
+    Tier("reliability", 90, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
     Tier("security", 40, ("security",), workers=2, threads=1, by="loadfile"),
 )
 INSTALL_BUDGET_S = 120
@@ -82,6 +85,8 @@ def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
         command += ["--long"]
     count = str(tier.threads)
     threads = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "passive"}
+    if tier.engine_threads and not options.long:
+        threads["INFERD_NUM_THREADS"] = str(tier.engine_threads)
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **threads, **KEEPS_BYTECODE}, check=False).returncode
 
 

@@ -167,6 +167,10 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     schedule_duration_s: float = 0.0
 
 
+STANDBY = "standby"
+"""The phase behind which an engine waits to be promoted."""
+
+
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
     """A start-up phase ended; `detail` says what it found, in words for a person."""
 

@@ -42,7 +42,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.submission",
         "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
     ),
-    "engine.boot": ("inferd.engine.process",),
+    "engine.boot": ("inferd.engine.process", "inferd.engine.api.garbage"),
     "engine.watch": ("inferd.engine.api",),
     "engine.standby": ("inferd.engine.api",),
     "engine.process": (

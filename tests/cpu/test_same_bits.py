@@ -243,6 +243,7 @@ def test_after_losing_its_kv_halfway(setup: Setup) -> None:
     run.finish([200, len(run.target.token_ids) - 200]).assert_equal(setup.alone)
 
 
+@pytest.mark.sampled(keep=4)
 def test_the_comparison_sees_one_other_token(setup: Setup) -> None:
     run = setup.run(num_neighbours=0, seed=1)
     run.start([(setup.prompt[0] + 1) % VOCAB, *setup.prompt[1:]], PROMPT_LEN)

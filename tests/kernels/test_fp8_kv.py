@@ -15,7 +15,7 @@ from inferd.kernels.rope import rope_and_cache
 pytestmark = pytest.mark.usefixtures("implementation")
 
 FP8 = torch.float8_e4m3fn
-ROWS = ((30, 1), (0, 40), (25, 2))
+ROWS = ((20, 1), (0, 24), (15, 2))
 BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 2, 32
 BOUND = 0.04
 """Of the results' norm. A number is off by up to 2^-4 of itself, 2.2% in the mean square; so are the keys, which moves
@@ -29,7 +29,7 @@ class Step:
         counts = [start + count for start, count in ROWS]
         tables = torch.arange(3 * 4, dtype=torch.int32).view(3, 4)
         self.batch = AttentionBatch.build([(0, count) for count in counts], tables, BLOCK_SIZE, "cpu")
-        heads = (torch.randn(sum(counts), count, HEAD_DIM) for count in (8, NUM_KV_HEADS, NUM_KV_HEADS))
+        heads = (torch.randn(sum(counts), count, HEAD_DIM) for count in (4, NUM_KV_HEADS, NUM_KV_HEADS))
         self.q, self.k, self.v = (part.to(torch.bfloat16) for part in heads)
         self.k, self.v = self.k * size, self.v * size
         angles = torch.randn(100, HEAD_DIM // 2)
@@ -48,13 +48,13 @@ class Step:
         return float((self.attend(FP8, change).double() - exact).norm() / exact.norm())
 
 
-@pytest.mark.sampled(keep=3)
+@pytest.mark.sampled(keep=1, of="triton")
 @pytest.mark.parametrize("size", [1.0, 2.0**-20, 2.0**20])
 def test_it_is_near_a_pool_of_16_bits_whatever_the_size_of_its_numbers(size: float) -> None:
     assert 1e-3 < Step(size).error() < BOUND
 
 
-@pytest.mark.sampled(keep=4)
+@pytest.mark.sampled(keep=1, of="triton")
 @pytest.mark.parametrize(
     "change",
     [

@@ -78,6 +78,7 @@ class Case:
         return torch.cat([turned.real, turned.imag, wide[..., 2 * half :]], dim=-1)
 
 
+@pytest.mark.sampled(keep=8, of="triton")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
         assert torch.equal(case.kv[block, :, :, offset], pool[block, :, :, offset])
 
 
+@pytest.mark.sampled(keep=4, of="triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 24), (24, 16), (64, 64)])
 @pytest.mark.parametrize("has_norm", [False, True])

@@ -74,6 +74,7 @@ def unpruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 @every_implementation
+@pytest.mark.sampled(keep=4, of="triton")
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 12.0])
 @pytest.mark.parametrize("vocab_size", [1, 17, 2003])
 def test_pruning_changes_nothing(implementation: str, spread: float, vocab_size: int) -> None:
@@ -110,6 +111,7 @@ SCORES: dict[str, Callable[[int, int], Tensor]] = {
 
 
 @every_implementation
+@pytest.mark.sampled(keep=30, of="triton")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("rows", "vocab_size"), [(9, 1), (40, 7), (40, 1000), (5, 8193), (1, 32_000), (3, 151_936)])
 @pytest.mark.parametrize("kind", SCORES)

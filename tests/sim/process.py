@@ -16,6 +16,7 @@ from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.flight import FlightRecord
 from inferd.engine.api.heartbeat import BEAT_INTERVAL_S, EnginePhase, Heartbeat
 from inferd.engine.api.messages import (
+    STANDBY,
     Abort,
     Failed,
     FromEngine,
@@ -133,7 +134,9 @@ class SimulatedProcess:
         self._plant_frame_faults()
         await self._sleep(rng.choice((0.02, 0.3)))
         if self._is_standby:
-            self._send(Phase("standby", 0.1, "libraries read"))
+            self._send(Phase("libraries", 0.1, "read"))
+            await self._sleep(rng.choice((0.0, 0.005)))
+            self._send(Phase(STANDBY, 0.1, "waits to be promoted"))
             await self.promoted.wait()
         self._send(Phase("loading", 0.1, ""))
         await self._begin_badly()

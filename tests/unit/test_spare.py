@@ -11,26 +11,37 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.heartbeat import EnginePhase, Pulse
-from inferd.engine.api.messages import Failed, FromEngine, Phase
+from inferd.engine.api.messages import STANDBY, Failed, FromEngine, Phase
 from inferd.server import spare
 from inferd.server.life import Life
 from inferd.server.spare import Spare
 from tests.unit.scenes import play, settled
 
+READ = Phase("libraries", 1.0, "read")
+
 
 class FakeLife:
     """A process, its end of the wire and its pulse."""
 
-    def __init__(self, says: FromEngine | Exception | None = None) -> None:
+    def __init__(self, *says: FromEngine | Exception) -> None:
+        """`says`: behind that its libraries are read, and then nothing; by default that it waits to be promoted."""
         self.supervisor = self.client = self
-        self.says, self.is_running, self.beat_s = says or Phase("standby", 1.0, ""), True, float("inf")
+        self._unsaid = [READ, *(says or (Phase(STANDBY, 1.0, ""),))]
+        self.is_running, self.beat_s = True, float("inf")
         self.is_discarded = False
         self._gone = asyncio.Event()
 
+    @property
+    def has_said_all(self) -> bool:
+        return not self._unsaid
+
     async def receive(self) -> FromEngine:
-        if isinstance(self.says, Exception):
-            raise self.says
-        return self.says
+        if not self._unsaid:
+            await asyncio.Event().wait()
+        said = self._unsaid.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
 
     def pulse(self) -> Pulse:
         return Pulse(1, min(self.beat_s, time.monotonic()), 0.0, 0.0, 0, EnginePhase.LOADING, False)
@@ -90,12 +101,13 @@ def test_a_warm_one_is_promoted_once() -> None:
 
 @pytest.mark.parametrize("fault", ["silent", "dead", "cold"])
 def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: str) -> None:
-    """Without a beat for long, dead a moment ago, or still reading its libraries."""
+    """Without a beat for long, dead a moment ago, or not bound to its server yet."""
 
     async def scene() -> None:
-        it = Scene(FakeLife)
+        it = Scene((lambda: FakeLife(READ)) if fault == "cold" else FakeLife)
         it.spare.keep(1)
-        await settled(lambda: bool(it.begun) if fault == "cold" else it.is_warm)
+        await settled(lambda: (it.begun and it.begun[0].has_said_all) if fault == "cold" else it.is_warm)
+        assert it.is_warm == (fault != "cold")
         if fault == "silent":
             it.begun[0].beat_s = time.monotonic() - 2.0
         if fault == "dead":
