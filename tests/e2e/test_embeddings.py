@@ -11,8 +11,6 @@ from typing import Any
 
 import openai
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .conftest import Daemon
 from .test_client import wait_idle
@@ -26,20 +24,6 @@ def embed(client: openai.OpenAI, texts: Any, **options: Any) -> list[list[float]
     answer = client.embeddings.create(model="tiny", input=texts, **options)
     assert [item.index for item in answer.data] == list(range(len(answer.data)))
     return [item.embedding for item in answer.data]
-
-
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_vectors_are_those_of_transformers(daemon: Daemon, pooling: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
-    model = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32).eval()
-    found = embed(daemon.client(), TEXTS, extra_body={"pooling": pooling})
-    for text, vector in zip(TEXTS, found, strict=True):
-        with torch.no_grad():
-            states = model.model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0]
-        expected = states[-1] if pooling == "last" else states.mean(dim=0)
-        similarity = torch.nn.functional.cosine_similarity(torch.tensor(vector), expected, dim=0)
-        assert float(similarity) > 0.999, text
-        assert math.isclose(math.hypot(*vector), 1.0, abs_tol=1e-6)
 
 
 def test_both_formats_carry_the_same_numbers_in_the_order_of_the_inputs(daemon: Daemon) -> None:
