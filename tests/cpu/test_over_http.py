@@ -1,0 +1,94 @@
+"""Over HTTP: the ids of checkpoints that transformers saved are those of its own `generate`, alone and 32 at once, and
+the embedded model's vectors are its own.
+
+Here and not among the end-to-end tests, whose processes need not read transformers.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)  # fmt: skip
+
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from tests.e2e.conftest import Daemon, start
+
+__all__ = ["start"]
+
+NUM_NEW = 12
+TEXTS = ["a cat", "a dog", "What is inference?", "The moon is far away. " * 20, "caf\u00e9 \U0001f600"]
+SHAPE = {
+    "vocab_size": 3072, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def make(family: str) -> PreTrainedModel:
+    """A random model whose logits are far from ties: weights three times their usual size."""
+    torch.manual_seed(5)
+    model: PreTrainedModel = (
+        LlamaForCausalLM(LlamaConfig(**SHAPE)) if family == "llama" else Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+    )
+    for parameter in model.parameters():
+        parameter.data.mul_(3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_ids_are_those_of_generate(family: str, start: Callable[..., Daemon], tmp_path: Path) -> None:
+    model = make(family)
+    model.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED_PATH / name, tmp_path / name)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 3072, (3 + 4 * i,), generator=generator).tolist() for i in range(32)]
+    expected = [
+        model.generate(torch.tensor([ids]), max_new_tokens=NUM_NEW, do_sample=False)[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    daemon = start(str(tmp_path), "--served-model-name", "m", "--dtype", "float32")
+    client = daemon.client()
+
+    def ask(ids: list[int]) -> list[int]:
+        answer = client.completions.create(
+            model="m",
+            prompt=ids,
+            max_tokens=NUM_NEW,
+            temperature=0,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        return answer.choices[0].token_ids  # type: ignore[attr-defined, no-any-return]
+
+    assert ask(prompts[7]) == expected[7]
+    with ThreadPoolExecutor(32) as threads:
+        assert list(threads.map(ask, prompts)) == expected
+
+
+def test_vectors_are_those_of_transformers(start: Callable[..., Daemon]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_PATH)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_PATH, dtype=torch.float32).eval()
+    client = start().client()
+    for pooling in ("last", "mean"):
+        answer = client.embeddings.create(model="tiny", input=TEXTS, extra_body={"pooling": pooling})
+        for text, item in zip(TEXTS, answer.data, strict=True):
+            with torch.no_grad():
+                states = model.model(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0]
+            expected = states[-1] if pooling == "last" else states.mean(dim=0)
+            similarity = torch.nn.functional.cosine_similarity(torch.tensor(item.embedding), expected, dim=0)
+            assert float(similarity) > 0.999, text
+            assert math.isclose(math.hypot(*item.embedding), 1.0, abs_tol=1e-6)
