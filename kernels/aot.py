@@ -3,9 +3,10 @@ the result: registers, stack, shared memory, spills, tensor core instructions.
 
     python -m inferd.kernels.aot [--one-each] [--since TABLE] [--write TABLE]
 
-`--one-each` compiles the first form of each kernel, and those that are not what TABLE was made from: another source,
-other types or constants, another version of Triton. Exits with 1 where a form spills, takes more shared memory than the
-device has, or is a matrix kernel without the architecture's matrix instructions.
+`--one-each` compiles the first form of each kernel for one architecture, another for each kernel, and for all of them
+the forms that are not what TABLE was made from: another source, other types or constants, another version of Triton.
+Exits with 1 where a form spills, takes more shared memory than the device has, or is a matrix kernel without the
+architecture's matrix instructions.
 """
 
 from __future__ import annotations
@@ -229,17 +230,20 @@ def _forms() -> list[Shipped]:
     return _all
 
 
-def chosen(forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool) -> list[int]:
-    """Indices of the forms to compile: all, or the first of each op and those whose digest is not in `known`, by (op,
-    config)."""
-    if not one_each:
-        return list(range(len(forms)))
+def chosen(forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool) -> list[tuple[int, int]]:
+    """(index of a form, architecture) of what to compile: everything, or for all architectures the forms whose digest
+    is not in `known`, by (op, config), and for one of them, in turn, the first form of each other op.
+    """
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
-    return [
-        index
-        for index, form in enumerate(forms)
-        if first[form.op] == index or known.get((form.op, form.config)) != digest(form)
-    ]
+    turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
+    tasks: list[tuple[int, int]] = []
+    for index, form in enumerate(forms):
+        sms = targets(form)
+        if not one_each or known.get((form.op, form.config)) != digest(form):
+            tasks += [(index, sm) for sm in sms]
+        elif index in turns:
+            tasks.append((index, sms[turns[index] % len(sms)]))
+    return tasks
 
 
 def read_table(path: Path) -> Table:
@@ -277,12 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
     known = read_table(asked.since).sources()
-    tasks = [
-        (index, sm)
-        for index in chosen(_forms(), known, one_each=asked.one_each)
-        for sm in targets(_forms()[index])
-        if sm in asked.sm
-    ]
+    tasks = [(index, sm) for index, sm in chosen(_forms(), known, one_each=asked.one_each) if sm in asked.sm]
     rows = compile_tasks(tasks, asked.jobs)
     print(render(rows))
     if asked.write:
