@@ -24,7 +24,7 @@ from inferd.engine.api.client import HIGH_WATER_MARK, from_engine_endpoint, to_e
 from inferd.engine.api.config import precision_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.flight import FlightRecord
-from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
+from inferd.engine.api.heartbeat import HEARTBEAT_FILE, EnginePhase, Heartbeat
 from inferd.engine.api.logs import configure
 from inferd.engine.api.messages import (
     Abort,
@@ -64,7 +64,7 @@ _MOST_RECEIVED_BYTES = 2**20
 takes them for seconds would be held for deaf."""
 _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
-_SEALED_POLL_S, _SEALED_WITHIN_S = 0.005, 2.0
+_SEALED_POLL_S = 0.005
 
 FAULTS_VARIABLE = "_INFERD_TEST_FAULTS"
 """Faults for tests, with commas between: see `worker/faults`. No setting, and read here alone."""
@@ -128,7 +128,7 @@ def main(line: bytes, promoted: threading.Event) -> int:
     run_dir = Path(launch.run_dir)
     # All that lies in the run directory is opened before the first message: then it is taken away.
     flight = FlightRecord(run_dir / "flight")
-    with Heartbeat(run_dir / "heartbeat") as heartbeat:
+    with Heartbeat(run_dir / HEARTBEAT_FILE) as heartbeat:
         link = EngineLink(run_dir, launch.generation, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
@@ -250,13 +250,14 @@ def _take(core: EngineCore, message: ToEngine) -> None:
 def _be_killed_with_the_server(launch: Launch) -> None:
     """Have the kernel end this process with the server's, also where it is stopped or a library holds the interpreter.
 
-    Not before the supervisor has taken the run directory away, as it does at this process's first frame: what dies so
-    cleans nothing up.
+    Not before the supervisor has taken away what lies in the run directory, as it does at this process's first frame:
+    what dies so cleans nothing up. Waits for that as long as the server stands still; nobody would hear that this
+    process is ready.
     """
     if sys.platform != "linux":
         return
-    until_s = time.monotonic() + _SEALED_WITHIN_S
-    while Path(launch.run_dir).exists() and time.monotonic() < until_s:
+    # The name of a file: where files go on under another name while they are open (NFS), their directory stays.
+    while (Path(launch.run_dir) / HEARTBEAT_FILE).exists():
         time.sleep(_SEALED_POLL_S)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launch.server_pid:

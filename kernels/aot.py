@@ -230,19 +230,21 @@ def _forms() -> list[Shipped]:
     return _all
 
 
-def chosen(forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool) -> list[tuple[int, int]]:
-    """(index of a form, architecture) of what to compile: everything, or for all architectures the forms whose digest
-    is not in `known`, by (op, config), and for one of them, in turn, the first form of each other op.
+def chosen(
+    forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool, sms: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(index of a form, architecture) of what to compile: everything, or for all of `sms` the forms whose digest is not
+    in `known`, by (op, config), and for one of them each op's first form where that is.
     """
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
     tasks: list[tuple[int, int]] = []
     for index, form in enumerate(forms):
-        sms = targets(form)
+        asked = [sm for sm in targets(form) if sm in sms]
         if not one_each or known.get((form.op, form.config)) != digest(form):
-            tasks += [(index, sm) for sm in sms]
-        elif index in turns:
-            tasks.append((index, sms[turns[index] % len(sms)]))
+            tasks += [(index, sm) for sm in asked]
+        elif index in turns and asked:
+            tasks.append((index, asked[turns[index] % len(asked)]))
     return tasks
 
 
@@ -281,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)
     known = read_table(asked.since).sources()
-    tasks = [(index, sm) for index, sm in chosen(_forms(), known, one_each=asked.one_each) if sm in asked.sm]
+    tasks = chosen(_forms(), known, one_each=asked.one_each, sms=asked.sm)
     rows = compile_tasks(tasks, asked.jobs)
     print(render(rows))
     if asked.write:

@@ -4,15 +4,17 @@ files.
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import shutil
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from inferd.engine.api.garbage import unwatched
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_HOME = ROOT / "build" / "cache"
@@ -29,7 +31,7 @@ LONGEST_FIRST = (
     "reliability/test_quarantine", "reliability/test_chaos", "reliability/test_standby",
     "security/test_hostile_checkpoints", "security/test_secrets", "security/test_egress", "security/test_fields",
 )  # fmt: skip
-"""Of tiers that give out whole files: else one process is left with a long one while the others have nothing to do."""
+"""Else one process is left with a long one while the others have nothing to do."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,22 +48,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # what is read and collected stays: to look for garbage in it is a sixth of that time
     os.environ["XDG_CACHE_HOME"] = str(CACHE_HOME)
     NO_AUTHORITIES.mkdir(parents=True, exist_ok=True)
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ["SSL_CERT_DIR"] = str(NO_AUTHORITIES)
     config.addinivalue_line(
         "markers",
-        "sampled(keep, of=''): of this test's cases whose name holds `of` run `keep`, drawn by a seed from the commit;"
-        " all with --long",
+        "sampled(keep, of=None): run `keep` of this test's cases, or of those whose `implementation` is `of`, drawn by"
+        " a seed from the commit; all with --long",
     )
     config.addinivalue_line("markers", "long: run with --long only")
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is read and collected stays: to look for garbage in it is a sixth of that time."""
+    with unwatched():
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker and marker.kwargs.get("of", "") in item.nodeid.partition("[")[2]:
+        if marker and marker.kwargs.get("of") in (None, _implementation(item)):
             groups[item.nodeid.partition("[")[0]].append(item)
     for name, group in groups.items():
         marker = group[0].get_closest_marker("sampled")
@@ -82,6 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped.update(set(group) - set(kept))
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
+
+
+def _implementation(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("implementation") if callspec else None
 
 
 def _commit() -> str:

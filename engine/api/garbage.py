@@ -19,16 +19,19 @@ def unwatched() -> Iterator[None]:
     libraries in 1.27 s of processor time instead of 1.60, the server in 1.13 instead of 1.29 (medians of seven; 2 cores
     of an AMD EPYC Zen 4, Python 3.11, torch 2.13, 2026-11-22).
     """
+    was_watched = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()  # else the next object that is made has all of them looked at
-        gc.enable()
+        if was_watched:
+            gc.enable()
 
 
 def settle() -> None:
-    """What the process has made until now lives as long as it does: look at it once more, then never again.
+    """What the process has made until now lives as long as it does: what it made since its libraries were read is
+    looked at once more, and then never again.
 
     Else every full collection reads all that torch, FastAPI and pydantic keep, in the middle of an answer: with 256
     streams a sixth of the server's time, and 110 ms in which its event loop stands still, on a busy machine up to half
@@ -36,4 +39,5 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(*_THRESHOLDS)

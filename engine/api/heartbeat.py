@@ -20,6 +20,8 @@ from typing import Self
 _LAYOUT = struct.Struct("<QdddQBBQQ")
 _SIZE = 64
 BEAT_INTERVAL_S = 0.25
+HEARTBEAT_FILE = "heartbeat"
+"""In an engine's run directory, until the server takes it away."""
 
 
 class EnginePhase(IntEnum):

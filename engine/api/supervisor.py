@@ -25,7 +25,7 @@ import msgspec
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
 from inferd.engine.api.flight import FlightReader
-from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+from inferd.engine.api.heartbeat import HEARTBEAT_FILE, HeartbeatReader, Pulse
 from inferd.engine.api.logs import DEFAULT_STYLE, LogStyle
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Supervisor:
             raise StartError(f"there is no directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
         self.generation = generation
         try:
-            self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
+            self._pulse = HeartbeatReader(self.run_dir / HEARTBEAT_FILE)
             self._flight = FlightReader(self.run_dir / "flight", config.max_num_seqs or 1)
         except OSError as error:
             self.seal()

@@ -167,29 +167,35 @@ def form(op: str, config: str, source: str = "x", width: int = 1) -> aot.Shipped
     return aot.Shipped(op, config, Kernel(source), {"x": "*bf16"}, {"WIDTH": width}, 1)
 
 
+EVERYWHERE = (80, 90, 100)
+
+
 def everywhere(*indices: int) -> list[tuple[int, int]]:
-    return [(index, sm) for index in indices for sm in (80, 90, 100)]
+    return [(index, sm) for index in indices for sm in EVERYWHERE]
 
 
 def test_what_is_compiled_again() -> None:
     """What is not in the table as it is now, for every architecture; of the others one form each, for one in turn."""
     forms = [form("a", "1"), form("a", "2"), form("b", "1"), form("b", "2"), form("b", "3"), form("c", "1")]
     known = {(one.op, one.config): aot.digest(one) for one in forms}
-    assert aot.chosen(forms, known, one_each=False) == everywhere(*range(6))
-    assert aot.chosen(forms, known, one_each=True) == [(0, 80), (2, 90), (5, 100)]
-    assert aot.chosen(forms, {}, one_each=True) == everywhere(*range(6))
+    assert aot.chosen(forms, known, one_each=False, sms=EVERYWHERE) == everywhere(*range(6))
+    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), (2, 90), (5, 100)]
+    assert aot.chosen(forms, {}, one_each=True, sms=EVERYWHERE) == everywhere(*range(6))
     del known["b", "2"]
-    assert aot.chosen(forms, known, one_each=True) == [(0, 80), (2, 90), *everywhere(3), (5, 100)]
+    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), (2, 90), *everywhere(3), (5, 100)]
     del known["b", "1"]
-    assert aot.chosen(forms, known, one_each=True) == [(0, 80), *everywhere(2, 3), (5, 100)]
+    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), *everywhere(2, 3), (5, 100)]
     known["b", "1"] = aot.digest(forms[2])
     changes = (form("b", "3", "other source"), form("b", "3", width=2), replace(forms[4], num_warps=2))
     more = (replace(forms[4], signature={"x": "*fp16"}), replace(forms[4], is_matrix=True))
     for changed in (*changes, *more, replace(forms[4], options={"enable_fp_fusion": False})):
-        found = aot.chosen([*forms[:4], changed, forms[5]], known, one_each=True)
+        found = aot.chosen([*forms[:4], changed, forms[5]], known, one_each=True, sms=EVERYWHERE)
         assert found == [(0, 80), (2, 90), *everywhere(3, 4), (5, 100)], changed
-    old = replace(forms[0], min_sm=90)
-    assert aot.chosen([old], {("a", "1"): aot.digest(old)}, one_each=True) == [(0, 90)]
+    new = replace(forms[0], min_sm=90)
+    known["a", "1"] = aot.digest(new)
+    forms[0] = new
+    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 90), (2, 90), *everywhere(3), (5, 100)]
+    assert aot.chosen(forms, known, one_each=True, sms=[80]) == [(2, 80), (3, 80), (5, 80)]
 
 
 ORDERED = """

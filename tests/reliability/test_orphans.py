@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from tests.e2e.conftest import INFERD, children, free_model, is_engine
 from tests.reliability.conftest import HTTP, wait_until
 
 GONE_WITHIN_S = 3.0
+LOADED_WITHIN_S = 2.5
 LONG_LOOPS = 17
-"""Of each of six ways."""
+"""Of each of seven ways."""
 
 CHECK = "inferd.engine.grammar"
 STEP_MS = 5.0
@@ -40,7 +42,7 @@ class Server:
             [*program, "serve", "--port", str(port), "--log-level", "error", *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(home)},
+            env={**os.environ, "TMPDIR": str(home), "INFERD_NUM_THREADS": "2"},
         )
         self.left: dict[int, str] = {}
         """Children that it had when it was killed."""
@@ -89,6 +91,13 @@ def while_loading(server: Server) -> None:
     wait_until(lambda: bool(server.engine()))
 
 
+def stopped_while_it_loads(server: Server) -> None:
+    """The engine has all that it needs to be ready, and nobody who hears it."""
+    wait_until(lambda: bool(server.engine()))
+    os.kill(server.process.pid, signal.SIGSTOP)
+    time.sleep(LOADED_WITHIN_S)
+
+
 def while_it_streams(server: Server) -> None:
     wait_until(server.is_ready)
     with streaming(server):
@@ -109,11 +118,15 @@ def with_a_grammar_process(server: Server) -> None:
 
 def with_a_stopped_standby(server: Server) -> None:
     warm = re.compile(r"^inferd_standby_ready.* 1\.0$", re.MULTILINE)
-    wait_until(lambda: bool(warm.search(server.page("/metrics"))), within_s=240)
+
+    def is_warm() -> bool:
+        return bool(warm.search(server.page("/metrics")))
+
+    wait_until(is_warm, within_s=240)
     _, standby = server.engines()
     os.kill(standby, signal.SIGKILL)
     # Another comes in its place. It is there only after the metrics say that none is ready.
-    wait_until(lambda: server.engines()[1:] not in ([], [standby]) and bool(warm.search(server.page("/metrics"))))
+    wait_until(lambda: server.engines()[1:] not in ([], [standby]) and is_warm(), within_s=240)
     assert '"restarts":0' in server.page("/state"), "the engine was none the worse"
     os.kill(server.engines()[1], signal.SIGSTOP)
 
@@ -130,6 +143,7 @@ def after_its_engine(server: Server) -> None:
 
 WAYS = (
     while_loading,
+    stopped_while_it_loads,
     while_it_streams,
     with_a_stopped_engine,
     with_a_grammar_process,

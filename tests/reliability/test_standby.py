@@ -1,4 +1,4 @@
-"""R2 with a standby: it takes the engine's place without reading a library, and another takes its own."""
+"""R2 with a standby: it takes the engine's place without reading a library, and another is started in its own."""
 
 from __future__ import annotations
 

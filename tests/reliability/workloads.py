@@ -44,9 +44,9 @@ def mixed(seed: int) -> list[Ask]:
 
 
 def streams(num_streams: int, max_tokens: int) -> list[Ask]:
-    """Plain streams, alike but for their seeds."""
+    """Plain streams, alike but for their seeds and lengths: those of a free model depend on the length alone."""
     body = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 1.0, "stream": True, "return_token_ids": True}
     return [
-        Ask("/v1/completions", {**body, "prompt": f"Stream {i}:", "seed": i, "stream_options": _USAGE})
+        Ask("/v1/completions", {**body, "prompt": "Stream" + " on" * i + ":", "seed": i, "stream_options": _USAGE})
         for i in range(num_streams)
     ]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from inferd.engine import boot
+from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.logs import LogStyle
+from inferd.engine.api.supervisor import Launch
+from inferd.engine.standby import stand_by
 
 MODULE = """
 import os, threading
@@ -21,13 +27,15 @@ def nice():
     own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     return own, group.exists() and int(group.read_text().split()[-1])
 READ = nice()
+import gc
+WAS_WATCHED = gc.isenabled()
 """
 PROGRAM = """
-import json, os
+import gc, json, os
 from inferd.engine import boot
 boot._ENGINE = "what_is_read"
 engine = boot._engine(is_urgent={is_urgent})
-print(json.dumps([engine.READ, engine.nice()]))
+print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()]))
 """
 
 
@@ -40,13 +48,34 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
         [sys.executable, "-P", "-c", PROGRAM.format(is_urgent=is_urgent)],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
     )  # fmt: skip
-    read, after = json.loads(done.stdout)
+    read, after, was_watched, is_watched = json.loads(done.stdout)
+    assert (was_watched, is_watched) == (False, True)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert after[0] == own
     assert not after[1]
     if sys.platform == "linux":
         assert read[0] == (own if is_urgent else max(own, 10))
         assert read[1] in ((0, False) if is_urgent else (10, False))
+
+
+def test_garbage_is_looked_for_again_where_libraries_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boot, "_ENGINE", "no_such_module")
+    with pytest.raises(ModuleNotFoundError):
+        boot._engine(is_urgent=True)
+    assert gc.isenabled()
+    gc.unfreeze()
+
+
+def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_path: Path) -> None:
+    did: list[str] = []
+    config = EngineConfig(model_path=str(tmp_path))
+    launch = Launch(
+        config=config, run_dir=str(tmp_path), generation=1, log_style=LogStyle(), server_pid=1, spawned_s=0.0
+    )
+    promoted = threading.Event()
+    promoted.set()
+    stand_by(launch, lambda phase: did.append(phase.name), lambda launch: did.append("bound"), promoted)
+    assert did == ["libraries", "bound", "standby"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel shares processors out by session")

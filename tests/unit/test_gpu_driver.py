@@ -318,7 +318,6 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
     assert os.listdir(out) and (out / "tables.md").read_text().startswith("# inferd on rehearsal")
 
 
-@pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize(("max_err", "code"), [(0.001, 0), (0.5, 1)])
 def test_a_dry_run_of_one_kernel(
     max_err: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
