@@ -3,7 +3,7 @@ so is who would wait for longer than its target, as told by the pace at which th
 
 Without keys there is one tenant, which may fill the whole queue. With keys a tenant may hold eight times of what it
 leaves free (the dynamic threshold of shared switch buffers: Choudhury and Hahne, 1998), so that one that floods leaves
-a ninth to whoever comes, and two that do share what there is. Knows no requests and no engine.
+a ninth, or one place, to whoever comes, and two that do share what there is. Knows no requests and no engine.
 
 The engine refuses by its own, better knowledge, but only between two steps: here a refusal costs no step.
 """
@@ -148,7 +148,8 @@ class Backlog:
         if total + more > most:
             message = f"{total:.0f} {what} are waiting, and at most {most:.0f} may; retry later."
             raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
-        if tenant and own + more > FLOOD_FACTOR * (most - total):
+        # Who holds nothing yet may have what is left, be it the last place.
+        if tenant and own and own + more > FLOOD_FACTOR * (most - total - more):
             message = f"{own:.0f} {what} of this tenant are waiting, and {most - total:.0f} places are left to others."
             raise RequestError("slow_down", f"{message} Retry later.", retry_after_s=self._seconds(pace))
 

@@ -118,6 +118,8 @@ def run_chat(options: ChatOptions, question: str | None) -> int:
     """Answer `question` and end, or talk until the input ends. Raises `ChatError` where no server answers."""
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     base_url = options.base_url.rstrip("/").removesuffix("/v1")
+    if not base_url.startswith(("http://", "https://")):
+        raise ChatError(f"--base-url must begin with http:// or https://, but got {options.base_url!r}")
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=base_url, headers=headers, timeout=timeout) as client:
         conversation = Conversation(_with_model(options, client), client, on_reasoning=_print_reasoning)

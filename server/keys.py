@@ -166,7 +166,10 @@ def _check_apart(entries: Iterable[KeyEntry], path: Path) -> None:
         if entry.sha256 in digests:
             raise ConfigError(f"the keys file {path}: {digests[entry.sha256]!r} and {entry.name!r} are the same key")
         if entry.name in names:
-            raise ConfigError(f"the keys file {path}: two keys have the name {entry.name!r}; logs could not tell them")
+            raise ConfigError(
+                f"the keys file {path}: two keys have the name {entry.name!r}, and logs could not tell them: choose "
+                "another name, or remove one of them"
+            )
         if entry.tenant is not None and weights.setdefault(entry.tenant, entry.weight) != entry.weight:
             raise ConfigError(
                 f"the keys file {path}: the keys of tenant {entry.tenant!r} have weights {weights[entry.tenant]:g} and "

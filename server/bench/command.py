@@ -72,7 +72,8 @@ def bench_serve(
         typer.Option("--json", metavar="FILE", help="Write settings and figures here.", rich_help_panel="Report"),
     ] = None,
 ) -> None:
-    """Load a server and report TTFT, TPOT, ITL and throughput. Exits 1 if any request failed."""
+    """Load a server and report TTFT, TPOT, ITL and throughput. Exits 1 if any request failed, and 2 where nothing
+    could be measured: wrong options, no server, a warm-up that failed."""
     options = LoadOptions(
         base_url=base_url,
         model=model,

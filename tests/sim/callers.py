@@ -119,7 +119,8 @@ class Callers:
             assert job.ttft_target_s is not None and waiting, f"refused for a target, with none or no queue: {error}"
             return
         if error.code == "slow_down":
-            assert job.tenant and num_own + 1 > FLOOD_FACTOR * num_free, f"{num_own} wait, and {num_free} may: {error}"
+            is_flood = num_own and num_own + 1 > FLOOD_FACTOR * (num_free - 1)
+            assert job.tenant and is_flood, f"{num_own} wait, and {num_free} may: {error}"
             return
         assert error.code == "server_is_overloaded", error
         assert num_free <= 0 or not router.is_up, f"refused with room and an engine: {error}"

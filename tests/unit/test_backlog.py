@@ -55,11 +55,31 @@ def test_a_tenant_leaves_a_ninth_to_others_and_many_share_what_there_is() -> Non
         if refused(backlog, name) is None:
             backlog.add(name, 10)
             held[turn % 2] += 1
-    assert backlog.num_requests == 90
+    assert backlog.num_requests == 89, "the last place is for who holds none"
+    assert refused(backlog, "late 2") is None
     assert min(held) >= 4
     for _ in range(80):
         backlog.remove("flood", 10)
     assert refused(backlog, "late 0") is None
+
+
+@pytest.mark.parametrize(("most", "own"), [(2, 1), (3, 2), (8, 7), (9, 8), (10, 8)])
+def test_also_of_few_places_one_is_left_to_another_tenant(most: int, own: int) -> None:
+    backlog = filled(QueueBounds(most), "flood")
+    assert backlog.num_requests == own
+    error = refused(backlog, "flood")
+    assert error is not None
+    assert error.code == "slow_down"
+    assert refused(backlog, "late") is None
+
+
+def test_a_long_prompt_of_who_holds_nothing_may_have_what_is_left() -> None:
+    backlog = filled(QueueBounds(seconds=9.0), "flood", num_tokens=10, pace=100.0)
+    left = 900 - backlog.num_tokens
+    assert refused(backlog, "late", left, 100.0) is None
+    error = refused(backlog, "late", left + 1, 100.0)
+    assert error is not None
+    assert error.code == "server_is_overloaded"
 
 
 def test_tokens_are_bounded_by_what_the_pace_makes_of_seconds() -> None:
