@@ -37,8 +37,8 @@ class Tier:
 
 
 TIERS = (
-    Tier("arch + unit + property", 60, ("arch", "unit", "property", "deploy"), workers=2, threads=1),
-    Tier("simulation", 90, ("sim",), workers=2, threads=1),
+    Tier("arch + unit", 60, ("arch", "unit", "deploy"), workers=2, threads=1),
+    Tier("simulation + property", 90, ("sim", "property"), workers=2, threads=1),
     Tier("cpu models", 90, ("cpu",), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
