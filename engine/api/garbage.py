@@ -39,5 +39,4 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.enable()
     gc.set_threshold(*_THRESHOLDS)

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
-)  # fmt: skip
+)
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import Daemon, start

@@ -6,7 +6,6 @@ import base64
 import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,7 +15,6 @@ from .conftest import Daemon
 from .test_client import wait_idle
 from .test_serve import counter
 
-MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 TEXTS = ["a cat", "a dog", "What is inference?", "The moon is far away. " * 20, "caf\u00e9 \U0001f600"]
 
 

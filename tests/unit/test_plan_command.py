@@ -167,7 +167,6 @@ def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_serve
     assert 0 < text.find(note) < text.find("bytes = formula")
 
 
-@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_rows_and_verdict_go_by_the_dtype_that_is_served(mistral: str, dtype: str) -> None:
     """Which row fits, and how far, is what `--quantization` is then told, also where only KV of two bytes fits."""
