@@ -1,9 +1,10 @@
 """Attention over a paged KV pool in plain PyTorch: tiles of KV at absolute positions, online softmax, everything in
 fp32.
 
-What keeps a query's bits its own (measured: torch 2.13 with MKL 2024.2, AVX-512, 1-16 threads):
-- a batched matmul gives each row the same bits for every number of rows that is a multiple of 4, and not otherwise, so
-  the heads of a group times the queries are padded to one;
+What keeps a query's bits its own (measured: torch 2.13 with MKL 2024.2, told to take SSE 4.2, AVX2 and AVX-512 on an
+Intel processor, 1 to 8 threads):
+- MKL orders a product's sums by how many rows it has and by whether it stands alone in its batch, so every product is
+  of `NUM_ROWS` rows and has company; the heads of a group times the queries are padded to a multiple;
 - a tile that a query sees nothing of changes nothing, exactly: its weights are 0 and the running maximum stays;
 - what a query may not see is zeroed or set to -inf before it is summed, because 0 * NaN of an unwritten slot is NaN.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch, QueryGroup
 
-ROW_MULTIPLE = 4
+NUM_ROWS = 16
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -60,7 +61,7 @@ def _attend(
         num_active = sum(num_tiles > tile for num_tiles in group.num_tiles)
         active = slice(0, num_active * num_kv_heads)
         keys, values = _gather(kv, kv_scales, group.tile_tables[:num_active], tile)
-        scores = torch.bmm(packed[active], keys.transpose(1, 2))
+        scores = _product(packed[active], keys.transpose(1, 2))
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
         if _needs_mask(group, num_active, tile, window):
@@ -69,18 +70,29 @@ def _attend(
         weights = scores.sub_(new_peak).exp_()
         decay = (peak[active] - new_peak).exp_()
         total[active] = total[active] * decay + weights.sum(-1, keepdim=True)
-        summed[active] = summed[active] * decay + torch.bmm(weights, values)
+        summed[active] = summed[active] * decay + _product(weights, values)
         peak[active] = new_peak
     return _unpack(summed / total, num_runs, num_queries, num_heads)
 
 
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """[N, M, K] times [N, K, L], M a multiple of `NUM_ROWS`: a row's bits depend on that row and its matrix alone."""
+    if rows.shape[1] > NUM_ROWS:
+        blocks = rows.reshape(rows.shape[0], -1, NUM_ROWS, rows.shape[2])
+        parts = [torch.bmm(blocks[i], matrices[i].expand(blocks.shape[1], -1, -1)) for i in range(len(blocks))]
+        return torch.stack(parts).flatten(1, 2)
+    if rows.shape[0] > 1:
+        return torch.bmm(rows, matrices)
+    return torch.bmm(rows.expand(2, -1, -1), matrices.expand(2, -1, -1))[:1]
+
+
 def _pack(q: Tensor, num_runs: int, num_kv_heads: int) -> Tensor:
-    """[B * n, Hq, D] -> [B * G, M, D], padded with zero rows to a multiple of `ROW_MULTIPLE`."""
+    """[B * n, Hq, D] -> [B * G, M, D], padded with zero rows to a multiple of `NUM_ROWS`."""
     tokens, num_heads, head_dim = q.shape
     num_queries, repeat = tokens // num_runs, num_heads // num_kv_heads
     grouped = q.view(num_runs, num_queries, num_kv_heads, repeat, head_dim).transpose(1, 2)
     packed = grouped.reshape(num_runs * num_kv_heads, num_queries * repeat, head_dim)
-    return torch.nn.functional.pad(packed, (0, 0, 0, -packed.shape[1] % ROW_MULTIPLE))
+    return torch.nn.functional.pad(packed, (0, 0, 0, -packed.shape[1] % NUM_ROWS))
 
 
 def _unpack(packed: Tensor, num_runs: int, num_queries: int, num_heads: int) -> Tensor:
