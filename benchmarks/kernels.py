@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import sys
@@ -143,11 +142,6 @@ def _selected(asked: argparse.Namespace) -> Iterator[Case]:
             yield case
 
 
-def _cache_dir() -> Path:
-    """Where the daemon keeps its compiled kernels too."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inferd" / "kernels"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", type=lambda text: text.split(","), default=[], help="names of ops, as in the tables")
@@ -158,7 +152,7 @@ def main() -> None:
     machine = measure_machine(quick=asked.quick)
     torch.set_num_threads(machine.num_threads)
     torch.manual_seed(0)
-    built = native.prepare(_cache_dir())
+    built = native.prepare(native.default_cache_dir())
     kernels = built.reason or f"C++ kernels for {built.level}"
     print(f"{describe(machine)}; {kernels}\n", flush=True)
     timings: list[Timing] = []

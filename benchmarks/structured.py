@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
-    native.prepare(Path.home() / ".cache" / "inferd" / "kernels")
+    native.prepare(native.default_cache_dir())
     rows: list[list[tables.Cell]] = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = asked.dir or Path(temporary)

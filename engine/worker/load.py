@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -76,7 +74,9 @@ def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
     tuning = (
-        None if deterministic or config.device == "cpu" else Tuning.open(_cache_home() / "inferd" / "tuning", dtype)
+        None
+        if deterministic or config.device == "cpu"
+        else Tuning.open(native.cache_home() / "inferd" / "tuning", dtype)
     )
     choices = Choices(deterministic, None if tuning is None else tuning.table)
     decoder = _build_decoder(config, arch, dtype, device, choices)
@@ -176,8 +176,8 @@ def _open_device(config: EngineConfig) -> Device:
 def _prepare_kernels() -> str:
     """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
     built = native.prepare(
-        _cache_home() / "inferd" / "kernels",
-        before_compiling=lambda: logger.info("compiling the C++ kernels, once: some ten seconds"),
+        native.default_cache_dir(),
+        before_compiling=lambda: logger.info("compiling the C++ kernels, once: 10 to 40 seconds"),
     )
     if built.path is None:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
@@ -185,17 +185,6 @@ def _prepare_kernels() -> str:
     return f"C++ for {built.level}, " + (
         f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
     )
-
-
-def _cache_home() -> Path:
-    """As the XDG base directory specification has it; a user without a home caches beside other temporary files."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    if given:
-        return Path(given)
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
 
 
 def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices) -> Decoder:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,47 @@ def test_a_damaged_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(content))
     assert native.prepare(tmp_path).path == tmp_path / whole.name
     assert native.missing() is None
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    """The compiler leaves a line for every call, and none is as slow as the real one."""
+    calls = tmp_path / "calls"
+    program = f"""
+import time
+from pathlib import Path
+from inferd.kernels import native
+
+def compile_(command):
+    with Path({str(calls)!r}).open("a") as file:
+        file.write("called\\n")
+    time.sleep(0.05)
+    Path(command[-1]).write_bytes(b"made")
+
+native._compile = compile_
+print("ready", flush=True)
+input()
+path, _ = native.build(Path({str(tmp_path / "cache")!r}), "portable")
+assert native._is_whole(path)
+"""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    builders = [subprocess.Popen([sys.executable, "-c", program], **pipes) for _ in range(2)]
+    for builder in builders:
+        assert builder.stdout.readline() == "ready\n"
+    for builder in builders:
+        builder.stdin.write("\n")
+        builder.stdin.flush()
+    assert [builder.wait(60) for builder in builders] == [0, 0]
+    assert len(calls.read_text().split()) == len(native._sources(".cpp")) + 1
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "_FLAGS", ("--no-such-option",))
+        built = native.prepare(tmp_path)
+    assert built.path is None and "do not compile" in built.reason and "--no-such-option" in built.reason
+    assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(f"{native._SCRATCH}*"))
 
 
 def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
