@@ -52,6 +52,7 @@ def test_large_gates_stay_finite(gate: Gate) -> None:
     assert torch.equal(gate(gate_up), torch.tensor([[0.0, 3e4, 0.0]]))
 
 
+@pytest.mark.sampled(keep=3, of="triton")
 @pytest.mark.parametrize("gate", ORACLES)
 @pytest.mark.parametrize(("rows", "size"), [(40, 7), (40, 100), (24, 4096), (12, 11008)])
 def test_a_row_is_its_own(gate: Gate, rows: int, size: int) -> None:

@@ -10,6 +10,7 @@ from inferd.kernels.scaled_add import added, reference, scaled
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
+@pytest.mark.sampled(keep=12, of="triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (9, 8193), (2, 3, 40)])
 @pytest.mark.parametrize("multiplier", [0.22, 1.0, -12.0])
