@@ -24,6 +24,8 @@ from tests.sim.simulation import run_seed
 CORE = (*cache_mutations.plant, *group_mutations.plant, *sched_mutations.plant, *core_mutations.plant)
 FRONT = (*router_mutations.plant, *recovery_mutations.plant)
 CASES = [(plant, run_seed) for plant in CORE] + [(plant, run_front_seed) for plant in FRONT]
+TELLING = {run_seed: (64, 67, 94, 134, 197), run_front_seed: (22, 37, 66, 85, 103, 106, 120)}
+"""Seeds that show what few others do: to try them first takes half of the time, and all the others follow."""
 CAUGHT = (AssertionError, KeyError)
 """What a wrong engine or a wrong server raises; anything else is a wrong mutation."""
 
@@ -43,5 +45,5 @@ def test_caught(plant: Mutation, run: Callable[[int], None]) -> None:
 
 
 def run_all(run: Callable[[int], None]) -> None:
-    for seed in range(SHORT_SEEDS):
+    for seed in dict.fromkeys([*TELLING[run], *range(SHORT_SEEDS)]):
         run(seed)
