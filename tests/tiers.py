@@ -47,7 +47,7 @@ TIERS = (
     # More processes than cores: to wait for a daemon takes no processor. Engines of two threads each would wait for
     # each other's.
     Tier("reliability", 90, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
-    Tier("security", 40, ("security",), workers=2, threads=1, by="loadfile"),
+    Tier("security", 40, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
 )
 INSTALL_BUDGET_S = 120
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
