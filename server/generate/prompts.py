@@ -12,6 +12,7 @@ from dataclasses import replace
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.generate.request import Prompt
+from inferd.server.pieces import pieces
 from inferd.server.schema import completions
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import Lanes
@@ -128,7 +129,7 @@ class Prompts:
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:
         """Raises `RequestError` for the first id that is no row of the embedding."""
         high = self._model.vocab_size - 1
-        if token_ids and (min(token_ids) < 0 or max(token_ids) > high):
+        if any(min(piece) < 0 or max(piece) > high for piece in pieces(token_ids)):
             i, wrong = next((i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id <= high)
             place = f"{where}[{i}]"
             raise errors.below_min(place, 0, wrong) if wrong < 0 else errors.above_max(place, high, wrong)

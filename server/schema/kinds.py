@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inferd.server import errors
+from inferd.server.pieces import pieces
 
 Schema = dict[str, Any]
 """JSON Schema (draft 2020-12) of a value."""
@@ -191,7 +192,7 @@ class TokenIds:
     def read(self, value: object, where: str) -> tuple[int, ...]:
         check_array(value, where, self.name, self.min_length, self.max_length)
         assert isinstance(value, list)
-        if set(map(type, value)) - {int}:
+        if any(set(map(type, piece)) - {int} for piece in pieces(value)):
             i, wrong = next((i, item) for i, item in enumerate(value) if type(item) is not int)
             raise errors.invalid_type(f"{where}[{i}]", "an integer", wrong)
         return tuple(value)
