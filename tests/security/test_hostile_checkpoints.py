@@ -29,13 +29,18 @@ Outcomes = dict[str, tuple[str, str]]
 """By case: (class of the error, "" for none; message)."""
 
 
-@pytest.fixture(scope="module", params=["", "-O"], ids=["python", "python -O"])
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What a start says of every checkpoint, also where assertions are left out. Ends the test that ran too long."""
-    folders = {}
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
     for name, edit in {**{name: case.edit for name, case in REFUSED.items()}, **SERVED}.items():
-        folders[name] = copy_of_tiny(tmp_path_factory.mktemp("hostile") / "model")
-        edit(folders[name])
+        made[name] = copy_of_tiny(tmp_path_factory.mktemp("hostile") / "model")
+        edit(made[name])
+    return made
+
+
+@pytest.fixture(scope="module", params=["", "-O"], ids=["python", "python -O"])
+def outcomes(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Outcomes:
+    """What a start says of every checkpoint, also where assertions are left out. Ends the test that ran too long."""
     options = [request.param] if request.param else []
     command = [sys.executable, *options, "-m", "tests.security.starting", *map(str, folders.values())]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
