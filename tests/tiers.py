@@ -38,7 +38,7 @@ class Tier:
 
 TIERS = (
     Tier("arch + unit", 60, ("arch", "unit"), workers=2, threads=1),
-    Tier("simulation + property", 90, ("sim", "property"), workers=2, threads=1),
+    Tier("simulation + property + chaos", 90, ("sim", "property", "chaos"), workers=2, threads=1),
     Tier("cpu models", 90, ("cpu",), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
@@ -91,11 +91,11 @@ def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
 
 
 def _report(rows: list[tuple[str, int, float, int]]) -> int:
-    print("\ntier                           seconds   budget")
+    print("\ntier                            seconds   budget")
     for name, budget_s, took_s, code in rows:
         marks = ("  FAILED" if code else "") + ("  over budget" if took_s > budget_s else "")
-        print(f"{name:29} {took_s:8.1f} {budget_s:8}{marks}")
-    print(f"{'all':29} {sum(row[2] for row in rows):8.1f} {sum(row[1] for row in rows):8}")
+        print(f"{name:30} {took_s:8.1f} {budget_s:8}{marks}")
+    print(f"{'all':30} {sum(row[2] for row in rows):8.1f} {sum(row[1] for row in rows):8}")
     return int(any(code for *_, code in rows))
 
 
