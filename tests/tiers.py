@@ -39,7 +39,7 @@ class Tier:
 TIERS = (
     Tier("arch + unit", 60, ("arch", "unit"), workers=2, threads=1),
     Tier("simulation + property + chaos", 90, ("sim", "property", "chaos"), workers=2, threads=1),
-    Tier("cpu models", 90, ("cpu",), workers=2, threads=1),
+    Tier("cpu models + aot", 90, ("cpu", "aot"), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api + deploy + benchmarks", 80, ("api", "deploy", "benchmarks"), workers=2, threads=1),

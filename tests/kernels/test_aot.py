@@ -1,52 +1,24 @@
-"""Every Triton kernel compiles for every architecture without a GPU, the judge sees what is wrong, and the committed
-table is what came out.
+"""Every Triton kernel compiles for every architecture without a GPU, and the committed table is what came out.
 
-A process of its own compiles: in this one Triton interprets. `--long` compiles every form, otherwise one of each kernel
-for one architecture and all that are not in the table as they are now.
+`--long` compiles every form, otherwise one of each kernel for one architecture and all that are not in the table as
+they are now.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from inferd.kernels import aot, sass
-from tests.conftest import CACHE_HOME, ROOT
+from inferd.kernels import aot
+from tests.aot.compiling import TIMEOUT_S, run
+from tests.conftest import ROOT
 
-TIMEOUT_S = 1200
 TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
 ANEW = f"not what {TABLE.relative_to(ROOT)} says: python -m inferd.kernels.aot --write {TABLE.relative_to(ROOT)}"
 
 pytest.importorskip("triton")
-
-
-def run(*arguments: str, program: str = "-m inferd.kernels.aot") -> tuple[int, str, str]:
-    """(exit code, output, errors). Killed with all its children in the end: an assembler can run for an hour."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(CACHE_HOME / "triton")}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-P", *program.split(" ", 1), *arguments]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=TIMEOUT_S)
-        return process.returncode, output, errors
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
@@ -77,153 +49,3 @@ def test_the_table_has_exactly_the_shipped_forms() -> None:
     shipped = [(form.op, form.config, sm) for form in aot.all_shipped() for sm in aot.targets(form)]
     assert [(row.op, row.config, row.sm) for row in aot.read_table(TABLE).rows] == shipped, ANEW
     assert not [row for row in aot.read_table(TABLE).rows if row.faults]
-
-
-SPILLING = """
-import sys
-import triton, triton.language as tl
-from inferd.kernels.aot import compile_form, render
-from inferd.kernels.gpu import Shipped
-
-@triton.jit
-def kernel(x, out, BLOCK: tl.constexpr):
-    column = tl.arange(0, BLOCK)
-    values = tl.load(x + column)
-    tl.store(out + column, values * tl.sum(values))
-
-form = Shipped("sum", "one warp", kernel, {"x": "*fp32", "out": "*fp32"}, {"BLOCK": 16384}, 1, is_matrix=True)
-print(*compile_form(form, 90).faults, sep="; ")
-"""
-
-
-def test_faults_are_seen(tmp_path: Path) -> None:
-    path = tmp_path / "spilling.py"
-    path.write_text(SPILLING)
-    code, output, errors = run(program=str(path))
-    assert code == 0, errors[-2000:]
-    assert "spills: " in output
-    assert "multiplies without HGMMA or QGMMA or IGMMA" in output
-
-
-DISASSEMBLED = """
-import re, tempfile
-import triton
-from inferd.kernels import aot, gpu, sass
-from pathlib import Path
-
-def theirs(cubin):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(cubin)
-        text = sass._tool("cuobjdump", "-sass", file.name)
-    found = re.findall(r"(?m)^ +/\\*[0-9a-f]{4}\\*/ +([^;]*);", text)
-    return [line.split() for line in found]
-
-cubins = []
-read = sass.read_binary
-sass.read_binary = lambda cubin, target: (cubins.append(cubin), read(cubin, target))[1]
-forms = {form.op: form for form in reversed(aot.all_shipped())}
-binaries = [aot._compile(forms[op], 90)[0] for op in ("linear_few_rows", "linear_invariant", "linear_fp8")]
-ours = sass.disassemble("sm_90a", [binary.code for binary in binaries])
-for names, cubin in zip(ours, cubins, strict=True):
-    words = theirs(cubin)
-    assert names == [line[1] if line[0].startswith("@") else line[0] for line in words], names[:20]
-    assert any(map(sass.is_matrix, names))
-print(len(ours), "alike")
-"""
-
-
-def test_kernels_in_one_image_have_the_instructions_that_they_have_alone(tmp_path: Path) -> None:
-    path = tmp_path / "disassembled.py"
-    path.write_text(DISASSEMBLED)
-    code, output, errors = run(program=str(path))
-    assert (code, output) == (0, "3 alike\n"), errors[-2000:]
-
-
-LISTING = """
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
-        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT, gsb0 ;
-        /*0030*/             @!UP1 UTCHMMA gdesc[UR20], gdesc[UR22], tmem[UR12], tmem[UR4], idesc[UR5], UP0 ;
-        /*0040*/               @P6 HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
-"""
-
-
-def test_instructions_have_their_whole_names() -> None:
-    first, second, third = sass.split(LISTING, [32, 16, 32])
-    assert first == ["LDC", "LDG.E.128"] and second == ["HGMMA.64x64x16.F32.BF16"]
-    assert third == ["UTCHMMA", "HMMA.16816.F32.BF16"]
-    assert [sass.is_matrix(name) for name in (*first, *second, *third)] == [False, False, True, True, True]
-    assert not any(map(sass.is_matrix, ("FFMA", "HFMA2.MMA", "DFMA", "IMAD.MOV.U32", "R2UR")))
-    with pytest.raises(AssertionError, match="5 instructions in 96 bytes"):
-        sass.split(LISTING, [64, 32])
-
-
-class Kernel:
-    def __init__(self, source: str) -> None:
-        self.cache_key, self.fn = source, lambda: None
-
-
-def form(op: str, config: str, source: str = "x", width: int = 1) -> aot.Shipped:
-    return aot.Shipped(op, config, Kernel(source), {"x": "*bf16"}, {"WIDTH": width}, 1)
-
-
-EVERYWHERE = (80, 90, 100)
-
-
-def everywhere(*indices: int) -> list[tuple[int, int]]:
-    return [(index, sm) for index in indices for sm in EVERYWHERE]
-
-
-def test_what_is_compiled_again() -> None:
-    """What is not in the table as it is now, for every architecture; of the others one form each, for one in turn."""
-    forms = [form("a", "1"), form("a", "2"), form("b", "1"), form("b", "2"), form("b", "3"), form("c", "1")]
-    known = {(one.op, one.config): aot.digest(one) for one in forms}
-    assert aot.chosen(forms, known, one_each=False, sms=EVERYWHERE) == everywhere(*range(6))
-    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), (2, 90), (5, 100)]
-    assert aot.chosen(forms, {}, one_each=True, sms=EVERYWHERE) == everywhere(*range(6))
-    del known["b", "2"]
-    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), (2, 90), *everywhere(3), (5, 100)]
-    del known["b", "1"]
-    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 80), *everywhere(2, 3), (5, 100)]
-    known["b", "1"] = aot.digest(forms[2])
-    changes = (form("b", "3", "other source"), form("b", "3", width=2), replace(forms[4], num_warps=2))
-    more = (replace(forms[4], signature={"x": "*fp16"}), replace(forms[4], is_matrix=True))
-    for changed in (*changes, *more, replace(forms[4], options={"enable_fp_fusion": False})):
-        found = aot.chosen([*forms[:4], changed, forms[5]], known, one_each=True, sms=EVERYWHERE)
-        assert found == [(0, 80), (2, 90), *everywhere(3, 4), (5, 100)], changed
-    new = replace(forms[0], min_sm=90)
-    known["a", "1"] = aot.digest(new)
-    forms[0] = new
-    assert aot.chosen(forms, known, one_each=True, sms=EVERYWHERE) == [(0, 90), (2, 90), *everywhere(3), (5, 100)]
-    assert aot.chosen(forms, known, one_each=True, sms=[80]) == [(2, 80), (3, 80), (5, 80)]
-
-
-ORDERED = """
-import sys
-from inferd.kernels import aot
-forms = {form.op: form for form in aot.all_shipped()}
-for op in sys.argv[1:]:
-    aot.digest(forms[op])
-print(*(aot.digest(forms[op]) for op in ("cut_tail_sort", "cut_tail_select")))
-"""
-
-
-def test_a_digest_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> None:
-    """Two kernels that share functions with constants."""
-    path = tmp_path / "ordered.py"
-    path.write_text(ORDERED)
-    first = run(program=str(path))
-    assert first[0] == 0, first[2][-2000:]
-    assert run("cut_tail_select", "cut_tail_sort", program=str(path))[:2] == first[:2]
-
-
-def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    assert aot.read_table(tmp_path / "none.json") == aot.Table("", ())
-    row = aot.Row("a", "1", 90, 1, 2, 3, 4, 5, {"HGMMA.64x64x16.F32.BF16": 4}, "x", ("a fault",))
-    path = tmp_path / "table.json"
-    aot.write_table(path, [row, replace(row, sm=100)])
-    table = aot.read_table(path)
-    assert table == aot.Table(aot.triton_version(), (row, replace(row, sm=100)))
-    assert table.sources() == {("a", "1"): "x"} and replace(table, triton="0").sources() == {}
-    assert "4 HGMMA.64x64x16.F32.BF16  FAULT a fault" in aot.render([row])
-    assert len(path.read_text().splitlines()) == 4
