@@ -285,6 +285,8 @@ def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(_LOCK_POLL_S)
+            except OSError:  # a file system without locks
+                break
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import threading
 import time
 from collections.abc import Iterator
@@ -71,6 +73,16 @@ def test_of_those_that_build_at_once_one_does(tmp_path: Path, monkeypatch: pytes
         paths = set(pool.map(build, range(together.parties)))
     assert all(native._is_whole(path) for path in paths) and len(paths) == 1
     assert len(commands) == len(native._sources(".cpp")) + 1
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+def test_a_file_system_without_locks_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(b"made"))
+    assert native._is_whole(native.build(tmp_path, "portable")[0])
 
 
 @pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
