@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +35,8 @@ _FLAGS = (
     "-Wno-psabi",
 )  # fmt: skip
 """No -ffast-math, and nothing fused that is not written so: sums keep their order, which is what makes a row's bits its
-own, and NaN stays NaN. -O2 compiles in half the time, and top-k and sampling take 1.2 to 1.7 times as long (AVX-512, an
-Intel Xeon, 2026-11-22)."""
+own, and NaN stays NaN. -O2 compiles in half the time, and sampling and top-k take 1.2 to 1.7 times as long (top-p
+alone 0.8; AVX-512, 2 cores of an Intel Xeon, 2026-11-22)."""
 _LINK_FLAGS = ("-shared", "-fopenmp")
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
@@ -66,8 +66,8 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _COMPILERS = ("g++", "c++")
 _TIMEOUT_S = 600
 _COMPILERS_AT_ONCE = 4
-"""At most: attention alone is two fifths of the work, and each takes some 300 MB."""
-_LOCK_POLL_S = 0.05
+"""At most: attention alone is two fifths of the work, and the two largest take 0.8 and 0.6 GB (AVX2, GCC 12,
+2026-11-22)."""
 _DIGEST_BYTES = 16
 _SCRATCH = "build-"
 
@@ -120,8 +120,8 @@ def default_cache_dir() -> Path:
 def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callable[[], None] | None = None) -> Build:
     """Load the kernels for this processor, compiling them where `cache_dir` has them not; never raises for a failure.
 
-    `before_compiling` is called where that is needed, which takes 10 to 40 seconds. Call `prepare` once, before any op
-    meets its first key: an op that has chosen stays with its choice.
+    `before_compiling` is called where that is needed, which takes half a minute on two cores. Call `prepare` once,
+    before any op meets its first key: an op that has chosen stays with its choice.
     """
     global _library, _missing, _level
     _functions.clear()
@@ -257,13 +257,11 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         found, started_s = _stamp(path), time.monotonic()
-        with _one_at_a_time(cache_dir):
+        with (cache_dir / "lock").open("w") as lock:
+            with suppress(OSError):  # a file system without locks: then this process builds beside the others
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if _stamp(path) == found or not _is_whole(path):
-                _remove_leftovers(cache_dir)
-                with tempfile.TemporaryDirectory(dir=cache_dir, prefix=_SCRATCH) as scratch:
-                    library = _compile_all(compiler, flags, Path(scratch))
-                    _seal(library)
-                    os.replace(library, path)
+                _compile_all([compiler, *flags], path)
         return path, time.monotonic() - started_s
     except OSError as error:
         raise NativeError(f"the C++ kernels cannot be written to {cache_dir}: {error}") from error
@@ -274,39 +272,22 @@ def _stamp(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-@contextmanager
-def _one_at_a_time(cache_dir: Path) -> Iterator[None]:
-    """Who has waited for as long as a compiler may take builds beside the other."""
-    with (cache_dir / "lock").open("w") as lock:
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOCK_POLL_S)
-            except OSError:  # a file system without locks
-                break
-        yield
-
-
-def _compile_all(compiler: str, flags: list[str], scratch: Path) -> Path:
-    """Every source by itself, several at a time, the largest first; then all as one library."""
+def _compile_all(compiler: list[str], path: Path) -> None:
+    """Every source by itself, several at a time, the largest first; then all as one library, there when it is whole."""
+    _remove_leftovers(path.parent)
     sources = sorted(_sources(".cpp"), key=lambda source: source.stat().st_size, reverse=True)
-    objects = [scratch / f"{index}.o" for index in range(len(sources))]
-    commands = [
-        [compiler, *flags, f"-I{_ROOT}", "-c", str(source), "-o", str(made)]
-        for source, made in zip(sources, objects, strict=True)
-    ]
-    with ThreadPoolExecutor(min(_COMPILERS_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
-        try:
-            for _ in pool.map(_compile, commands):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
-    library = scratch / "kernels.so"
-    _compile([compiler, *_LINK_FLAGS, *map(str, objects), "-o", str(library)])
-    return library
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
+        objects = [f"{scratch}/{index}.o" for index in range(len(sources))]
+        commands = [
+            [*compiler, f"-I{_ROOT}", "-c", str(source), "-o", made]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(min(_COMPILERS_AT_ONCE, os.cpu_count() or 1)) as pool:
+            list(pool.map(_compile, commands))
+        library = Path(scratch) / path.name
+        _compile([compiler[0], *_LINK_FLAGS, *objects, "-o", str(library)])
+        _seal(library)
+        os.replace(library, path)
 
 
 def _seal(path: Path) -> None:

@@ -177,7 +177,7 @@ def _prepare_kernels() -> str:
     """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
     built = native.prepare(
         native.default_cache_dir(),
-        before_compiling=lambda: logger.info("compiling the C++ kernels, once: 10 to 40 seconds"),
+        before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
     )
     if built.path is None:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)

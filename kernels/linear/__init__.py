@@ -4,8 +4,8 @@ On a CPU with AVX-512 the weight is packed once for `cpu.cpp`, in which every ou
 inputs: a row's bits cannot depend on other rows. It reads weights at 0.9 of the memory's bandwidth for one row, 1.2 to
 1.4 times as fast as oneDNN's packed product, and keeps up with it at 32 rows (1.1) and 256 (1.0): bfloat16, 2 cores of
 an AMD EPYC (Zen 4), 2026-11-21. Elsewhere oneDNN packs; there a row's bits do not depend on other rows from two up
-(measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16), so a lone row is padded to two. F.linear in fp32 has no such
-property.
+(measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a lone row is padded to two.
+F.linear in fp32 has no such property.
 
 On a GPU few rows have a kernel of their own and many the vendor's library (`cuda.py`), whose bits may depend on how
 many there are. `Choices.is_invariant` takes one kernel for any number of rows instead.

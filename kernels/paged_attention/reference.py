@@ -2,7 +2,7 @@
 fp32.
 
 What keeps a query's bits its own (measured: torch 2.13 with MKL 2024.2, told to take SSE 4.2, AVX2 and AVX-512 on an
-Intel processor, 1 to 8 threads):
+Intel Xeon, 1 to 8 threads, 2026-11-22):
 - MKL orders a product's sums by how many rows it has and by whether it stands alone in its batch, so every product is
   of `NUM_ROWS` rows and has company; the heads of a group times the queries are padded to a multiple;
 - a tile that a query sees nothing of changes nothing, exactly: its weights are 0 and the running maximum stays;
