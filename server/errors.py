@@ -8,6 +8,7 @@ before a stream and inside one. Knows no routes and no fields. No body carries a
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -80,6 +81,12 @@ ROWS: dict[str, Row] = {
         "timeout_error",
         "deadline_exceeded",
         "The request's `timeout` ran out, or its head or body did not come in time.",
+    ),
+    "request_exceeds_work_limit": Row(
+        400,
+        _REFUSED,
+        "request_exceeds_work_limit",
+        "Every field is in its bounds, but their product is not; the message has factors, product and limit.",
     ),
     "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
     "unsupported_content_type": Row(
@@ -311,6 +318,22 @@ def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> 
         f"are at least {least_tokens} tokens. Please reduce the length of the {param}."
     )
     return ContextTooLongError(message, param, limit, least_tokens)
+
+
+def too_much_work(param: str, factors: Iterable[tuple[int, str]], limit: int, unit: str) -> RequestError:
+    """A refusal of a product of fields.
+
+    `factors`: (count, noun) of each field, as in `(16, "prompts")`. `limit`: of their product, in `unit`. `param` is
+    the field to make smaller.
+    """
+    factors = tuple(factors)
+    product = math.prod(count for count, _ in factors)
+    written = " x ".join(f"{count} {noun}" for count, noun in factors)
+    message = (
+        f"Invalid '{clip(param, MAX_ECHO)}': this request multiplies to more than one request may carry: {written} = "
+        f"{product} {unit}. Expected at most {limit} {unit}; send less of one of them, or several requests."
+    )
+    return RequestError("request_exceeds_work_limit", message, param)
 
 
 def internal_error() -> RequestError:

@@ -20,6 +20,7 @@ BAD = (
     "empty_array", "empty_string", "integer_above_max_value", "integer_below_min_value", "invalid_type",
     "invalid_value", "missing_required_parameter", "object_above_max_properties", "string_above_max_length",
     "unknown_parameter", "unsupported_parameter", "unsupported_value", "previous_response_not_found",
+    "request_exceeds_work_limit",
 )  # fmt: skip
 
 EXPECTED: dict[str, tuple[int, str, str | None]] = {
