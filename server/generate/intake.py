@@ -23,10 +23,10 @@ from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.targets import NO_TARGETS, Targets
-from inferd.server.structured.formats import AnswerLanguage, answer_language
+from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import conversation_of
-from inferd.server.tools.asked import ask, template_kwargs, tools_shown
+from inferd.server.tools.asked import Asked, ask, template_kwargs, tools_shown
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -126,7 +126,8 @@ class Intake:
         default = self._model.defaults.max_new_tokens if most is None else most
         prompt = self._prompts.fit("messages", encoded, self._max_tokens(wire), default, wire.truncate_prompt_tokens)
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
-        asked = ask(wire, self._model, encoded[1] or "", answer_language(wire, self._model.tokenizer.added_tokens))
+        rendered = encoded[1] or ""
+        asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
         taken = await self._request(prefix, wire, caller, (prompt,), logprobs, asked.answer, echo=False)
         return replace(taken, reading=asked.reading)
 
@@ -145,8 +146,15 @@ class Intake:
         scores_echo = wire.echo and wire.logprobs is not None
         in_prompt = [k for k in (wire.prompt_logprobs, wire.logprobs if scores_echo else None) if k is not None]
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None))
-        answer = answer_language(wire, self._model.tokenizer.added_tokens)
+        answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         return await self._request("cmpl-", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
+
+    def _asked(self, wire: ChatRequest, rendered: str) -> Asked:
+        """On a thread: a tool's schema may be long, and so may the prompt that is searched for a begun answer."""
+        return ask(wire, self._model, rendered, self._answer_language(wire))
+
+    def _answer_language(self, wire: GenerationFields) -> AnswerLanguage | None:
+        return answer_language(wire, self._model.tokenizer.added_tokens)
 
     async def _request(
         self,
@@ -162,7 +170,9 @@ class Intake:
         bad_words = await self._prompts.bad_words(wire.bad_words or ())
         # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
         max_tokens = min(prompt.max_tokens for prompt in prompts)
-        grammar = await self._grammars.check(answer.language.text(), answer.param) if answer is not None else ""
+        grammar = ""
+        if answer is not None:
+            grammar = await self._grammars.check(answer.language.text(), answer.param, caller.tenant)
         params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar)
         self._check_params(wire, params)
         _check_volume(params, prompts, wire.n or 1)

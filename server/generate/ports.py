@@ -40,8 +40,11 @@ class TokenStream(Protocol):
 class Grammars(Protocol):
     """Tries a grammar out before a choice carries it."""
 
-    async def check(self, text: str, param: str) -> str:
-        """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`."""
+    async def check(self, text: str, param: str, tenant: str) -> str:
+        """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`.
+
+        Tenants take turns where grammars wait.
+        """
         ...
 
 

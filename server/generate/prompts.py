@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
@@ -29,6 +30,8 @@ MANY_IDS = 2**20
 """To list so many ids holds the interpreter lock for 25 ms (2 cores, AMD EPYC Zen 4, 2026-11-21): of a text that is
 longer, and than the context, no part is kept, also where the caller says to."""
 
+T = TypeVar("T")
+
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, text as the caller wrote it, where the caller did)."""
 
@@ -46,6 +49,10 @@ class Prompts:
 
     def __init__(self, model: ServedModel, lanes: Lanes, render_limit_s: float = RENDER_LIMIT_S) -> None:
         self._model, self._lanes, self._render_limit_s = model, lanes, render_limit_s
+
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """`work()` on a thread of those that prompts are read on. Raises what `work` raises."""
+        return await self._lanes.run(work, size)
 
     async def render(
         self, conversation: Conversation, *, add_special: bool, check_size: CheckSize = any_size

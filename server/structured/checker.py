@@ -63,7 +63,7 @@ class GrammarChecker:
         self._forgiven_s: dict[bytes, float] = {}
         """When grammars that took too long are tried again, on the event loop's clock."""
 
-    async def check(self, text: str, param: str) -> str:
+    async def check(self, text: str, param: str, tenant: str = "") -> str:
         """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`."""
         try:
             num_bytes = len(text.encode())

@@ -21,6 +21,11 @@ class AnswerLanguage:
     language: Language
 
 
+def asks_for_format(wire: GenerationFields) -> bool:
+    """Whether any field says what the answer may be."""
+    return any(getattr(wire, name, None) is not None for name in FIELDS)
+
+
 def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
     """None where the answer is free text. Raises `RequestError` where two fields ask for something."""
     given: dict[str, AnswerFormat] = {

@@ -51,7 +51,7 @@ def lanes() -> Iterator[Lanes]:
 class Taken:
     """Takes every grammar as it is."""
 
-    async def check(self, text: str, param: str) -> str:
+    async def check(self, text: str, param: str, tenant: str) -> str:
         return f"{param}: {text}"
 
 
