@@ -307,6 +307,7 @@ class EngineCore:
         return StepOutput(
             deltas=(*self._take_outbox(), *deltas),
             stats=self.stats(),
+            step_ended_s=now,
             step_duration_s=result.duration_s,
             step_num_tokens=plan.num_tokens,
             step_num_rows=len(plan.rows),

@@ -294,7 +294,6 @@ class Router:
             self._tell(Abort((request_id,)))
 
     def _deliver(self, output: StepOutput) -> None:
-        now = time.monotonic()
         self.stats = output.stats
         self._metrics.step(output)
         for delta in output.deltas:
@@ -306,23 +305,27 @@ class Router:
                 # Said with the first token; the next engine's cache is another.
                 delta = structs.replace(delta, num_cached_tokens=stream.journal.num_cached)
             self.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
-            self._account(stream, delta, now)
+            self._account(stream, delta, output.step_ended_s)
             self._push(stream, delta)
 
-    def _account(self, stream: TokenStream, delta: Delta, now: float) -> None:
+    def _account(self, stream: TokenStream, delta: Delta, step_ended_s: float | None) -> None:
+        """Record what a delta says of its request. The engine times its tokens: a late event loop reads the outputs of
+        several steps in one turn, and would see no time between them."""
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
             self._backlog.remove(stream.submit.tenant, len(stream.submit.prompt_ids))
         stream.journal.record(delta)
         if not delta.token_ids:
             return
-        if stream.first_token_s is None:
-            stream.first_token_s = now
-            self._metrics.first_token(now - stream.submit.arrival_s)
-        else:
-            assert stream.last_token_s is not None
-            self._metrics.tokens(len(delta.token_ids), now - stream.last_token_s)
-        stream.last_token_s = now
+        assert step_ended_s is not None, f"{stream.request_id}: tokens of no step"
+        num_gaps, since_s = len(delta.token_ids), stream.last_token_s
+        if since_s is None:
+            stream.first_token_s = since_s = step_ended_s
+            self._metrics.first_token(step_ended_s - stream.submit.arrival_s)
+            num_gaps -= 1
+        if num_gaps:
+            self._metrics.tokens(num_gaps, step_ended_s - since_s)
+        stream.last_token_s = step_ended_s
 
     def _push(self, stream: TokenStream, delta: Delta) -> None:
         stream.push(delta)
@@ -339,7 +342,7 @@ class Router:
                 arrival_s=stream.submit.arrival_s,
                 scheduled_s=stream.scheduled_s,
                 first_token_s=stream.first_token_s,
-                finished_s=time.monotonic(),
+                finished_s=time.monotonic() if stream.last_token_s is None else stream.last_token_s,
                 num_prompt_tokens=len(stream.submit.prompt_ids),
                 num_generation_tokens=stream.num_generated,
                 num_cached_tokens=stream.journal.num_cached,

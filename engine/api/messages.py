@@ -15,7 +15,7 @@ import msgspec
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks, StepPhase
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -152,6 +152,9 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
     deltas: tuple[Delta, ...]
     stats: EngineStats
+    step_ended_s: float | None = None
+    """Monotonic time at which the engine knew the step's tokens: the time of every token in `deltas`. None if no step
+    ended."""
     step_duration_s: float = 0.0
     step_num_tokens: int = 0
     step_num_rows: int = 0

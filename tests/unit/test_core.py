@@ -265,6 +265,7 @@ def test_steps_that_overlap_do_not_count_their_time_twice() -> None:
         output = core.step(5.0)
         assert output is not None
         own.append(output.step_own_s)
+        assert output.step_ended_s == clock[0], "when its tokens were known"
     assert own == pytest.approx([0.25, 0.1, 0.25])
 
 

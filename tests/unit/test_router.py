@@ -30,7 +30,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
 from inferd.server import router as router_module
 from inferd.server.backlog import Backlog, QueueBounds
-from inferd.server.metrics import Metrics
+from inferd.server.metrics import Metrics, RequestRecord
 from inferd.server.router import Router, RouterOptions
 from inferd.server.token_stream import TokenStream, merge
 
@@ -61,8 +61,8 @@ def submit(name: str) -> Submit:
     return Submit(request_id=name, prompt_ids=(1, 2), params=SamplingParams(max_tokens=4, seed=1))
 
 
-def step(*deltas: Delta) -> StepOutput:
-    return StepOutput(deltas=deltas, stats=EngineStats(num_blocks=8))
+def step(*deltas: Delta, ended_s: float = 0.0) -> StepOutput:
+    return StepOutput(deltas=deltas, stats=EngineStats(num_blocks=8), step_ended_s=ended_s)
 
 
 Scenario = Callable[[Router, FakeClient], Coroutine[Any, Any, None]]
@@ -108,6 +108,72 @@ def test_deltas_reach_the_stream_they_are_for() -> None:
         assert router.num_active == 0
 
     play(scenario)
+
+
+class SeenLatencies(Metrics):
+    """What the router says of latencies."""
+
+    def __init__(self) -> None:
+        super().__init__("model")
+        self.ttfts_s: list[float] = []
+        self.gaps_s: list[tuple[int, float]] = []
+        self.records: list[RequestRecord] = []
+
+    def first_token(self, ttft_s: float) -> None:
+        self.ttfts_s.append(ttft_s)
+
+    def tokens(self, num_tokens: int, gap_s: float) -> None:
+        self.gaps_s.append((num_tokens, gap_s))
+
+    def request_finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["one engine", "an engine that dies between"])
+def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
+    """However late the event loop reads them, and in however few turns: all outputs are here before it reads one."""
+
+    async def run() -> None:
+        client, seen = FakeClient(), SeenLatencies()
+        router = Router(client, seen)  # type: ignore[arg-type]
+        client.inbox.put_nowait(READY)
+        running = asyncio.create_task(router.run())
+        await router.became_ready.wait()
+        stream = router.submit(structs.replace(submit("a"), arrival_s=100.0))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,), scheduled_s=101.0), ended_s=103.0))
+        if dies:
+            await until(lambda: stream.num_generated == 1)
+            router.lose({})
+            client.inbox.put_nowait(READY)
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(2, 3, 4)), ended_s=109.0))
+        client.inbox.put_nowait(StepOutput(deltas=(), stats=EngineStats()))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(5,), finish_reason="length"), ended_s=110.5))
+        assert merge(await collect(stream)).token_ids == (1, 2, 3, 4, 5)
+        running.cancel()
+        assert (seen.ttfts_s, seen.gaps_s) == ([3.0], [(3, 6.0), (1, 1.5)])
+        (record,) = seen.records
+        assert (record.ttft_s, record.queue_s, record.prefill_s, record.decode_s) == (3.0, 1.0, 2.0, 7.5)
+        assert (record.e2e_s, record.tpot_s) == (10.5, 7.5 / 4)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
+    """So every token but a stream's first has one, whatever tokens came together."""
+
+    async def run() -> None:
+        client, seen = FakeClient(), SeenLatencies()
+        router = Router(client, seen)  # type: ignore[arg-type]
+        client.inbox.put_nowait(READY)
+        running = asyncio.create_task(router.run())
+        await router.became_ready.wait()
+        stream = router.submit(structs.replace(submit("a"), arrival_s=1.0))
+        client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1, 2, 3), finish_reason="stop"), ended_s=2.0))
+        await collect(stream)
+        running.cancel()
+        assert (seen.ttfts_s, seen.gaps_s) == ([1.0], [(2, 0.0)])
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_a_slow_reader_gets_one_merged_delta() -> None:
