@@ -25,6 +25,9 @@ FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_OPENMETRICS = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"
+"""With any other escaping prometheus_client 0.26 turns the colons of vLLM's names into underscores."""
+
 
 def _fine(low_s: float, peers: tuple[float, ...]) -> tuple[float, ...]:
     """Seven buckets a decade from `low_s` to 100 s, and every bucket a vLLM dashboard may ask for."""
@@ -174,7 +177,7 @@ class Metrics:
         self._ttft.observe(ttft_s)
 
     def tokens(self, num_tokens: int, gap_s: float) -> None:
-        """`num_tokens` came to one stream `gap_s` after those before them: each counts as an equal share of the gap."""
+        """The engine had `num_tokens` more of one stream after `gap_s`: each counts as an equal share of the gap."""
         self._itl.observe(gap_s / num_tokens, num_tokens)
 
     def request_finished(self, record: RequestRecord) -> None:
@@ -239,8 +242,8 @@ class Metrics:
         self.shed.add(_grown(stats.num_shed, last.num_shed))
         self.tokens_waiting.set(stats.num_tokens_waiting)
         self.prefill_rate.set(stats.step_model.prefill_tokens_per_s)
-        self.step_error.set(stats.step_model.error_p50, "0.5")
-        self.step_error.set(stats.step_model.error_p95, "0.95")
+        self.step_error.set(stats.step_model.error_p50, "50")
+        self.step_error.set(stats.step_model.error_p95, "95")
 
     def engine_ready(self, ready: Ready) -> None:
         """An engine takes requests; its counters begin at zero, those of the server go on."""
@@ -303,7 +306,7 @@ class Metrics:
         summaries = self.last_minute()
         self.mfu.values = {(phase,): summary.mfu for phase, summary in summaries.items()}
         self.mbu.values = {(phase,): summary.mbu for phase, summary in summaries.items()}
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS.partition(";")[0] in accept else "")
         return encode(self._registry), content_type
 
     def names(self) -> set[str]:
@@ -316,12 +319,12 @@ class Metrics:
     def _own_names(self) -> Export:
         page = Export({"model_name": self.model_name})
         page.histogram(
-            "inferd_time_to_first_token_seconds", "From the request's arrival to its first token.", self.ttft
+            "inferd_time_to_first_token_seconds", "From arrival to the first token in the engine.", self.ttft
         )
         page.histogram(
             "inferd_time_per_output_token_seconds", "Mean time a token after the first, by request.", self.tpot
         )
-        page.histogram("inferd_inter_token_latency_seconds", "Time between tokens of a stream, by token.", self.itl)
+        page.histogram("inferd_inter_token_latency_seconds", "Time between a stream's tokens in the engine.", self.itl)
         page.histogram("inferd_e2e_request_latency_seconds", "From arrival to the last token.", self.e2e)
         page.histogram("inferd_request_queue_time_seconds", "From arrival to the first step that ran it.", self.queue)
         page.histogram("inferd_request_prefill_time_seconds", "From its first step to its first token.", self.prefill)
@@ -379,7 +382,7 @@ class Metrics:
             "inferd_step_model_error_ratio",
             "|predicted - measured| step time, as a share of the larger, newest steps.",
             self.step_error,
-            "quantile",
+            "percentile",
         )
 
     def _server_names(self) -> Export:

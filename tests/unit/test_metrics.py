@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +12,7 @@ import prometheus_client
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.engine.api.messages import EngineStats, Phase, Ready, StepModel, StepOutput
@@ -17,6 +20,9 @@ from inferd.engine.api.roofline import Peaks, StepPhase
 from inferd.server.instruments import Histogram
 from inferd.server.metrics import FINISH_REASONS, Metrics, RequestRecord
 from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
+
+PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain"
+PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.5"
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -225,8 +231,8 @@ def test_a_callers_method_makes_no_series_of_its_own() -> None:
     assert methods == {"GET", "OTHER"}
 
 
-@pytest.mark.parametrize("compat", ["none", "vllm"])
-def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
+def busy(compat: Literal["none", "vllm"]) -> Metrics:
+    """Metrics in which everything that can be counted was."""
     metrics = Metrics("m", compat)
     metrics.engine_ready(ready())
     metrics.step(worked("decode", 0.01, 10**9, 10**7))
@@ -234,6 +240,43 @@ def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
     metrics.request_finished(record(ttft_target_s=1.0))
     metrics.http_request("/x", "GET", 200, 0.1)
     metrics.phase(Phase("weights", 1.5, ""))
+    return metrics
+
+
+def samples(metrics: Metrics, accept: str) -> list[tuple[str, Sample]]:
+    """(type, sample) of every sample, as a scraper that sends this Accept header reads them."""
+    families = (openmetrics if accept else text_string_to_metric_families)(metrics.render(accept)[0].decode())
+    return [(f.type, (s.name, tuple(sorted(s.labels.items())))) for f in families for s in f.samples]
+
+
+@pytest.mark.parametrize("compat", ["none", "vllm"])
+@pytest.mark.parametrize("accept", ["application/openmetrics-text", PROMETHEUS_2, PROMETHEUS_3])
+def test_both_formats_say_the_same(compat: Literal["none", "vllm"], accept: str) -> None:
+    """Also a name with a colon, which Prometheus asks for in OpenMetrics first."""
+    metrics = busy(compat)
+    assert any(name.startswith("vllm:") for _, (name, _) in samples(metrics, accept)) == (compat == "vllm")
+    assert {sample for _, sample in samples(metrics, accept)} == {sample for _, sample in samples(metrics, "")}
+
+
+@pytest.mark.parametrize("compat", ["none", "vllm"])
+def test_no_label_is_one_that_a_type_reserves(compat: Literal["none", "vllm"]) -> None:
+    seen = {(kind, label) for kind, (_, labels) in samples(busy(compat), "") for label, _ in labels}
+    assert ("histogram", "le") in seen
+    assert {label for kind, label in seen if kind != "histogram"}.isdisjoint({"le", "quantile"})
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus")
+@pytest.mark.parametrize("compat", ["none", "vllm"])
+def test_promtool_finds_nothing_wrong(compat: Literal["none", "vllm"]) -> None:
+    page, _ = busy(compat).render()
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    said = set((done.stdout + done.stderr).decode().splitlines())
+    assert {line for line in said if not line.startswith("vllm:")} == set()
+
+
+@pytest.mark.parametrize("compat", ["none", "vllm"])
+def test_names_are_those_of_the_page(compat: Literal["none", "vllm"]) -> None:
+    metrics = busy(compat)
     assert {name for name, _ in scrape(metrics)} == metrics.names()
 
 
@@ -322,5 +365,5 @@ def test_the_step_time_models_error_and_who_was_refused() -> None:
     assert value(metrics, "inferd_requests_shed_total") == 6
     assert value(metrics, "inferd_waiting_prompt_tokens") == 77
     assert value(metrics, "inferd_prefill_tokens_per_second") == 1000
-    assert value(metrics, "inferd_step_model_error_ratio", quantile="0.5") == 0.02
-    assert value(metrics, "inferd_step_model_error_ratio", quantile="0.95") == 0.06
+    assert value(metrics, "inferd_step_model_error_ratio", percentile="50") == 0.02
+    assert value(metrics, "inferd_step_model_error_ratio", percentile="95") == 0.06
