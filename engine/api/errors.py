@@ -11,6 +11,8 @@ InferdError
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class InferdError(Exception):
     """Root of everything raised on purpose."""
@@ -56,6 +58,13 @@ class RequestError(InferdError):
         """`retry_after_s`: when to come back, where that is known better than by the error table."""
         super().__init__(message)
         self.code, self.message, self.param, self.retry_after_s = code, message, param, retry_after_s
+
+    def reworded(self, message: str, param: str | None) -> Self:
+        """The same refusal in other words: class, code, `retry_after_s` and a subclass's own fields stay."""
+        twin = type(self).__new__(type(self), message)
+        twin.__dict__.update(self.__dict__)
+        twin.message, twin.param = message, param
+        return twin
 
 
 class EngineDeadError(InferdError):

@@ -81,7 +81,7 @@ def in_anthropic_words(error: RequestError) -> RequestError:
     for name, theirs in _NAMES.items():
         message = message.replace(name, theirs)
         param = param.replace(name, theirs) if param else param
-    return RequestError(error.code, message, param)
+    return error.reworded(message, param)
 
 
 def _turns(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bool]:

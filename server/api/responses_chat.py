@@ -157,4 +157,4 @@ def in_callers_words() -> Iterator[None]:
         if param is not None:
             param = _FUNCTION.sub(r"\1", _NAMES.get(param, param))
         message = _NAMED.sub(lambda match: _NAMES[match[1]], _FUNCTION.sub(r"\1", error.message))
-        raise RequestError(error.code, message, param) from error
+        raise error.reworded(message, param) from error

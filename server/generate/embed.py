@@ -148,7 +148,7 @@ async def _vector(stream: TokenStream, where: str) -> bytes:
             if delta.finish_reason == "error":
                 failure = delta.failure or _UNNAMED
                 param = where if failure.param == "prompt" else failure.param
-                raise RequestError(failure.code, failure.message, param)
+                raise RequestError(failure.code, failure.message, param, failure.retry_after_s)
             if delta.finish_reason == "abort":
                 raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
             if delta.finish_reason is not None:

@@ -168,3 +168,51 @@ def test_no_body_is_waited_for_where_the_key_is_wrong(serve: Callable[[AppOption
         b'"code":"invalid_api_key"}}'
     )
     check_headers(response)
+
+
+WAIT_S = 300.0
+EVERY_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    "completions": ("/v1/completions", {"prompt": "hi"}),
+    "responses": ("/v1/responses", {"input": "hi"}),
+    "messages": ("/v1/messages", {"max_tokens": 4, "model": "tiny", "messages": [{"role": "user", "content": "hi"}]}),
+}
+ASKS = {
+    **EVERY_FAMILY,
+    **{f"{name}, streamed": (path, {**body, "stream": True}) for name, (path, body) in EVERY_FAMILY.items()},
+    "responses in the background": ("/v1/responses", {"input": "hi", "background": True}),
+    "embeddings": ("/v1/embeddings", {"input": "hi"}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("where", ["intake", "router", "engine"])
+@pytest.mark.parametrize("code", ["rate_limit_exceeded", "server_is_overloaded"])
+def test_every_family_says_when_to_come_back(
+    http: httpx.Client,
+    router: Any,
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    where: str,
+    code: str,
+) -> None:
+    """Wherever the refusal comes from: none of its wait is lost on the way."""
+    refusal = RequestError(code, "Later.", "prompt", retry_after_s=WAIT_S)
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    if where == "intake":
+        monkeypatch.setattr(router, "check_room", refuse)
+    elif where == "router":
+        router.refusal = refusal
+    else:
+        router.will(script(token_ids=(), failure=Failure(code, "Later.", "prompt", WAIT_S)))
+    answer = http.post(path, json=body)
+    if where == "engine" and "background" in body:
+        assert answer.json()["status"] == "queued", "it has begun before the engine refuses it"
+        return
+    assert answer.status_code in (429, 503, 529), answer.text
+    assert WAIT_S <= int(answer.headers["retry-after"]) <= 2 * WAIT_S + 1

@@ -130,3 +130,14 @@ def test_json_types_are_named_as_openai_names_them() -> None:
     values: tuple[object, ...] = (None, True, 1, 1.5, "", [], {})
     names = [errors.json_type(value) for value in values]
     assert names == ["null", "a boolean", "an integer", "a decimal number", "a string", "an array", "an object"]
+
+
+def test_a_refusal_in_other_words_stays_the_same_refusal() -> None:
+    """Nothing but message and param can get lost where a family words an error its own way."""
+    plain = RequestError("rate_limit_exceeded", "no", "messages", retry_after_s=338.0)
+    told = plain.reworded("nein", "input")
+    assert vars(told) == {**vars(plain), "message": "nein", "param": "input"}
+    assert str(told) == "nein"
+    long = errors.context_too_long("messages", 10, 20, None)
+    assert type(long.reworded("zu lang", None)) is errors.ContextTooLongError
+    assert long.reworded("zu lang", None).num_prompt == 20
