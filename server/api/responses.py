@@ -114,7 +114,7 @@ class ResponsesApi:
         if not self._store.keeps_any:
             message = "This server stores no responses (--stored-responses), and so makes none in the background."
             raise RequestError("unsupported_value", message, "background")
-        self._background.check_room()
+        self._background.check_room(caller.tenant)
         generation = Generation(self._service.router, taken, self._service.model.tokenizer.bytes)
         shown = draft.shown()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,8 @@ from inferd.server.generate.events import Event
 logger = logging.getLogger("inferd.server")
 
 MAX_RUNNING = 100
-"""Each holds its conversation and its output, which nothing else bounds."""
+"""Jobs of one tenant. Each job holds its conversation and its output, which nothing else bounds."""
+MAX_RUNNING_IN_ALL = 1_000
 
 
 class Draft(Protocol):
@@ -55,21 +57,25 @@ class Job:
 class Background:
     """The jobs that run. Used from the event loop alone."""
 
-    def __init__(self, max_running: int = MAX_RUNNING) -> None:
-        self._max_running = max_running
+    def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[Job, asyncio.Task[None]]] = {}
+        self._num_of_tenant: Counter[str] = Counter()
 
-    def check_room(self) -> None:
-        """Raises `RequestError` where no further job may run."""
-        if len(self._running) >= self._max_running:
-            message = f"{self._max_running} responses run in the background, the most that may. Please retry later."
+    def check_room(self, tenant: str) -> None:
+        """Raises `RequestError` if the tenant may start no further job."""
+        if self._num_of_tenant[tenant] >= MAX_RUNNING:
+            message = f"{MAX_RUNNING} of your responses run in the background, the most that may. Please retry later."
             raise RequestError("slow_down", message, "background")
+        if len(self._running) >= MAX_RUNNING_IN_ALL:
+            message = f"{MAX_RUNNING_IN_ALL} responses of all callers run in the background. Please retry later."
+            raise RequestError("server_is_overloaded", message, "background")
 
     def start(self, job: Job) -> None:
         """Generate until the answer ends or is cancelled."""
         key = (job.tenant, job.draft.id)
         task = asyncio.create_task(_feed(job))
         self._running[key] = job, task
+        self._num_of_tenant[job.tenant] += 1
         # Not in the task itself: one that is cancelled before it first runs never runs at all.
         task.add_done_callback(lambda task: self._settle(key, task))
 
@@ -92,6 +98,9 @@ class Background:
 
     def _settle(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         job, _ = self._running.pop(key)
+        self._num_of_tenant[job.tenant] -= 1
+        if not self._num_of_tenant[job.tenant]:
+            del self._num_of_tenant[job.tenant]
         try:
             job.abort()
             _end(job, task)

@@ -234,19 +234,36 @@ def test_a_deadline_in_the_background(client: openai.OpenAI, router: Any, script
     assert "timeout" in answer.error.message
 
 
-def test_only_so_many_run_in_the_background(client: openai.OpenAI, router: Any, script: Any) -> None:
+def test_only_so_many_run_in_the_background(serve: Callable[..., str], router: Any, script: Any) -> None:
+    """Of one key; the responses of others do not count."""
     router.will(script(ends=False))
+    url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
+    one, other = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("sk-1", "sk-2"))
     with ThreadPoolExecutor(8) as pool:
-        running = list(
-            pool.map(lambda _: client.responses.create(model="tiny", input="x", background=True), range(100))
-        )
+        running = list(pool.map(lambda _: one.responses.create(model="tiny", input="x", background=True), range(100)))
         with pytest.raises(openai.RateLimitError) as caught:
-            client.responses.create(model="tiny", input="x", background=True)
+            one.responses.create(model="tiny", input="x", background=True)
         assert caught.value.code == "slow_down"
-        assert client.responses.cancel(running[0].id).status == "cancelled"
-        running[0] = client.responses.create(model="tiny", input="x", background=True)
-        statuses = set(pool.map(lambda one: client.responses.cancel(one.id).status, running))
+        beside = other.responses.create(model="tiny", input="x", background=True)
+        assert other.responses.cancel(beside.id).status == "cancelled"
+        assert one.responses.cancel(running[0].id).status == "cancelled"
+        running[0] = one.responses.create(model="tiny", input="x", background=True)
+        statuses = set(pool.map(lambda response: one.responses.cancel(response.id).status, running))
     assert statuses == {"cancelled"}
+
+
+def test_only_so_many_of_all_keys_run_in_the_background(
+    serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_IN_ALL", 2)
+    router.will(script(ends=False))
+    url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
+
+    def ask(key: str) -> httpx.Response:
+        body = {"input": "x", "background": True}
+        return httpx.post(f"{url}/v1/responses", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    assert [ask(key).status_code for key in ("sk-1", "sk-1", "sk-2")] == [200, 200, 503]
 
 
 def test_a_router_that_refuses_leaves_nothing_behind(client: openai.OpenAI, router: Any) -> None:
