@@ -298,6 +298,25 @@ def test_tokens_are_taken_before_and_owed_after() -> None:
     account.enter()
 
 
+def test_part_of_a_request_and_part_of_a_token_let_nothing_in() -> None:
+    """A bucket that is not empty may still hold less than one."""
+    clock = Clock()
+    requests = KeyAccount(Quota(requests_per_minute=60), clock)
+    tokens = KeyAccount(Quota(tokens_per_minute=60), clock)
+    for _ in range(60):
+        requests.enter()
+        requests.leave()
+    tokens.take(60)
+    for seconds in (0.5, 0.499):
+        clock.now += seconds
+        for account in (requests, tokens):
+            with pytest.raises(RequestError, match="remaining 0"):
+                account.enter()
+    clock.now += 0.0011
+    requests.enter()
+    tokens.enter()
+
+
 def test_concurrency_counts_what_is_not_over() -> None:
     account = KeyAccount(Quota(concurrent_requests=2))
     account.enter()
