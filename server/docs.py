@@ -12,8 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from inferd.server import anthropic_errors, errors
-from inferd.server.api import json_bounds
+from inferd.server import anthropic_errors, errors, strict_json
 from inferd.server.api.routes import ROUTES
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
@@ -175,13 +174,13 @@ def _messages_errors() -> str:
 
 def _limits() -> str:
     rows = (
-        ("Depth", json_bounds.MAX_DEPTH, "arrays and objects within each other"),
-        ("Arrays", json_bounds.MAX_ARRAYS, ""),
-        ("Objects", json_bounds.MAX_OBJECTS, ""),
-        ("Keys", json_bounds.MAX_KEYS, "of all objects together"),
-        ("Strings", json_bounds.MAX_STRINGS, "keys included; their length is bounded by the body's alone"),
-        ("Values", json_bounds.MAX_VALUES, "such as the token ids of prompts"),
-        ("Escapes", json_bounds.MAX_ESCAPES, "such as `\\n` and `\\u00e9`"),
+        ("Depth", strict_json.MAX_DEPTH, "arrays and objects within each other"),
+        ("Arrays", strict_json.MAX_ARRAYS, ""),
+        ("Objects", strict_json.MAX_OBJECTS, ""),
+        ("Keys", strict_json.MAX_KEYS, "of all objects together"),
+        ("Strings", strict_json.MAX_STRINGS, "keys included; their length is bounded by the body's alone"),
+        ("Values", strict_json.MAX_VALUES, "such as the token ids of prompts"),
+        ("Escapes", strict_json.MAX_ESCAPES, "such as `\\n` and `\\u00e9`"),
     )
     return _table(("In one body", "At most", ""), ((name, f"{limit:,}", note) for name, limit, note in rows))
 

@@ -1,22 +1,18 @@
 """An HTTP body -> a request type: content type, size of the work, strict JSON, then the declared fields.
 
-Strict means: UTF-8, one value for each key, no NaN and no Infinity, text that can be written as UTF-8 again. Long
-bodies are read on a thread, in a way that lets others run: see `json_bounds`.
+Long bodies are read on a thread, in a way that lets others run: see `strict_json`.
 """
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
-from inferd.server.api.json_bounds import check_bounds
+from inferd.server import errors, strict_json
 from inferd.server.api.service import Service
 from inferd.server.schema.fields import RequestFields, read
 from inferd.server.sse import ClientGoneError, unless_disconnected
@@ -56,12 +52,9 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
 def parse_object(raw: bytes) -> dict[str, object]:
     """Strict JSON. Raises `RequestError`."""
     try:
-        if raw.startswith(codecs.BOM_UTF8):
-            raise ValueError("it begins with a byte order mark (BOM)")
-        decoder = _PATIENT_DECODER if check_bounds(raw) else _DECODER
-        value = decoder.decode(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _malformed(_reason(error)) from error
+        value = strict_json.parse(raw)
+    except ValueError as error:
+        raise _malformed(str(error)) from error
     if not isinstance(value, dict):
         raise _malformed(f"expected an object, but got {errors.json_type(value)}")
     return value
@@ -77,44 +70,6 @@ def _check_content_type(content_type: str | None) -> None:
             "requests. Please send the header 'Content-Type: application/json'."
         )
         raise RequestError("unsupported_content_type", message)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key '{errors.shown(key)}' stands twice in one object")
-            seen.add(key)
-    return made
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _whole(digits: str) -> int:
-    return int(digits)
-
-
-def _decimal(digits: str) -> float:
-    return float(digits)
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-_PATIENT_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_decimal
-)
-"""Three times as slow with numbers; but a thread may let others run where it calls a function of Python's."""
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return str(error)
 
 
 def _malformed(reason: str) -> RequestError:

@@ -16,6 +16,7 @@ from inferd.server.schema.messages import Message, read_arguments
 from inferd.server.schema.response_items import Item, text_of
 from inferd.server.schema.response_options import LOGPROBS
 from inferd.server.schema.responses import ResponsesRequest
+from inferd.server.strict_json import Counts
 
 Placed = tuple[Item, str]
 """(item, where it was asked for)."""
@@ -64,7 +65,7 @@ def messages_of(items: Iterable[Placed]) -> list[Message]:
     Raises `RequestError` for an output of no call, and for a stored call that was cut off.
     """
     messages: list[Message] = []
-    turn = _Turn()
+    turn, counts = _Turn(), Counts()
     call_ids: set[str] = set()
     for item, where in items:
         is_assistant = item["type"] in ("function_call", "reasoning") or item.get("role") == "assistant"
@@ -72,7 +73,7 @@ def messages_of(items: Iterable[Placed]) -> list[Message]:
             messages += turn.messages()
             turn = _Turn()
         if is_assistant:
-            turn.add(item, where)
+            turn.add(item, where, counts)
             call_ids |= {str(call["id"]) for call in turn.calls[-1:]}
         elif item["type"] == "function_call_output":
             call_id = str(item["call_id"])
@@ -98,12 +99,12 @@ class _Turn:
         has_spoken = self.text is not None or bool(self.calls)
         return has_spoken if item["type"] != "function_call" else False
 
-    def add(self, item: Item, where: str) -> None:
+    def add(self, item: Item, where: str, counts: Counts) -> None:
         match item["type"]:
             case "reasoning":
                 self.reasoning += ("\n" if self.reasoning else "") + text_of(item)
             case "function_call":
-                arguments = read_arguments(item["arguments"], where)
+                arguments = read_arguments(item["arguments"], where, counts)
                 function = {"name": item["name"], "arguments": arguments}
                 self.calls.append({"type": "function", "id": item["call_id"], "function": function})
             case _:

@@ -6,13 +6,12 @@ business, not this file's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server import errors, strict_json
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
+from inferd.server.strict_json import Counts
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""
@@ -25,6 +24,7 @@ MAX_MESSAGES = 65_536
 _WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call")
 _REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("name", "tool_call_id", *_REASONING)
+_RULE = "Expected a JSON object, written as a string."
 _OPTIONAL = ("content", "tool_calls", *_TEXTS, *_WITHOUT_EFFECT)
 
 
@@ -40,7 +40,8 @@ class Messages:
     def read(self, value: object, where: str) -> tuple[Message, ...]:
         check_array(value, where, self.name, 1, MAX_MESSAGES)
         assert isinstance(value, list)
-        return tuple(_message(item, f"{where}[{i}]") for i, item in enumerate(value))
+        counts = Counts()
+        return tuple(_message(item, f"{where}[{i}]", counts) for i, item in enumerate(value))
 
     def schema(self) -> Schema:
         text_part = {"type": "object", "properties": {"type": {"enum": ["text", "refusal"]}}, "required": ["type"]}
@@ -53,7 +54,7 @@ class Messages:
         return {"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES}
 
 
-def _message(value: object, where: str) -> Message:
+def _message(value: object, where: str, counts: Counts) -> Message:
     given = check_properties(value, where, ("role",), _OPTIONAL)
     role = Choice(ROLES).read(given["role"], f"{where}.role")
     if given.get("function_call") is not None:
@@ -71,7 +72,7 @@ def _message(value: object, where: str) -> Message:
         if other in message:
             message.setdefault(key, message[other])
     if given.get("tool_calls") is not None:
-        message["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls", role)
+        message["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls", role, counts)
     return message
 
 
@@ -95,15 +96,15 @@ def _text_part(value: object, where: str) -> str:
     return Text().read(part[kind], f"{where}.{kind}")
 
 
-def _tool_calls(value: object, where: str, role: str) -> list[Mapping[str, object]]:
+def _tool_calls(value: object, where: str, role: str, counts: Counts) -> list[Mapping[str, object]]:
     if role != "assistant":
         raise errors.invalid_value(where, role, "Only messages of role 'assistant' carry tool calls.")
     check_array(value, where, "an array of objects", 0, 1_024)
     assert isinstance(value, list)
-    return [_tool_call(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    return [_tool_call(item, f"{where}[{i}]", counts) for i, item in enumerate(value)]
 
 
-def _tool_call(value: object, where: str) -> Mapping[str, object]:
+def _tool_call(value: object, where: str, counts: Counts) -> Mapping[str, object]:
     call = check_properties(value, where, ("function",), ("id", "type", "index"))
     if call.get("type") is not None:
         Choice(("function",)).read(call["type"], f"{where}.type")
@@ -112,7 +113,7 @@ def _tool_call(value: object, where: str) -> Mapping[str, object]:
         "type": "function",
         "function": {
             "name": Text().read(function["name"], f"{where}.function.name"),
-            "arguments": read_arguments(function.get("arguments"), f"{where}.function.arguments"),
+            "arguments": read_arguments(function.get("arguments"), f"{where}.function.arguments", counts),
         },
     }
     if call.get("id") is not None:
@@ -120,19 +121,18 @@ def _tool_call(value: object, where: str) -> Mapping[str, object]:
     return read
 
 
-def read_arguments(value: object, where: str) -> Mapping[str, object]:
-    """Of a call. Templates print them themselves, so they get the object that the caller's string holds."""
+def read_arguments(value: object, where: str, counts: Counts) -> Mapping[str, object]:
+    """Arguments of a call. Templates print them themselves, so they get the object that the caller's string holds.
+
+    `counts` is shared by all calls of a request: many strings may hold no more than one body may.
+    """
     if value is None or value == "":
         return {}
     text = Text().read(value, where)
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _not_an_object(where, text) from error
+        parsed = strict_json.parse(text.encode(), counts)
+    except ValueError as error:
+        raise errors.invalid_value(where, text, f"{_RULE} The string cannot be read: {error}.") from error
     if not isinstance(parsed, dict):
-        raise _not_an_object(where, text)
+        raise errors.invalid_value(where, text, _RULE)
     return parsed
-
-
-def _not_an_object(where: str, text: str) -> RequestError:
-    return errors.invalid_value(where, text, "Expected a JSON object, written as a string.")

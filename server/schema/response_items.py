@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from inferd.server import errors
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties
 from inferd.server.schema.messages import MAX_MESSAGES, read_arguments
+from inferd.server.strict_json import Counts
 
 Item = Mapping[str, object]
 """{"type": str, ...} as OpenAI has it; "id" where the caller gave one."""
@@ -103,7 +104,7 @@ def _call(given: Mapping[str, object], where: str) -> Item:
         if call.get(key):
             raise errors.unsupported_parameter(f"{where}.{key}", "Functions have names alone, and are called one way.")
     arguments = Text().read("" if call.get("arguments") is None else call["arguments"], f"{where}.arguments")
-    read_arguments(arguments, f"{where}.arguments")
+    read_arguments(arguments, f"{where}.arguments", Counts())
     return {
         **_identity(call, where),
         "call_id": Text(1).read(call["call_id"], f"{where}.call_id"),

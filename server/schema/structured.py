@@ -10,9 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import orjson
-
-from inferd.server import errors
+from inferd.server import errors, strict_json
 from inferd.server.schema.kinds import Array, Boolean, Choice, Schema, Text, check_properties, object_schema
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_BYTES, read_schema
@@ -174,7 +172,7 @@ def _object(value: object, where: str) -> Mapping[str, object]:
     """An object, or one written as a string of JSON."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(Text(1, 4 * MAX_SCHEMA_BYTES).read(value, where))
+            value = strict_json.parse(Text(1, 4 * MAX_SCHEMA_BYTES).read(value, where).encode())
         except ValueError as error:
             raise errors.invalid_value(where, value, "Expected an object, or a string of JSON.") from error
     if not isinstance(value, dict):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api import json_bounds
+from inferd.server import strict_json
 from inferd.server.api.body import parse_object
-from inferd.server.api.json_bounds import MANY_VALUES, MAX_DEPTH, check_bounds
+from inferd.server.strict_json import MANY_VALUES, MAX_DEPTH, Counts, check_bounds, parse
 
 NAMES = ("MAX_DEPTH", "MAX_ARRAYS", "MAX_OBJECTS", "MAX_KEYS", "MAX_STRINGS", "MAX_VALUES", "MAX_ESCAPES")
 AWKWARD = st.text(alphabet='[]{},:"\\/ \n\tu\u00e9\u4e2d\U0001f600d8abc')
@@ -50,17 +50,17 @@ def test_a_bound_refuses_exactly_what_is_beyond_it(value: Any, size: int, ascii_
     """However the text is sliced: slices of every length give the counts of the value itself."""
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_bounds, "_SLICE", size + 11)
+        patch.setattr(strict_json, "_SLICE", size + 11)
         for name, count in counted(value).items():
             if name == "MAX_ESCAPES":
                 continue
-            patch.setattr(json_bounds, name, count)
+            patch.setattr(strict_json, name, count)
             check_bounds(raw)
             if count:
-                patch.setattr(json_bounds, name, count - 1)
+                patch.setattr(strict_json, name, count - 1)
                 with pytest.raises(ValueError, match="nested too deeply" if name == "MAX_DEPTH" else "it holds more"):
                     check_bounds(raw)
-                patch.setattr(json_bounds, name, count)
+                patch.setattr(strict_json, name, count)
 
 
 @settings(max_examples=500, deadline=None)
@@ -81,7 +81,7 @@ def test_half_of_a_surrogate_pair_is_found_as_another_parser_finds_it(parts: lis
     except orjson.JSONDecodeError:
         is_text = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_bounds, "_SLICE", 12 + slice_by)
+        patch.setattr(strict_json, "_SLICE", 12 + slice_by)
         if is_text:
             check_bounds(raw)
         else:
@@ -92,9 +92,9 @@ def test_half_of_a_surrogate_pair_is_found_as_another_parser_finds_it(parts: lis
 def test_escapes_are_counted() -> None:
     raw = json.dumps({"a": '\n\\"\u00e9'}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_bounds, "MAX_ESCAPES", 4)
+        patch.setattr(strict_json, "MAX_ESCAPES", 4)
         check_bounds(raw)
-        patch.setattr(json_bounds, "MAX_ESCAPES", 3)
+        patch.setattr(strict_json, "MAX_ESCAPES", 3)
         with pytest.raises(ValueError, match="more escapes than the 3"):
             check_bounds(raw)
 
@@ -120,3 +120,28 @@ def test_depth(depth: int) -> None:
         return
     with pytest.raises(RequestError, match=f"nested too deeply: at most {MAX_DEPTH}"):
         parse_object(raw)
+
+
+@pytest.mark.parametrize("raw", [b'{"a": 1, "a": 2}', b"NaN", b"[-Infinity]", b"1e999", b'"\\ud800"', b"\xef\xbb\xbf1"])
+def test_what_other_parsers_take_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse(raw)
+
+
+def test_texts_that_share_their_counts_share_the_bounds() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, raw in (
+            ("MAX_ARRAYS", b"[]"),
+            ("MAX_OBJECTS", b"{}"),
+            ("MAX_KEYS", b'{"a":1}'),
+            ("MAX_STRINGS", b'"a"'),
+            ("MAX_VALUES", b"[1,2]"),
+            ("MAX_ESCAPES", b'"\\n"'),
+        ):
+            patch.setattr(strict_json, name, 2)
+            counts = Counts()
+            parse(raw, counts)
+            parse(raw, counts)
+            with pytest.raises(ValueError, match=r"more .* than the 2 that are read from one request"):
+                parse(raw, counts)
+            patch.undo()
