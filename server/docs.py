@@ -14,13 +14,15 @@ import orjson
 
 from inferd.server import anthropic_errors, errors, strict_json
 from inferd.server.api.routes import ROUTES
+from inferd.server.schema import messages
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.schema.chat import ChatRequest
+from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.fields import RequestFields, Wire, wire_fields
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.kinds import Schema
+from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -36,6 +38,15 @@ _ANTHROPIC: dict[str, type[RequestFields]] = {"messages": MessagesRequest, "coun
 _EMBEDDING: dict[str, type[RequestFields]] = {"embeddings": EmbeddingRequest}
 _READING: dict[str, type[RequestFields]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
 _QUERIES: dict[str, type[RequestFields]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
+_NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "messages[]": messages.MESSAGE_WITHOUT_EFFECT,
+    "messages[].content[]": messages.PART_WITHOUT_EFFECT,
+    "messages[].tool_calls[]": messages.CALL_WITHOUT_EFFECT,
+    "messages[].tool_calls[].function": messages.CALLED_FUNCTION_WITHOUT_EFFECT,
+    "tools[]": TOOL_WITHOUT_EFFECT,
+    "input[]": ITEM_WITHOUT_EFFECT,
+    "input[].content[]": messages.PART_WITHOUT_EFFECT,
+}
 _COLUMNS = ("Field", "Type and bounds", "Where not given", "What it does", "Of")
 
 
@@ -51,6 +62,8 @@ def rule_of(schema: Schema) -> str:
     if "enum" in schema:
         return " or ".join(f"`{orjson.dumps(value).decode()}`" for value in schema["enum"])
     kind = schema.get("type", "any value")
+    if isinstance(kind, list):
+        return " or ".join(kind)
     if kind in ("integer", "number"):
         return f"{kind}{_range(schema.get('minimum'), schema.get('maximum'))}"
     if kind == "string":
@@ -142,6 +155,11 @@ def _without_effect(types: dict[str, type[RequestFields]]) -> str:
     )
 
 
+def _nested_without_effect() -> str:
+    rows = ((f"`{where}`", ", ".join(f"`{key}`" for key in keys)) for where, keys in _NESTED_WITHOUT_EFFECT.items())
+    return _table(("Of", "Keys"), rows)
+
+
 def _refused(types: dict[str, type[RequestFields]]) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for api, fields in types.items():
@@ -206,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "messages-refused": lambda: _refused(_ANTHROPIC),
     "messages-errors": _messages_errors,
     "without-effect": lambda: _without_effect(_GENERATING | _EMBEDDING),
+    "nested-without-effect": _nested_without_effect,
     "refused": lambda: _refused(_GENERATING | _EMBEDDING),
     "aliases": _aliases,
     "errors": _errors,

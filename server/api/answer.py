@@ -84,7 +84,7 @@ def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) ->
         "created": int(time.time()),
         "model": shape.name,
         "system_fingerprint": service.fingerprint(),
-        "seed": request.params.seed,
+        "seed": request.seed,
     }
 
 

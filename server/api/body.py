@@ -5,7 +5,7 @@ Long bodies are read on a thread, in a way that lets others run: see `strict_jso
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,6 +18,8 @@ from inferd.server.schema.fields import RequestFields, read
 from inferd.server.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestFields)
+
+WARNING_HEADER = "x-inferd-warning"
 
 _INLINE_BYTES = 32 * 1024
 
@@ -42,7 +44,7 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
     def work() -> Body[R]:
         ignored: list[str] | None = [] if service.unknown_fields == "warn" else None
         wire = read(request_type, parse_object(raw), ignored)
-        return Body(wire, _warning(ignored) if ignored else {})
+        return Body(wire, warned({}, (_ignored_words(ignored),)) if ignored else {})
 
     if len(raw) <= _INLINE_BYTES:
         return work()
@@ -77,6 +79,12 @@ def _malformed(reason: str) -> RequestError:
     return RequestError("malformed_json", message)
 
 
-def _warning(ignored: list[str]) -> dict[str, str]:
+def warned(headers: Mapping[str, str], warnings: Sequence[str]) -> Mapping[str, str]:
+    """`headers` with more warnings in the one that is there for them. Texts must be ASCII."""
+    told = [text for text in (headers.get(WARNING_HEADER), *warnings) if text]
+    return {**headers, WARNING_HEADER: "; ".join(told)} if told else headers
+
+
+def _ignored_words(ignored: list[str]) -> str:
     names = (errors.clip(name, 64).encode("unicode_escape").decode("ascii") for name in ignored[:10])
-    return {"x-inferd-warning": "Unknown parameters were ignored: " + ", ".join(f"'{name}'" for name in names)}
+    return "Unknown parameters were ignored: " + ", ".join(f"'{name}'" for name in names)

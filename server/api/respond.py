@@ -16,6 +16,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, sse
 from inferd.server.api.answer import Json, Shape
+from inferd.server.api.body import warned
 from inferd.server.api.service import Service
 from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
@@ -123,6 +124,7 @@ async def respond(
     headers: Mapping[str, str],
 ) -> Response:
     """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
+    headers = warned(headers, taken.warnings)
     generation = Generation(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline_s, generation.events())
 

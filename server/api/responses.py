@@ -12,7 +12,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.api.answer import Json, Shape
-from inferd.server.api.body import read_body
+from inferd.server.api.body import read_body, warned
 from inferd.server.api.query import read_query
 from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
 from inferd.server.api.responses_background import Job
@@ -61,7 +61,7 @@ class ResponsesApi:
         draft = Draft(service, wire, taken, model)
         if wire.background:
             shown = self._start(draft, taken, caller, conversation)
-            return _json(exact(orjson.dumps(shown)), dict(body.headers))
+            return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
         return await respond(request, service, taken, shape, rendering, body.headers)

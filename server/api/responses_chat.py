@@ -41,6 +41,7 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
         reasoning_effort=wire.reasoning.effort if wire.reasoning is not None else None,
         thinking_token_budget=wire.thinking_token_budget,
         chat_template_kwargs=wire.chat_template_kwargs,
+        verbosity=wire.text.verbosity if wire.text is not None else None,
     )
 
 

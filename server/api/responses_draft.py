@@ -14,7 +14,7 @@ from inferd.server.api.responses_output import Output, Style, Told
 from inferd.server.api.service import Service
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.schema.response_options import SEALED_REASONING
+from inferd.server.schema.response_options import SEALED_REASONING, TextOption
 from inferd.server.schema.responses import ResponsesRequest
 
 Json = dict[str, Any]
@@ -105,7 +105,7 @@ class Draft:
 
 def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
     """What the response repeats of its request, with what was not given."""
-    reasoning = wire.reasoning
+    reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
     return {
         "created_at": int(time.time()),
         "model": model,
@@ -124,12 +124,12 @@ def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
         "safety_identifier": wire.safety_identifier,
         "service_tier": "default",
         "temperature": taken.params.temperature,
-        "text": {"format": wire.text.format if wire.text is not None else {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": text.format, "verbosity": text.verbosity},
         "tool_choice": wire.tool_choice.given if wire.tool_choice is not None else "auto",
         "tools": list(wire.tools or ()),
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": taken.params.top_p,
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
-        "seed": taken.params.seed,
+        "seed": taken.seed,
     }

@@ -18,6 +18,7 @@ from inferd.server.generate.prompts import CheckSize, Encoded, Prompts, any_size
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
+from inferd.server.generate.seeds import choose_seed
 from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -26,7 +27,7 @@ from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import conversation_of
-from inferd.server.tools.asked import Asked, ask, template_kwargs, tools_shown
+from inferd.server.tools.asked import Asked, ask, template_kwargs, tools_shown, warnings_of
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -129,7 +130,7 @@ class Intake:
         rendered = encoded[1] or ""
         asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
         taken = await self._request(prefix, wire, caller, (prompt,), logprobs, asked.answer, echo=False)
-        return replace(taken, reading=asked.reading)
+        return replace(taken, reading=asked.reading, warnings=warnings_of(wire, self._model))
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
@@ -173,7 +174,10 @@ class Intake:
         grammar = ""
         if answer is not None:
             grammar = await self._grammars.check(answer.language.text(), answer.param, caller.tenant)
-        params = sampling_params(wire, self._model, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar)
+        seed = choose_seed() if wire.seed is None else wire.seed
+        params = sampling_params(
+            wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
+        )
         self._check_params(wire, params)
         _check_volume(params, prompts, wire.n or 1)
         if answer is not None:
@@ -201,6 +205,7 @@ class Intake:
             tenant=caller.tenant,
             weight=caller.weight,
             account=caller.account,
+            seed=seed,
         )
 
     def _max_tokens(self, wire: GenerationFields) -> int | None:

@@ -57,6 +57,10 @@ class GenerateRequest:
     """Pays for its tokens."""
     reading: Reading | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
+    seed: int = 0
+    """The caller's own, or the one chosen for it: what the answer carries. `params` has the engine's."""
+    warnings: tuple[str, ...] = ()
+    """What of the request had no effect, or not the usual one; for the answer's header."""
 
     @property
     def num_choices(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from inferd.engine.api.params import SamplingParams
-from inferd.server.generate.seeds import choose_seed
+from inferd.server.generate.seeds import engine_seed
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.text.model import ServedModel
 
@@ -15,17 +15,18 @@ T = TypeVar("T")
 def sampling_params(
     wire: GenerationFields,
     model: ServedModel,
+    seed: int,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...],
     grammar: str,
 ) -> SamplingParams:
-    """The parameters of choice 0, not yet checked against the model's bounds."""
+    """The parameters of choice 0, not yet checked against the model's bounds. `seed` is the caller's."""
     defaults = model.defaults
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=choose_seed() if wire.seed is None else wire.seed,
+        seed=engine_seed(seed),
         min_tokens=wire.min_tokens or 0,
         temperature=_first(wire.temperature, defaults.temperature),
         # -1 is another spelling of "off".

@@ -17,7 +17,9 @@ from inferd.server.schema.kinds import (
     Choice,
     Integer,
     Json,
+    Kind,
     Only,
+    OrNotGiven,
     Schema,
     Text,
     check_properties,
@@ -44,12 +46,12 @@ class Tool:
         return isinstance(value, dict)
 
     def read(self, value: object, where: str) -> Mapping[str, object]:
-        tool = check_properties(value, where, ("type", "function"), ())
+        tool = check_properties(value, where, ("type", "function"), (), TOOL_WITHOUT_EFFECT)
         Choice(("function",)).read(tool["type"], f"{where}.type")
-        check_function(
-            check_properties(tool["function"], f"{where}.function", ("name",), FUNCTION), f"{where}.function"
-        )
-        return tool
+        path = f"{where}.function"
+        function = check_properties(tool["function"], path, ("name",), FUNCTION, TOOL_WITHOUT_EFFECT)
+        check_function(function, path)
+        return {**tool, "function": function}
 
     def schema(self) -> Schema:
         function = object_schema(function_schema(), ("name",))
@@ -58,6 +60,7 @@ class Tool:
 
 FUNCTION = ("description", "parameters", "strict")
 """What a function may say besides its name."""
+TOOL_WITHOUT_EFFECT = ("cache_control",)
 
 
 def check_function(function: Mapping[str, object], where: str) -> None:
@@ -80,6 +83,38 @@ def function_schema() -> dict[str, Schema]:
 
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+VERBOSITIES = ("low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSwitch:
+    """What `reasoning` says; None where it says nothing."""
+
+    effort: str | None = None
+    is_shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSwitchObject:
+    """{effort, enabled, exclude}."""
+
+    name: str = "an object"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, dict)
+
+    def read(self, value: object, where: str) -> ReasoningSwitch:
+        given = check_properties(value, where, (), ("effort", "enabled", "exclude"), ("summary",))
+        kinds: dict[str, Kind] = {"effort": Choice(REASONING_EFFORTS), "enabled": Boolean(), "exclude": Boolean()}
+        read = {key: kinds[key].read(item, f"{where}.{key}") for key, item in given.items() if item is not None}
+        effort = "none" if read.get("enabled") is False else read.get("effort")
+        assert effort is None or isinstance(effort, str)
+        return ReasoningSwitch(effort, read.get("exclude") is not True)
+
+    def schema(self) -> Schema:
+        flag = {"type": ["boolean", "null"]}
+        effort = {"enum": [*REASONING_EFFORTS, None]}
+        return object_schema({"effort": effort, "enabled": flag, "exclude": flag, "summary": {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +123,16 @@ class ChatRequest(GenerationFields):
 
     messages: tuple[Message, ...] = wire(Messages(), "The conversation to be continued.", required=True, area=PROMPT)
     max_tokens: int | None = wire(
-        Integer(1),
-        "Most tokens to generate. More than the context holds beside the prompt is refused.",
+        OrNotGiven(Integer(1), (-1,)),
+        'Most tokens to generate; -1 is "not given". More than the context holds beside the prompt is refused.',
         unset=_MAX_TOKENS,
         area=STOPPING,
     )
     max_completion_tokens: int | None = wire(
-        Integer(1), "The newer name of `max_tokens`; of the two it wins.", unset="`max_tokens`", area=STOPPING
+        OrNotGiven(Integer(1), (-1,)),
+        "The newer name of `max_tokens`; of the two it wins.",
+        unset="`max_tokens`",
+        area=STOPPING,
     )
     logprobs: bool | None = wire(Boolean(), "Log probabilities of the generated tokens.", unset="false", area=OUTPUT)
     top_logprobs: int | None = wire(
@@ -121,7 +159,7 @@ class ChatRequest(GenerationFields):
     reasoning_effort: str | None = wire(
         Choice(REASONING_EFFORTS),
         "Given to the chat template under its own name: as `reasoning_effort`, or as `enable_thinking`, which is off "
-        "for `none` alone. Refused where the template has no such switch.",
+        "for `none` alone. If the template has no such switch, it has no effect, and `x-inferd-warning` says so.",
         unset="the template's own default",
         area=TOOLS,
     )
@@ -134,11 +172,28 @@ class ChatRequest(GenerationFields):
     include_reasoning: bool | None = wire(
         Boolean(), "false: what the model reasons is counted and not shown.", unset="true", area=TOOLS
     )
+    reasoning: ReasoningSwitch | None = wire(  # noqa: RUF009  # it makes a dataclass field
+        ReasoningSwitchObject(),
+        "OpenRouter's form of the same: `effort` is `reasoning_effort`, `enabled` false is its `none`, and `exclude` "
+        "true is `include_reasoning` false. `summary` has no effect.",
+        unset="as `reasoning_effort`",
+        area=TOOLS,
+    )
+    verbosity: str | None = wire(
+        Choice(VERBOSITIES), "No model served here has such a switch: `x-inferd-warning` says so.", has_effect=False
+    )
     modalities: object = wire(
         Only((["text"],), 'Only ["text"] is served.'), "Nothing but text is generated.", has_effect=False
     )
-    prompt_cache_key: str | None = wire(
-        Text(), "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
+    prediction: Mapping[str, object] | None = wire(
+        Json(), "A prediction changes how fast an answer comes, not the answer.", has_effect=False
+    )
+    functions: object = wire(Only(([],), "Use 'tools' instead."), "Nothing but an empty list.", has_effect=False)
+    function_call: object = wire(
+        Only(("none", "auto"), "Use 'tool_choice' instead."), "There are no `functions` to call.", has_effect=False
+    )
+    echo: object = wire(
+        Only((False,), "Only /v1/completions echoes its prompt."), "Nothing but false.", has_effect=False
     )
     add_generation_prompt: bool | None = wire(
         Boolean(), "End the prompt where the assistant begins to speak.", unset="true", area=PROMPT
@@ -158,11 +213,6 @@ class ChatRequest(GenerationFields):
 
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationFields.refused,
-        "verbosity": "Ask for the length in the prompt.",
-        "functions": "Use 'tools' instead.",
-        "function_call": "Use 'tool_choice' instead.",
         "audio": "Only text is served.",
-        "prediction": "Predicted output is not served.",
         "web_search_options": "Web search is not served.",
-        "echo": "Only /v1/completions echoes its prompt.",
     }

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
-from inferd.server.schema.kinds import Kind
+from inferd.server.schema.kinds import Kind, ignoring_unknown
 
 _KEY = "inferd.wire"
 
@@ -71,7 +71,7 @@ def wire_fields(request_type: type[RequestFields]) -> dict[str, Wire]:
 def read(request_type: type[R], body: Mapping[str, object], ignored: list[str] | None = None) -> R:
     """Make a request of a JSON object. Raises `RequestError` for the first field that is wrong.
 
-    With `ignored`, names that nobody knows are collected there; without it they are refused.
+    With `ignored`, names that nobody knows, at any depth, are collected there; without it they are refused.
     """
     declared = wire_fields(request_type)
     spelt = {name: name for name in declared}
@@ -81,12 +81,13 @@ def read(request_type: type[R], body: Mapping[str, object], ignored: list[str] |
         elif name not in declared:
             _unknown(request_type, name, value, ignored)
     values: dict[str, object] = {}
-    for name, declaration in declared.items():
-        value = body.get(spelt[name])
-        if value is not None:
-            values[name] = declaration.kind.read(value, spelt[name])
-        elif declaration.required:
-            raise errors.missing(name)
+    with ignoring_unknown(ignored):
+        for name, declaration in declared.items():
+            value = body.get(spelt[name])
+            if value is not None:
+                values[name] = declaration.kind.read(value, spelt[name])
+            elif declaration.required:
+                raise errors.missing(name)
     return request_type(**values)
 
 

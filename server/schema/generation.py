@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inferd.engine.api.params import MAX_LOGPROBS, MAX_SEED
+from inferd.engine.api.params import MAX_LOGPROBS
 from inferd.server import errors
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.kinds import (
+    Anything,
     Array,
     Boolean,
     Decimal,
     Integer,
     Json,
     OneOrMany,
+    Only,
+    OrNotGiven,
     Schema,
     Text,
     TokenIds,
@@ -42,6 +45,7 @@ TOOLS = "Tools and reasoning"
 """Parts of the documentation, in its order."""
 
 _RECOMMENDED = "the checkpoint's, else "
+_ONE_SERVER = "OpenRouter's choice among servers and models; here there is one."
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 
@@ -161,8 +165,10 @@ class SharedFields(RequestFields):
         area=SAMPLING,
     )
     seed: int | None = wire(
-        Integer(0, MAX_SEED),
-        "The same request with the same seed gives the same answer. Every answer carries the seed it was made with.",
+        OrNotGiven(Integer(-(2**63), 2**63 - 1), (-1,)),
+        "The same request with the same seed gives the same answer. Every answer carries the seed it was made with. -1 "
+        'is "not given", as at vLLM. Seeds outside 0 to 2^53 - 1 are mapped into that range by a hash, so that two of '
+        "them may give the same answer.",
         unset="chosen at random",
         area=SAMPLING,
     )
@@ -249,6 +255,24 @@ class SharedFields(RequestFields):
     user: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
     service_tier: str | None = wire(Text(), "There is one tier; `priority` orders requests.", has_effect=False)
     safety_identifier: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
+    client_metadata: object = wire(Anything(), "Callers are told apart by their key.", has_effect=False)
+    prompt_cache_key: str | None = wire(
+        Text(), "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
+    )
+    prompt_cache_retention: str | None = wire(
+        Text(), "Cached prefixes stay until newer ones need the room.", has_effect=False
+    )
+    prompt_cache_options: Mapping[str, object] | None = wire(
+        Json(16), "Every prefix is cached, and stays until newer ones need the room.", has_effect=False
+    )
+    cache_control: object = wire(Anything(), "Every prefix is cached, and found by its content.", has_effect=False)
+    moderation: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
+    length_penalty: object = wire(
+        Only((1,), "It belongs to beam search, which is not served."), "Nothing but 1.", has_effect=False
+    )
+    early_stopping: object = wire(
+        Only((False,), "It belongs to beam search, which is not served."), "Nothing but false.", has_effect=False
+    )
 
     aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
 
@@ -256,7 +280,6 @@ class SharedFields(RequestFields):
         **_REMOVED_GUIDED,
         "lora_path": "No adapters are served.",
         "chat_template": "Only the model's own chat template is rendered; 'chat_template_kwargs' reach it.",
-        "length_penalty": "It belongs to beam search, which is not served.",
     }
 
 
@@ -278,13 +301,17 @@ class GenerationFields(SharedFields):
         area=OUTPUT,
     )
     max_tokens: int | None = wire(
-        Integer(0),
-        "Most tokens to generate; 0 scores the prompt alone. More than the context holds beside the prompt is refused.",
+        OrNotGiven(Integer(0), (-1,)),
+        'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". More than the context holds beside the '
+        "prompt is refused.",
         unset="16",
         area=STOPPING,
     )
     max_completion_tokens: int | None = wire(
-        Integer(0), "The newer name of `max_tokens`; of the two it wins.", unset="`max_tokens`", area=STOPPING
+        OrNotGiven(Integer(0), (-1,)),
+        "The newer name of `max_tokens`; of the two it wins.",
+        unset="`max_tokens`",
+        area=STOPPING,
     )
     spaces_between_special_tokens: bool | None = wire(
         Boolean(),
@@ -320,13 +347,25 @@ class GenerationFields(SharedFields):
     request_id: str | None = wire(
         Text(1, 128), "Becomes part of the answer's `id`: letters, digits and `._:-`.", unset="random", area=REQUEST
     )
+    use_beam_search: object = wire(
+        Only((False,), "Use 'n' with a temperature instead."), "Nothing but false.", has_effect=False
+    )
+    return_tokens_as_token_ids: object = wire(
+        Only((False,), "Use 'return_token_ids' instead."), "Nothing but false.", has_effect=False
+    )
+    top_a: object = wire(Only((0,), "Use 'min_p' or 'top_p' instead."), "Nothing but 0.", has_effect=False)
+    usage: object = wire(
+        Anything(), "Usage comes with every answer; in streams where `stream_options` asks for it.", has_effect=False
+    )
+    provider: object = wire(Anything(), _ONE_SERVER, has_effect=False)
+    models: object = wire(Anything(), _ONE_SERVER, has_effect=False)
+    route: object = wire(Anything(), _ONE_SERVER, has_effect=False)
+    transforms: object = wire(Anything(), "What does not fit is refused: no message is ever dropped.", has_effect=False)
+    plugins: object = wire(Only(([],), "No plugins run here."), "Nothing but an empty list.", has_effect=False)
+    safety_settings: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
     metadata: Mapping[str, object] | None = wire(Json(), "Only /v1/responses stores answers.", has_effect=False)
     store: bool | None = wire(Boolean(), "Only /v1/responses stores answers.", has_effect=False)
 
     aliases: ClassVar[Mapping[str, str]] = {**SharedFields.aliases, "rid": "request_id"}
 
-    refused: ClassVar[Mapping[str, str]] = {
-        **SharedFields.refused,
-        "use_beam_search": "Use 'n' with a temperature instead.",
-        "return_tokens_as_token_ids": "Use 'return_token_ids' instead.",
-    }
+    refused: ClassVar[Mapping[str, str]] = SharedFields.refused

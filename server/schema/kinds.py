@@ -8,7 +8,9 @@ made. Knows no field names, no limits of a model, no HTTP.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,16 +44,18 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number; `true` and `1.0` are none."""
+    """A whole number, as JSON schema has it: `1.0` is one, `true` and `1.5` are none."""
 
     low: int | None = None
     high: int | None = None
     name: str = "an integer"
 
     def accepts(self, value: object) -> bool:
-        return type(value) is int
+        return type(value) is int or (type(value) is float and value.is_integer())
 
     def read(self, value: object, where: str) -> int:
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if type(value) is not int:
             raise errors.invalid_type(where, self.name, value)
         if self.low is not None and value < self.low:
@@ -187,14 +191,13 @@ class TokenIds:
     name: str = "an array of integers"
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, list) and (not value or type(value[0]) is int)
+        return isinstance(value, list) and (not value or Integer().accepts(value[0]))
 
     def read(self, value: object, where: str) -> tuple[int, ...]:
         check_array(value, where, self.name, self.min_length, self.max_length)
         assert isinstance(value, list)
         if any(set(map(type, piece)) - {int} for piece in pieces(value)):
-            i, wrong = next((i, item) for i, item in enumerate(value) if type(item) is not int)
-            raise errors.invalid_type(f"{where}[{i}]", "an integer", wrong)
+            return tuple(Integer().read(item, f"{where}[{i}]") for i, item in enumerate(value))
         return tuple(value)
 
     def schema(self) -> Schema:
@@ -284,12 +287,54 @@ class Only:
         return True
 
     def read(self, value: object, where: str) -> object:
-        if not any(type(value) is type(known) and value == known for known in self.values):
+        if not any(_is_same(value, known) for known in self.values):
             raise errors.unsupported_value(where, value, self.rule)
         return value
 
     def schema(self) -> Schema:
         return {"enum": list(self.values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """A value that nothing is made of; the body's own bounds hold."""
+
+    name: str = "any value"
+
+    def accepts(self, value: object) -> bool:
+        return True
+
+    def read(self, value: object, where: str) -> object:
+        return value
+
+    def schema(self) -> Schema:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNotGiven:
+    """A kind, and values that clients send for "not given": such a one is read as None, as null is."""
+
+    kind: Kind
+    unset_values: tuple[object, ...]
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def accepts(self, value: object) -> bool:
+        return self.kind.accepts(value)
+
+    def read(self, value: object, where: str) -> object:
+        return None if any(_is_same(value, unset) for unset in self.unset_values) else self.kind.read(value, where)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [self.kind.schema(), {"enum": list(self.unset_values)}]}
+
+
+def _is_same(value: object, known: object) -> bool:
+    """Whether they are one JSON value: 1 and 1.0 are, 1 and true are not."""
+    return isinstance(value, bool) == isinstance(known, bool) and value == known
 
 
 def check_array(value: object, where: str, name: str, min_length: int, max_length: int | None) -> None:
@@ -301,19 +346,44 @@ def check_array(value: object, where: str, name: str, min_length: int, max_lengt
         raise errors.array_too_long(where, max_length, len(value))
 
 
+_ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
+"""Where `check_properties` collects the paths of unknown keys; None: it refuses them."""
+
+
+@contextmanager
+def ignoring_unknown(paths: list[str] | None) -> Iterator[None]:
+    """Within it, unknown keys are left out and their paths are added to `paths`; None: they are refused."""
+    token = _ignored.set(paths)
+    try:
+        yield
+    finally:
+        _ignored.reset(token)
+
+
 def check_properties(
-    value: object, where: str, required: Collection[str], optional: Collection[str]
+    value: object,
+    where: str,
+    required: Collection[str],
+    optional: Collection[str],
+    without_effect: Collection[str] = (),
 ) -> Mapping[str, object]:
-    """An object with these keys and no others. Raises `RequestError` for the first key missing or unknown."""
+    """An object with these keys and no others; those `without_effect` are left out of what is returned.
+
+    Raises `RequestError` for the first key missing or, but for `ignoring_unknown`, unknown.
+    """
     if not isinstance(value, dict):
         raise errors.invalid_type(where, "an object", value)
-    for key in value:
-        if key not in required and key not in optional:
-            raise errors.unknown_parameter(f"{where}.{key}", None)
+    dropped = [key for key in value if key not in required and key not in optional]
+    unknown = [f"{where}.{key}" for key in dropped if key not in without_effect]
+    if unknown:
+        ignored = _ignored.get()
+        if ignored is None:
+            raise errors.unknown_parameter(unknown[0], None)
+        ignored += unknown
     for key in required:
         if value.get(key) is None:
             raise errors.missing(f"{where}.{key}")
-    return value
+    return {key: item for key, item in value.items() if key not in dropped} if dropped else value
 
 
 def object_schema(properties: Mapping[str, Schema], required: Collection[str] = ()) -> Schema:

@@ -20,12 +20,22 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 MAX_MESSAGES = 65_536
 
-# What SDKs send back of an answer they were given, and what no template reads.
-_WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call")
 _REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("name", "tool_call_id", *_REASONING)
 _RULE = "Expected a JSON object, written as a string."
-_OPTIONAL = ("content", "tool_calls", *_TEXTS, *_WITHOUT_EFFECT)
+_OPTIONAL = ("content", "tool_calls", "function_call", *_TEXTS)
+
+# What clients send back of an answer they were given, and marks of theirs for other servers. No template is given them.
+MESSAGE_WITHOUT_EFFECT = (
+    "id", "refusal", "annotations", "audio", "parsed", "phase", "cache_control", "reasoning_details", "thinking_blocks",
+    "provider_specific_fields", "extra_content",
+)  # fmt: skip
+PART_WITHOUT_EFFECT = (
+    "id", "annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint", "reasoning_details",
+    "provider_specific_fields",
+)  # fmt: skip
+CALL_WITHOUT_EFFECT = ("index", "cache_control", "provider_specific_fields", "extra_content")
+CALLED_FUNCTION_WITHOUT_EFFECT = ("parsed_arguments", "provider_specific_fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class Messages:
 
 
 def _message(value: object, where: str, counts: Counts) -> Message:
-    given = check_properties(value, where, ("role",), _OPTIONAL)
+    given = check_properties(value, where, ("role",), _OPTIONAL, MESSAGE_WITHOUT_EFFECT)
     role = Choice(ROLES).read(given["role"], f"{where}.role")
     if given.get("function_call") is not None:
         raise errors.unsupported_parameter(f"{where}.function_call", "Use 'tool_calls' instead.")
@@ -92,7 +102,7 @@ def _text_part(value: object, where: str) -> str:
     kind = Text().read(part["type"], f"{where}.type")
     if kind not in ("text", "refusal"):
         raise errors.unsupported_value(f"{where}.type", kind, "Only 'text' parts are served: this model reads text.")
-    check_properties(part, where, ("type", kind), ("cache_control",))
+    check_properties(part, where, ("type", kind), (), PART_WITHOUT_EFFECT)
     return Text().read(part[kind], f"{where}.{kind}")
 
 
@@ -105,15 +115,16 @@ def _tool_calls(value: object, where: str, role: str, counts: Counts) -> list[Ma
 
 
 def _tool_call(value: object, where: str, counts: Counts) -> Mapping[str, object]:
-    call = check_properties(value, where, ("function",), ("id", "type", "index"))
+    call = check_properties(value, where, ("function",), ("id", "type"), CALL_WITHOUT_EFFECT)
     if call.get("type") is not None:
         Choice(("function",)).read(call["type"], f"{where}.type")
-    function = check_properties(call["function"], f"{where}.function", ("name",), ("arguments",))
+    path = f"{where}.function"
+    function = check_properties(call["function"], path, ("name",), ("arguments",), CALLED_FUNCTION_WITHOUT_EFFECT)
     read: dict[str, object] = {
         "type": "function",
         "function": {
-            "name": Text().read(function["name"], f"{where}.function.name"),
-            "arguments": read_arguments(function.get("arguments"), f"{where}.function.arguments", counts),
+            "name": Text().read(function["name"], f"{path}.name"),
+            "arguments": read_arguments(function.get("arguments"), f"{path}.arguments", counts),
         },
     }
     if call.get("id") is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from inferd.server import errors
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties
-from inferd.server.schema.messages import MAX_MESSAGES, read_arguments
+from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, read_arguments
 from inferd.server.strict_json import Counts
 
 Item = Mapping[str, object]
@@ -21,6 +21,11 @@ Item = Mapping[str, object]
 
 ROLES = ("user", "assistant", "system", "developer")
 _PARTS = ("input_text", "output_text", "refusal")
+ITEM_WITHOUT_EFFECT = (
+    "status", "phase", "caller", "created_by", "internal_chat_message_metadata_passthrough", "provider_specific_fields",
+    "cache_control",
+)  # fmt: skip
+"""What an item of an earlier answer carries, and what clients add for other servers."""
 _SEALED = "inferd:"
 """How `encrypted_content` begins where it was made here."""
 
@@ -90,7 +95,7 @@ def _item(value: object, where: str) -> Item:
 
 
 def _message(given: Mapping[str, object], where: str) -> Item:
-    message = check_properties(given, where, ("role", "content"), ("id", "status", "phase"))
+    message = check_properties(given, where, ("role", "content"), ("id",), ITEM_WITHOUT_EFFECT)
     role = Choice(ROLES).read(message["role"], f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
     return {**_identity(message, where), "role": role, "content": _parts(message["content"], f"{where}.content", kind)}
@@ -98,8 +103,8 @@ def _message(given: Mapping[str, object], where: str) -> Item:
 
 def _call(given: Mapping[str, object], where: str) -> Item:
     # The last is what openai-python makes of "async".
-    known = ("arguments", "id", "status", "caller", "namespace", "async", "async_")
-    call = check_properties(given, where, ("call_id", "name"), known)
+    known = ("arguments", "id", "namespace", "async", "async_")
+    call = check_properties(given, where, ("call_id", "name"), known, ITEM_WITHOUT_EFFECT)
     for key in ("namespace", "async", "async_"):
         if call.get(key):
             raise errors.unsupported_parameter(f"{where}.{key}", "Functions have names alone, and are called one way.")
@@ -114,8 +119,7 @@ def _call(given: Mapping[str, object], where: str) -> Item:
 
 
 def _result(given: Mapping[str, object], where: str) -> Item:
-    known = ("id", "status", "caller", "name", "namespace")
-    result = check_properties(given, where, ("call_id", "output"), known)
+    result = check_properties(given, where, ("call_id", "output"), ("id",), (*ITEM_WITHOUT_EFFECT, "name", "namespace"))
     output = result["output"]
     return {
         **_identity(result, where),
@@ -125,7 +129,7 @@ def _result(given: Mapping[str, object], where: str) -> Item:
 
 
 def _reasoning(given: Mapping[str, object], where: str) -> Item:
-    item = check_properties(given, where, (), ("id", "summary", "content", "encrypted_content", "status"))
+    item = check_properties(given, where, (), ("id", "summary", "content", "encrypted_content"), ITEM_WITHOUT_EFFECT)
     read: dict[str, object] = {**_identity(item, where), "summary": [], "content": []}
     if item.get("content"):
         parts = item["content"]
@@ -179,7 +183,7 @@ def _part(value: object, where: str, kinds: tuple[str, ...]) -> Item:
         listed = " or ".join(f"'{known}'" for known in kinds)
         raise errors.unsupported_value(f"{where}.type", kind, f"Expected {listed}: this model reads text.")
     key = "refusal" if kind == "refusal" else "text"
-    check_properties(part, where, ("type", key), ("annotations", "logprobs", "prompt_cache_breakpoint"))
+    check_properties(part, where, ("type", key), (), PART_WITHOUT_EFFECT)
     return _text_part(kind, Text().read(part[key], f"{where}.{key}"))
 
 

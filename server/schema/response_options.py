@@ -12,7 +12,14 @@ from typing import cast
 import orjson
 
 from inferd.server import errors
-from inferd.server.schema.chat import FUNCTION, REASONING_EFFORTS, check_function, function_schema
+from inferd.server.schema.chat import (
+    FUNCTION,
+    REASONING_EFFORTS,
+    TOOL_WITHOUT_EFFECT,
+    VERBOSITIES,
+    check_function,
+    function_schema,
+)
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
 from inferd.server.schema.structured import AnswerFormat, named_schema
 from inferd.server.schema.tool_choice import MAX_NAMED, MODES, Mode, ToolChoice
@@ -38,7 +45,7 @@ class FunctionTool:
         if given.get("type") is None:
             raise errors.missing(f"{where}.type")
         _only_functions(given["type"], f"{where}.type")
-        tool = check_properties(given, where, ("type", "name"), (*FUNCTION, *_TOOL_OPTIONS))
+        tool = check_properties(given, where, ("type", "name"), (*FUNCTION, *_TOOL_OPTIONS), TOOL_WITHOUT_EFFECT)
         for key in _TOOL_OPTIONS:
             if tool.get(key):
                 raise errors.unsupported_parameter(f"{where}.{key}", "A function is shown to the model, and called.")
@@ -136,6 +143,7 @@ class TextOption:
 
     format: Mapping[str, object]
     means: AnswerFormat | None
+    verbosity: str = "medium"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +157,11 @@ class TextObject:
 
     def read(self, value: object, where: str) -> TextOption:
         given = check_properties(value, where, (), ("format", "verbosity"))
-        if given.get("verbosity") not in (None, "medium"):
-            way_out = "Ask for the length in the prompt."
-            raise errors.unsupported_value(f"{where}.verbosity", given["verbosity"], way_out)
+        verbosity = given.get("verbosity")
+        verbosity = "medium" if verbosity is None else Choice(VERBOSITIES).read(verbosity, f"{where}.verbosity")
         if given.get("format") is None:
-            return TextOption({"type": "text"}, None)
-        return _format(Json().read(given["format"], f"{where}.format"), f"{where}.format")
+            return TextOption({"type": "text"}, None, verbosity)
+        return _format(Json().read(given["format"], f"{where}.format"), f"{where}.format", verbosity)
 
     def schema(self) -> Schema:
         named: dict[str, Schema] = {
@@ -166,18 +173,20 @@ class TextObject:
         }
         plain = object_schema({"type": {"enum": ["text", "json_object"]}}, ("type",))
         formats = [plain, object_schema(named, ("type", "name", "schema")), {"type": "null"}]
-        return object_schema({"format": {"anyOf": formats}, "verbosity": {"enum": ["medium", None]}})
+        return object_schema({"format": {"anyOf": formats}, "verbosity": {"enum": [*VERBOSITIES, None]}})
 
 
-def _format(given: dict[str, object], where: str) -> TextOption:
+def _format(given: dict[str, object], where: str, verbosity: str) -> TextOption:
     if given.get("type") is None:
         raise errors.missing(f"{where}.type")
     kind = Choice(("text", "json_object", "json_schema")).read(given["type"], f"{where}.type")
     if kind == "json_schema":
         _check_writable(given.get("schema"), f"{where}.schema")
-        return TextOption(given, named_schema({key: value for key, value in given.items() if key != "type"}, where))
+        named = named_schema({key: value for key, value in given.items() if key != "type"}, where)
+        return TextOption(given, named, verbosity)
     check_properties(given, where, ("type",), ())
-    return TextOption(given, None if kind == "text" else AnswerFormat(where, json_value({"type": "object"})))
+    means = None if kind == "text" else AnswerFormat(where, json_value({"type": "object"}))
+    return TextOption(given, means, verbosity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from inferd.engine.api.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS, MAX_TOOLS
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
-from inferd.server.schema.kinds import Array, Boolean, Choice, Integer, Json, Only, Text
+from inferd.server.schema.kinds import Anything, Array, Boolean, Choice, Integer, Json, Only, OrNotGiven, Text
 from inferd.server.schema.response_items import Item, Items
 from inferd.server.schema.response_options import (
     AskedChoice,
@@ -49,15 +49,16 @@ class ResponsesRequest(SharedFields):
         area=PROMPT,
     )
     max_output_tokens: int | None = wire(
-        Integer(1),
-        "Most tokens to generate, reasoning included. More than the context holds beside the prompt is refused.",
+        OrNotGiven(Integer(1), (-1,)),
+        'Most tokens to generate, reasoning included; -1 is "not given". More than the context holds beside the prompt '
+        "is refused.",
         unset="what the checkpoint recommends, else what the context holds",
         area=STOPPING,
     )
     text: TextOption | None = wire(  # noqa: RUF009  # it makes a dataclass field
         TextObject(),
-        "`format`: `text`, `json_object` or `json_schema`, as `response_format` of chat, but flat. `verbosity` other "
-        "than `medium` is refused.",
+        "`format`: `text`, `json_object` or `json_schema`, as `response_format` of chat, but flat. `verbosity` has "
+        "no effect, and `x-inferd-warning` says so of any but `medium`.",
         unset="text",
         area=OUTPUT,
     )
@@ -123,14 +124,8 @@ class ResponsesRequest(SharedFields):
     stream_options: Mapping[str, object] | None = wire(
         Json(2), "Usage comes with every response, and no event is ever padded.", has_effect=False
     )
-    prompt_cache_key: str | None = wire(
-        Text(), "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
-    )
-    prompt_cache_retention: str | None = wire(
-        Choice(("in_memory", "24h")), "Cached prefixes stay until newer ones need the room.", has_effect=False
-    )
-    prompt_cache_options: Mapping[str, object] | None = wire(
-        Json(16), "Every prefix is cached, and stays until newer ones need the room.", has_effect=False
+    background_options: object = wire(
+        Anything(), "A response in the background runs until it ends or is cancelled.", has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -139,7 +134,6 @@ class ResponsesRequest(SharedFields):
         "prompt": "Prompts are not stored here; send 'instructions' and 'input'.",
         "max_tool_calls": _FUNCTIONS_ALONE,
         "context_management": "Nothing is compacted; what does not fit is refused.",
-        "moderation": "Nothing is moderated here.",
         "access_programs": "There are none.",
         "image": "This model reads text.",
         "messages": "Use 'input' instead.",

@@ -60,19 +60,38 @@ def tools_shown(wire: ChatRequest) -> tuple[Tool, ...] | None:
 
 def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | None:
     """`chat_template_kwargs` with `reasoning_effort` under the template's own name for it. Raises `RequestError`."""
-    effort = wire.reasoning_effort
-    if effort is None:
+    effort, name = _effort(wire), _switch(template)
+    if effort is None or not name:
         return wire.chat_template_kwargs
     given = wire.chat_template_kwargs or {}
-    name = next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
     value: object = effort if name == "reasoning_effort" else effort != "none"
-    if not name:
-        rule = "This model's chat template has no switch for reasoning; leave the field out."
-        raise errors.unsupported_parameter("reasoning_effort", rule)
     if name in given:
         message = f"Only one of 'reasoning_effort' and 'chat_template_kwargs.{name}' can be given."
         raise RequestError("invalid_value", message, "reasoning_effort")
     return {**given, name: value}
+
+
+def warnings_of(wire: ChatRequest, model: ServedModel) -> tuple[str, ...]:
+    """What of these fields has no effect on this model, in words for a header."""
+    template = "" if model.template is None else model.template.source
+    found = []
+    if _effort(wire) is not None and not _switch(template):
+        found.append("'reasoning_effort' has no effect: this model's chat template has no switch for reasoning")
+    if wire.verbosity not in (None, "medium"):
+        found.append("'verbosity' has no effect: ask for the length in the prompt")
+    return tuple(found)
+
+
+def _effort(wire: ChatRequest) -> str | None:
+    """How much reasoning is asked for; the first of the two names wins."""
+    if wire.reasoning_effort is not None or wire.reasoning is None:
+        return wire.reasoning_effort
+    return wire.reasoning.effort
+
+
+def _switch(template: str) -> str:
+    """The template's own name for `reasoning_effort`; empty where it has none."""
+    return next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
 
 
 def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> Asked:
@@ -103,7 +122,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
         tools=tools,
         prefill=form.prefill(prompt),
         max_calls=1 if tools and rules.is_single else None,
-        shows_reasoning=wire.include_reasoning is not False,
+        shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
         kept_ids=frozenset(special_ids[marker] for marker in markers),
     )
     is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)

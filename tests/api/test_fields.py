@@ -16,7 +16,7 @@ from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.fields import RequestFields, read, wire_fields
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.kinds import Array, Decimal, Integer, Kind, OneOrMany, Text, TokenIds
+from inferd.server.schema.kinds import Array, Decimal, Integer, Kind, OneOrMany, OrNotGiven, Text, TokenIds
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -55,6 +55,9 @@ HOSTILE: tuple[Any, ...] = (
 def bounds(kind: Kind) -> Iterator[tuple[Any, Any, str]]:
     """(the last value within, the first one beyond, the code of its refusal)."""
     match kind:
+        case OrNotGiven(inner, _):
+            # A bound beside a value for "not given" is not the last that is refused.
+            yield from (bound for bound in bounds(inner) if bound[1] not in kind.unset_values)
         case Integer(low, high):
             if low is not None:
                 yield low, low - 1, "integer_below_min_value"

@@ -267,7 +267,6 @@ def test_a_required_call_is_a_grammar(client: openai.OpenAI, router: Any, script
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
             "empty_array", "tool_choice.allowed_tools.tools",
         ),
-        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
         ({"reasoning_effort": "utmost"}, "invalid_value", "reasoning_effort"),
         ({"thinking_token_budget": 5}, "unsupported_parameter", "thinking_token_budget"),
         ({"thinking_token_budget": -1}, "integer_below_min_value", "thinking_token_budget"),
