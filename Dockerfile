@@ -46,6 +46,8 @@ RUN mkdir /cache && chmod 0777 /cache
 VOLUME ["/cache"]
 USER 10001:0
 WORKDIR /cache
+# Kernels that this user cannot load would be missed by nothing but the speed.
+RUN ["python", "-m", "inferd.kernels.native", "--check"]
 EXPOSE 8000
 # /health is 503 until the model is loaded and while the server drains.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \

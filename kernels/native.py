@@ -11,6 +11,7 @@ their plain PyTorch reference.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import fcntl
 import hashlib
@@ -56,6 +57,7 @@ _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 """(level, flags that /proc/cpuinfo must show, compiler flags), best first."""
 _PORTABLE = "portable"
+_X86 = ("x86_64", "AMD64")
 
 BUNDLED_DIR = _ROOT / "built"
 """Where an image that brings no compiler finds libraries built with it: `python -m inferd.kernels.native` fills it."""
@@ -88,6 +90,8 @@ class Build:
     """Why there is none; empty where there is one."""
     compile_s: float
     """0 where the cache had it."""
+    rejected: tuple[str, ...]
+    """Why libraries that were built before are not used: one reason each."""
 
 
 Recorder = Callable[[int, bytes], None]
@@ -126,36 +130,51 @@ def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callabl
     global _library, _missing, _level
     _functions.clear()
     _level = level = level or runnable_levels()[0]
+    rejected: list[str] = []
     try:
-        _library, path, compile_s = _load(cache_dir, level, before_compiling or _say_nothing)
+        _library, path, compile_s = _load(cache_dir, level, before_compiling or _say_nothing, rejected)
         _missing = ""
     except NativeError as error:
-        _library, _missing = None, str(error)
-        return Build(level, None, _missing, 0.0)
-    return Build(level, path, "", compile_s)
+        _library, _missing = None, "; ".join([*rejected, str(error)])
+        return Build(level, None, _missing, 0.0, tuple(rejected))
+    return Build(level, path, "", compile_s, tuple(rejected))
 
 
 def _say_nothing() -> None:
     pass
 
 
-def _load(cache_dir: Path, level: str, before_compiling: Callable[[], None]) -> tuple[ctypes.CDLL, Path, float]:
-    """What an image brings, else what is cached, else what is built now; a library that does not load is built anew."""
-    name, reasons = f"{_name(level)}.so", []
+def _load(
+    cache_dir: Path, level: str, before_compiling: Callable[[], None], rejected: list[str]
+) -> tuple[ctypes.CDLL, Path, float]:
+    """What an image brings, else what is cached, else what is built now; a library that does not load is built anew.
+
+    Adds to `rejected` why a library is not used. Raises `NativeError`.
+    """
+    name = f"{_name(level)}.so"
     for path in (BUNDLED_DIR / name, cache_dir / name):
         try:
             _refuse_others(path)
-            if path.exists() and _is_whole(path):
-                return ctypes.CDLL(str(path)), path, 0.0
+            if path.exists():
+                return _open(path), path, 0.0
+            if path.parent == BUNDLED_DIR and BUNDLED_DIR.exists():
+                rejected.append(f"{BUNDLED_DIR} has no library for {level} from these sources")
         except OSError as error:
-            reasons.append(f"{path} does not load: {error}")
+            rejected.append(f"{path} does not load: {error.strerror or error}")
     if has_compiler():
         before_compiling()
     path, compile_s = build(cache_dir, level)
     try:
-        return ctypes.CDLL(str(path)), path, compile_s
+        return _open(path), path, compile_s
     except OSError as error:
-        raise NativeError("; ".join([*reasons, f"{path} does not load: {error}"])) from error
+        raise NativeError(f"{path} does not load: {error}") from error
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """Raises `OSError` where it may not be read, is damaged, or does not load."""
+    if not _is_whole(path):
+        raise OSError("it is damaged")
+    return ctypes.CDLL(str(path))
 
 
 def _refuse_others(path: Path) -> None:
@@ -253,7 +272,7 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
     flags, path = [*_FLAGS, *_level_flags(level)], cache_dir / f"{_name(level)}.so"
     compiler = _compiler()
     if compiler is None:
-        raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) and no library built before")
+        raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) to build the kernels with")
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         found, started_s = _stamp(path), time.monotonic()
@@ -342,17 +361,39 @@ def _level_flags(level: str) -> tuple[str, ...]:
     known = {name: flags for name, _, flags in _LEVELS} | {_PORTABLE: ()}
     if level not in known:
         raise NativeError(f"unknown instruction set level {level!r}; known are: {', '.join(known)}")
-    if level != _PORTABLE and platform.machine() not in ("x86_64", "AMD64"):
+    if level != _PORTABLE and platform.machine() not in _X86:
         raise NativeError(f"level {level} is for x86-64, and this is {platform.machine()}")
     return known[level]
 
 
+def _shipped_levels() -> tuple[str, ...]:
+    """The levels that this kind of processor may turn out to have."""
+    return tuple(level for level, _, _ in _LEVELS) if platform.machine() in _X86 else (_PORTABLE,)
+
+
 def _build_all() -> None:
-    """Every level that this kind of processor may turn out to have, into `BUNDLED_DIR`."""
-    for level, _, _ in _LEVELS:
+    """Every level into `BUNDLED_DIR`, which every user of an image may read, whatever the umask."""
+    for level in _shipped_levels():
         path, compile_s = build(BUNDLED_DIR, level)
+        path.chmod(0o644)
         print(f"{path.name}: {compile_s:.1f} s")
+    (BUNDLED_DIR / "lock").unlink()
+    BUNDLED_DIR.chmod(0o755)
+
+
+def _check_all() -> None:
+    """Raises `OSError` where this user cannot load what `_build_all` left."""
+    for level in _shipped_levels():
+        path = BUNDLED_DIR / f"{_name(level)}.so"
+        is_runnable = level in runnable_levels()
+        if is_runnable:
+            _open(path)
+        elif not _is_whole(path):
+            raise OSError(f"{path} is damaged")
+        print(f"{path.name}: {'loads' if is_runnable else 'is whole; this processor does not run it'}")
 
 
 if __name__ == "__main__":
-    _build_all()
+    parser = argparse.ArgumentParser(description="Build the C++ kernels of an image, for every instruction set.")
+    parser.add_argument("--check", action="store_true", help="only load what was built, as this user")
+    _check_all() if parser.parse_args().check else _build_all()

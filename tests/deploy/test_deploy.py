@@ -152,6 +152,12 @@ def test_the_container_has_no_rights_it_does_not_need() -> None:
     assert group == "0"
 
 
+def test_the_image_is_not_built_unless_its_user_can_load_the_kernels() -> None:
+    names = [name for name, _ in instructions()]
+    check = ("RUN", '["python", "-m", "inferd.kernels.native", "--check"]')
+    assert instructions().index(check) > names.index("USER") > names.index("COPY")
+
+
 def test_a_drain_has_time_to_end() -> None:
     period = parse("compose.yaml")["services"]["inferd"]["stop_grace_period"]
     assert float(period.removesuffix("s")) > Settings().shutdown_timeout_s + 5

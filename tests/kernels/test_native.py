@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +17,8 @@ import pytest
 
 from inferd.kernels import native
 from tests.conftest import KERNEL_CACHE
+
+_NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +97,81 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypa
         built = native.prepare(tmp_path)
     assert built.path is None and "do not compile" in built.reason and "--no-such-option" in built.reason
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(f"{native._SCRATCH}*"))
+
+
+@pytest.fixture
+def bundled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What `python -m inferd.kernels.native` leaves under a strict umask, in a folder that every user can reach. One
+    instruction set stands for all; it was compiled before."""
+    made = native.prepare(KERNEL_CACHE).path
+    if made is None:
+        pytest.skip(native.missing() or "")
+    content = made.read_bytes()[: -native._DIGEST_BYTES]
+    with tempfile.TemporaryDirectory() as reached:
+        Path(reached).chmod(0o755)
+        monkeypatch.setattr(native, "BUNDLED_DIR", Path(reached) / "built")
+        monkeypatch.setattr(native, "_shipped_levels", lambda: native.runnable_levels()[:1])
+        monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(content))
+        umask = os.umask(0o077)
+        try:
+            native._build_all()
+        finally:
+            os.umask(umask)
+        yield native.BUNDLED_DIR
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+def test_what_an_image_brings_is_readable_by_all(bundled: Path) -> None:
+    assert oct(bundled.stat().st_mode) == oct(stat.S_IFDIR | 0o755)
+    (library,) = bundled.iterdir()
+    assert oct(library.stat().st_mode) == oct(stat.S_IFREG | 0o644)
+    native._check_all()
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(os.geteuid() != 0, reason="to become another user takes root")
+@pytest.mark.parametrize(("mode", "status"), [(0o755, 0), (0o700, 1)], ids=["as built", "as the builder's alone"])
+def test_another_user_loads_what_an_image_brings(bundled: Path, mode: int, status: int) -> None:
+    (library,) = bundled.iterdir()
+    bundled.chmod(mode)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+            native._open(library)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_every_reason_why_a_library_is_not_used_is_said(
+    bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool
+) -> None:
+    """Whatever is used in its place."""
+    (library,) = bundled.iterdir()
+    library.write_bytes(b"another")
+    (tmp_path / library.name).write_bytes(b"another")
+    expected = tuple(f"{folder / library.name} does not load: it is damaged" for folder in (bundled, tmp_path))
+    if not has_compiler:
+        monkeypatch.setattr(native, "_COMPILERS", ("no-such-compiler",))
+    built = native.prepare(tmp_path)
+    assert (built.rejected, built.path is not None) == (expected, has_compiler)
+    assert all(reason in built.reason for reason in expected) == (not has_compiler)
+    library.unlink()
+    assert native.prepare(tmp_path).rejected[0].startswith(f"{bundled} has no library for")
+
+
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+def test_the_check_of_an_image_fails_for_a_library_that_does_not_load(bundled: Path) -> None:
+    (library,) = bundled.iterdir()
+    library.unlink()
+    with pytest.raises(OSError, match=library.name):
+        native._check_all()
 
 
 def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -208,3 +208,5 @@ def test_a_cache_that_cannot_be_written_is_said_and_costs_speed_alone(start: Cal
     daemon = start(env={"XDG_CACHE_HOME": "/proc/cache"})
     warning = next(line for line in daemon.lines if "plain PyTorch kernels serve" in line)
     assert "/proc/cache/inferd/kernels" in warning
+    phase = next(line for line in daemon.lines if "plain PyTorch, several times slower" in line)
+    assert "/proc/cache/inferd/kernels" in phase
