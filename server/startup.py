@@ -41,6 +41,7 @@ from inferd.server.recovery import Recovery
 from inferd.server.router import Router, RouterOptions
 from inferd.server.settings import Settings, is_loopback
 from inferd.server.text.model import ServedModel
+from inferd.server.tools.asked import LACKS_TOOLS
 
 logger = logging.getLogger("inferd")
 
@@ -128,6 +129,8 @@ def make_plan(settings: Settings) -> Plan:
         tool_format=settings.tool_format,
         reasoning_format=settings.reasoning_format,
     )
+    if model.template is not None and model.template.lacks_tools:
+        logger.info("%s, and calls are read as %s", LACKS_TOOLS, model.format.tool_name)
     return Plan(settings, facts, model, config, memory)
 
 

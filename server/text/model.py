@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,10 +12,18 @@ from typing import Any, Self
 from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.server import errors
+from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+from inferd.server.tools.builtin import PLAIN_SYNTAX
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
+from inferd.server.tools.fallback import Fallback, Shown
 from inferd.server.tools.format import Format
+
+logger = logging.getLogger("inferd.server")
+
+_PROBE_LIMIT_S = 10.0
+"""For all probes of a template together: a published one takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +77,19 @@ class ServedModel:
         pretrained = load_pretrained(path)
         tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
         templates = _templates_of(pretrained.chat_template)
+        template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
+        shown = _shown(template)
         generation, config = _generation_of(path), read_json(path / "config.json")
         clues = Clues(
             chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
             tokens=tokenizer.added_tokens,
             model_type=str(config.get("model_type", "")),
             response_template=_object_or_none("response_template", pretrained.response_template),
+            shows_tools=shown.tools,
         )
+        found = detect(clues, tool_format, reasoning_format)
+        if template is not None:
+            template = template.with_fallback(Fallback(shown, found.call_syntax or PLAIN_SYNTAX))
         return cls(
             names=names,
             path=path,
@@ -83,12 +98,23 @@ class ServedModel:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
-            template=ChatTemplate(templates, tokenizer.special_tokens) if templates else None,
+            template=template,
             defaults=_defaults_of(generation),
             eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size),
-            format=detect(clues, tool_format, reasoning_format),
+            format=found,
             tokenizer_config={"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")},
         )
+
+
+def _shown(template: ChatTemplate | None) -> Shown:
+    """What the template shows of tools; one that takes too long to say so is given them as it is."""
+    if template is None:
+        return Shown()
+    try:
+        return Limited(template.probe, _PROBE_LIMIT_S)()
+    except OvertimeError as error:
+        logger.warning("what the chat template shows of tools is not known (%s): it is taken to show them", error)
+        return Shown()
 
 
 def _templates_of(given: object) -> str | dict[str, str] | None:

@@ -6,11 +6,12 @@ alternate) becomes a 400 with its own words, and so do messages of which it make
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import jinja2
 from jinja2 import nodes
@@ -18,6 +19,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server import errors
+from inferd.server.tools.fallback import Fallback, Message, Shown, Tool, probe
 
 MAX_RENDERED_CHARS = 2**26
 """That one rendering may put together, with what it puts together on the way (macros, blocks that are set): four times
@@ -76,6 +78,7 @@ class ChatTemplate:
         self._with_tools = named.get("tool_use", self._default)
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
+        self._fallback: Fallback | None = None
         # A template's own functions and tokens: with another `raise_exception`, nothing would be refused any more.
         self._reserved = _RESERVED | _compile_jinja_template("").environment.globals.keys() | special_tokens.keys()
         for text in (self._default, self._with_tools):
@@ -86,8 +89,34 @@ class ChatTemplate:
         """The template as the checkpoint has it; where it has several, the one without tools."""
         return self._default
 
+    @property
+    def lacks_tools(self) -> bool:
+        """Whether tools are put into the messages, because the template does not show them."""
+        return self._fallback is not None and not self._fallback.shown.tools
+
+    def probe(self) -> Shown:
+        """What of tools the template shows. Renders, for as long as the template takes."""
+
+        def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
+            try:
+                return self._render_calls(Conversation(messages, tools), {})
+            except _TEMPLATE_ERRORS:
+                return None
+
+        return probe(render)
+
+    def with_fallback(self, fallback: Fallback) -> Self:
+        """The same template, with `fallback` for what it does not show."""
+        made = copy.copy(self)
+        made._fallback = fallback
+        return made
+
     def render(self, conversation: Conversation) -> str:
         """The prompt's text. Raises `RequestError` for messages that the template refuses."""
+        if self._fallback is not None:
+            messages = self._fallback.messages(conversation.messages, conversation.tools)
+            tools = None if self.lacks_tools else conversation.tools
+            conversation = replace(conversation, messages=messages, tools=tools)
         kwargs = conversation.kwargs or {}
         for name in kwargs:
             if name in self._reserved:

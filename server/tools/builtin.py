@@ -74,6 +74,8 @@ _DEEPSEEK_BEGIN, _DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\
 _DEEPSEEK_CALL, _DEEPSEEK_CALL_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
 _DEEPSEEK_SEP = "<\uff5ctool\u2581sep\uff5c>"
 
+PLAIN_SYNTAX = CallSyntax("", '{"name": "', '", "arguments": ', "}", ", ", "[", "]")
+
 CALLS: dict[str, CallFormat] = {
     # Qwen 2.5 and 3, Hermes 2 and 3, SmolLM3, Granite 4.
     "hermes": CallFormat(
@@ -175,9 +177,7 @@ CALLS: dict[str, CallFormat] = {
             is_single=True,
         ),
     ),
-    PLAIN: CallFormat(
-        None, CallSyntax("", '{"name": "', '", "arguments": ', "}", ", ", "[", "]"), is_bare=True
-    ),
+    PLAIN: CallFormat(None, PLAIN_SYNTAX, is_bare=True),
 }  # fmt: skip
 
 REASONING: dict[str, ReasoningFormat] = {

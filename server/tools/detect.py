@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, REASONING, START_ANCHORS, CallFormat
+from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, PLAIN_SYNTAX, REASONING, START_ANCHORS, CallFormat
 from inferd.server.tools.format import CallSyntax, Format, ReasoningSyntax
 
 AUTO = "auto"
@@ -30,6 +30,8 @@ class Clues:
     """Texts of its added tokens."""
     model_type: str = ""
     response_template: Mapping[str, object] | None = None
+    shows_tools: bool = True
+    """Whether the chat template shows the model its tools; else they are told as Hermes models are."""
 
     def has(self, *texts: str) -> bool:
         return all(text in self.chat_template for text in texts)
@@ -38,6 +40,7 @@ class Clues:
 _Rule = tuple[Callable[[Clues], bool], str]
 
 _CALL_RULES: tuple[_Rule, ...] = (
+    (lambda clues: not clues.shows_tools and not clues.has("<|channel|>", "to=functions"), "hermes"),
     (lambda clues: clues.has("<|tool_call>call:"), "gemma4"),
     (lambda clues: clues.has("<|channel|>", "to=functions"), HARMONY),
     (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), "deepseek_v3"),
@@ -151,4 +154,4 @@ def _own_reasoning(fields: Mapping[str, object]) -> ReasoningSyntax | None:
 
 
 NO_FORMAT = Format(NONE, NONE, _FROM_TEMPLATE)
-PLAIN_CALLS = replace(NO_FORMAT, tool_name=PLAIN, is_bare=True, call_syntax=CALLS[PLAIN].syntax)
+PLAIN_CALLS = replace(NO_FORMAT, tool_name=PLAIN, is_bare=True, call_syntax=PLAIN_SYNTAX)

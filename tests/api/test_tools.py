@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from inferd.server.app import AppOptions
 from inferd.server.text.model import ServedModel
+from inferd.server.text.template import ChatTemplate
 from inferd.server.tools.detect import Clues, detect
+from inferd.server.tools.fallback import Fallback
 from tests.unit.tool_samples import SAMPLES, TOOLS, Sample, dumped
 
 from .conftest import Script, ScriptedRouter, serving
@@ -302,3 +304,51 @@ def test_any_arguments_come_back_as_they_were_written(
     assert plain.message.tool_calls[0].function.arguments == dumped(arguments)
     streamed = folded(list(client.chat.completions.create(**ASKED, stream=True, max_tokens=140)))
     assert streamed["calls"] == {0: ["f", dumped(arguments)]}
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture
+def unshown(model: ServedModel) -> Iterator[tuple[str, ScriptedRouter]]:
+    """A model whose chat template shows no tools."""
+    template = ChatTemplate(CHATML, {})
+    form = detect(Clues(chat_template=CHATML, shows_tools=False))
+    assert form.call_syntax is not None
+    served = replace(model, template=template.with_fallback(Fallback(template.probe(), form.call_syntax)), format=form)
+    router = ScriptedRouter(served)
+    with serving(served, router, AppOptions(has_access_log=False)) as url:
+        yield url, router
+
+
+SMALL: Any = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_model_whose_template_shows_no_tools_is_told_of_them(
+    unshown: tuple[str, ScriptedRouter], choice: str
+) -> None:
+    url, router = unshown
+    router.will(Script(text='<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'))
+    body = {"messages": MESSAGES, "tools": SMALL, "tool_choice": choice, "max_tokens": 40}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert "put into the prompt as a system text" in answer.headers["x-inferd-warning"]
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("now", "{}")
+    (submit,) = router.submits
+    prompt = router.model.tokenizer.decode(submit.prompt_ids, skip_special=False)
+    assert json.dumps(SMALL[0]) in prompt
+    assert ("<tool_call>" in submit.params.grammar) == (choice == "required")
+    counted = httpx.post(f"{url}/tokenize", json={"messages": MESSAGES, "tools": SMALL}).json()
+    assert counted["tokens"] == list(submit.prompt_ids)
+
+
+def test_without_tools_nothing_is_told(unshown: tuple[str, ScriptedRouter]) -> None:
+    url, router = unshown
+    for fields in ({}, {"tools": SMALL, "tool_choice": "none"}):
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": MESSAGES, **fields})
+        assert "x-inferd-warning" not in answer.headers
+    assert len({submit.prompt_ids for submit in router.submits}) == 1
+    assert "# Tools" not in router.model.tokenizer.decode(router.submits[0].prompt_ids, skip_special=False)

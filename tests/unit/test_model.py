@@ -10,6 +10,7 @@ import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
+from inferd.server.text import model as model_module
 from inferd.server.text.model import GenerationDefaults, ServedModel
 
 VOCAB_SIZE = json.loads((EMBEDDED_PATH / "config.json").read_text())["vocab_size"]
@@ -26,6 +27,32 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> ServedModel:
     return ServedModel.load(folder, ("m",), max_model_len=64, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("template", "lacks_tools"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", True),
+        ("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}", False),
+    ],
+)
+def test_a_template_that_shows_no_tools_is_found_out_at_load(folder: Path, template: str, lacks_tools: bool) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    model = load(folder)
+    assert model.template is not None
+    assert model.template.lacks_tools == lacks_tools
+    assert model.format.tool_name == ("hermes" if lacks_tools else "none")
+
+
+def test_a_template_that_never_ends_is_taken_to_show_tools(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "_PROBE_LIMIT_S", 0.05)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": endless}))
+    template = load(folder).template
+    assert template is not None
+    assert not template.lacks_tools
 
 
 def test_recommendations_are_the_defaults(folder: Path) -> None:

@@ -126,6 +126,22 @@ def test_switches_reach_the_template_and_nothing_else_does() -> None:
             template.render(Conversation(TALK, kwargs={name: "{{ 1 }}"}))
 
 
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@pytest.mark.parametrize("name", [*SPECIAL, "image_token", "raise_exception", "strftime_now", "tools", "messages"])
+def test_a_callers_switch_overrides_nothing_of_the_templates_own(name: str) -> None:
+    """Whether the tokenizer has the token or not: another one in its place would be another prompt format."""
+    for tokens in ({}, {name: "<own>"}):
+        template = ChatTemplate(f"[{{{{ {name} }}}}]", tokens if name not in ("tools", "messages") else {})
+        if name == "image_token" and not tokens:
+            assert template.render(Conversation(TALK, kwargs={name: "x"})) == "[x]"
+            continue
+        with pytest.raises(RequestError, match=f"chat_template_kwargs.{name}") as caught:
+            template.render(Conversation(TALK, kwargs={name: "<callers>"}))
+        assert caught.value.code == "unsupported_parameter"
+
+
 def test_the_sandbox_holds() -> None:
     """A checkpoint comes from elsewhere: its template must not reach Python."""
     for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}"):

@@ -1,0 +1,187 @@
+"""Tools, calls and their results as text, for chat templates that do not show them.
+
+What a template shows is found out once, by rendering probes. What it does not show is written into the messages before
+they are rendered: tools as a system text, calls into the assistant's content, results as the user's. Knows no
+templates and no requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from inferd.server.tools.format import CallSyntax
+
+Message = Mapping[str, object]
+Tool = Mapping[str, object]
+Empty = Literal["text", "null", "absent"]
+"""How content that is not there is given to a template: "", None, or no key."""
+
+Render = Callable[[Sequence[Message], Sequence[Tool] | None], str | None]
+"""(messages, tools) -> the prompt; None: the template refuses them."""
+
+_CONTENT: dict[Empty, dict[str, object]] = {"text": {"content": ""}, "null": {"content": None}, "absent": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a chat template shows."""
+
+    tools: bool = True
+    calls: bool = True
+    """Calls of an assistant's earlier turns."""
+    results: bool = True
+    """Messages of role `tool`."""
+    system: bool = True
+    empty: Empty = "text"
+    """How an assistant's missing content beside calls has to be given for the calls to be shown."""
+
+
+_NAME, _CITY, _RESULT, _SYSTEM = "probe_weather_7f3", "Paris-7f3", "result-7f3", "system-7f3"
+_PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A city."}},
+            "required": ["city"],
+        },
+    },
+}
+# Some templates take ids of nine letters and digits only.
+_CALL: Message = {
+    "type": "function",
+    "id": "probe7f3a",
+    "function": {"name": _NAME, "arguments": {"city": _CITY}},
+}
+_RESULT_MESSAGE: Message = {"role": "tool", "tool_call_id": "probe7f3a", "name": _NAME, "content": _RESULT}
+
+
+def _said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+_USER, _ANSWER = _said("user", "Hello."), _said("assistant", "Hello!")
+
+
+def probe(render: Render) -> Shown:
+    """What the template behind `render` shows. What cannot be told, because it refuses every probe, counts as shown."""
+    has_system = _SYSTEM in (render([_said("system", _SYSTEM), _USER], None) or "")
+    if not _shows_tools(render):
+        return Shown(tools=False, calls=False, results=False, system=has_system)
+    prompts = {
+        empty: render([_USER, {"role": "assistant", **content, "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL])
+        for empty, content in _CONTENT.items()
+    }
+    # The tool's own description has the name, and no city.
+    showing = {empty: prompt for empty, prompt in prompts.items() if prompt is not None and _CITY in prompt}
+    if not showing:
+        prompt = render([_USER, _ANSWER, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
+        return Shown(calls=False, results=_RESULT in prompt, system=has_system)
+    # The shortest makes nothing of the content that is not there: neither "None" nor a turn without a word.
+    empty = min(showing, key=lambda empty: len(showing[empty]))
+    return Shown(results=_RESULT in showing[empty], system=has_system, empty=empty)
+
+
+def _shows_tools(render: Render) -> bool:
+    """Whether tools are in every prompt that is made with them: some templates show them in one branch alone."""
+    talks = ([_USER], [_said("system", _SYSTEM), _USER], [_USER, _ANSWER, _USER])
+    rendered = (talk for talk in talks if render(talk, None) is not None)
+    return all(_NAME in (render(talk, [_PROBE_TOOL]) or "") for talk in rendered)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Writes what a template does not show."""
+
+    shown: Shown
+    syntax: CallSyntax
+    """How the model is told to write calls, and how its earlier ones are written."""
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
+        """The messages as the template is to be given them; with the tools, if it does not show tools itself."""
+        told: list[Message] = []
+        results: list[str] = []
+        for message in messages:
+            if message["role"] == "tool" and not self.shown.results:
+                results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            elif results and message["role"] == "user":
+                # Templates that know no results know no two messages of the user's in a row either.
+                told.append({**message, "content": "\n".join((*results, str(message["content"])))})
+                results = []
+            else:
+                told += [_said("user", "\n".join(results))] if results else []
+                told.append(self._written(message))
+                results = []
+        told += [_said("user", "\n".join(results))] if results else []
+        return self._with_tools(told, tools) if tools and not self.shown.tools else told
+
+    def _written(self, message: Message) -> Message:
+        """With its calls in its content, or with its content as the template takes it."""
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or not calls:
+            return message
+        content = message.get("content") or ""
+        if not self.shown.calls:
+            written = written_calls(self.syntax, calls)
+            text = f"{content}\n{written}" if content else written
+            return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text}
+        if content:
+            return message
+        return {**{key: value for key, value in message.items() if key != "content"}, **_CONTENT[self.shown.empty]}
+
+    def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
+        """The tools' text behind the first system message's, or as one, or before what the user says first."""
+        text = tools_text(self.syntax, tools)
+        first = messages[0] if messages else _said("user", "")
+        if first["role"] in ("system", "developer"):
+            return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+        if self.shown.system:
+            return [_said("system", text), *messages]
+        if first["role"] == "user":
+            return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+        return [_said("user", text), *messages]
+
+
+def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:
+    """Says which tools there are, and how to call them, as Hermes models are told."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    arguments = "<arguments>" if syntax.arguments == "xml" else "<arguments as a JSON object>"
+    form = _written_call(syntax, "<name of the function>", arguments)
+    return (
+        "# Tools\n\n"
+        "You may call one or more of these functions to help with what the user asks. Each line within <tools></tools> "
+        "is one function, with its parameters as a JSON schema:\n"
+        f"<tools>\n{listed}\n</tools>\n\n"
+        "To call a function, answer with exactly this form, once for each call:\n"
+        f"{syntax.before_all}{form}{syntax.after_all}\n"
+        "Each call's result then comes back within <tool_response></tool_response>."
+    )
+
+
+def written_calls(syntax: CallSyntax, calls: Iterable[Mapping[str, object]]) -> str:
+    """Calls as the model would have written them."""
+    texts: list[str] = []
+    for call in calls:
+        function = call["function"]
+        assert isinstance(function, Mapping)
+        texts.append(_written_call(syntax, str(function["name"]), _arguments(syntax, function["arguments"])))
+    return syntax.before_all + syntax.separator.join(texts) + syntax.after_all
+
+
+def _written_call(syntax: CallSyntax, name: str, arguments: str) -> str:
+    return f"{syntax.begin}{name}{syntax.between}{arguments}{syntax.end}"
+
+
+def _arguments(syntax: CallSyntax, arguments: object) -> str:
+    if syntax.arguments == "json" or not isinstance(arguments, Mapping):
+        return json.dumps(arguments, ensure_ascii=False)
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())

@@ -1,0 +1,182 @@
+"""Tools for chat templates that do not show them: what is found out by probing, and what is written instead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.text.template import ChatTemplate, Conversation
+from inferd.server.tools.builtin import CALLS
+from inferd.server.tools.detect import AUTO, Clues, detect
+from inferd.server.tools.fallback import Fallback, Shown, tools_text
+from inferd.server.tools.format import CallSyntax
+from inferd.server.tools.reader import Reader, Reading
+
+TURN = "<{{ m.role }}>{{ m.content }}"
+ALTERNATE = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('roles') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+)
+NATIVE = (
+    "{% if tools %}[TOOLS]{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>CONTENT"
+    "{% for c in m.tool_calls or [] %}[CALL]{{ c.function | tojson }}{% endfor %}{% endfor %}"
+)
+CHATML = "{% for m in messages %}" + TURN + "{% endfor %}"
+NO_SYSTEM = ALTERNATE + TURN + "{% endfor %}"
+SYSTEM_UNREAD = "{% for m in messages %}{% if m.role != 'system' %}" + TURN + "{% endif %}{% endfor %}"
+ONE_BRANCH = "{% if messages[0].role == 'system' and tools %}{{ tools | tojson }}{% endif %}" + CHATML
+TOOLS_ALONE = "{% if tools %}{{ tools | tojson }}{% endif %}" + NO_SYSTEM
+LONG_IDS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('ids') }}"
+    "{% endif %}{{ c.function.name + c.function.arguments }}{% endfor %}" + TURN + "{% endfor %}{{ tools }}"
+)
+NULL_ALONE = (
+    "{{ tools | tojson }}{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
+    "{{ m.tool_calls | tojson }}{% else %}" + TURN + "{% endif %}{% endfor %}"
+)
+STRAY_TURN = (
+    "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{% if m.content is not none %}" + TURN + "{% endif %}{% endfor %}"
+)
+TEXT_ALONE = NONE_SHOWN = Shown(tools=False, calls=False, results=False)
+
+TEMPLATES: dict[str, tuple[str, Shown]] = {
+    "chatml": (CHATML, NONE_SHOWN),
+    "no system": (NO_SYSTEM, replace(NONE_SHOWN, system=False)),
+    "system unread": (SYSTEM_UNREAD, replace(NONE_SHOWN, system=False)),
+    "tools in one branch alone": (ONE_BRANCH, NONE_SHOWN),
+    "tools, and neither calls nor results": (TOOLS_ALONE, Shown(calls=False, results=False, system=False)),
+    "native": (NATIVE.replace("CONTENT", "{{ m.content }}"), Shown()),
+    "content is trimmed": (NATIVE.replace("CONTENT", "{{ m.content | trim }}"), Shown()),
+    "content is added to": (NATIVE.replace("CONTENT", "{{ m.content + '!' }}"), Shown()),
+    "calls as text with long ids": (LONG_IDS, Shown()),
+    "calls beside null alone": (NULL_ALONE, Shown(empty="null")),
+    "a stray turn for empty content": (STRAY_TURN, Shown(empty="null")),
+    "refuses everything": ("{{ raise_exception('no') }}", Shown(calls=False, results=False, system=False)),
+}  # fmt: skip
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL: dict[str, Any] = {
+    "type": "function", "id": "abcdefghi", "function": {"name": "get_weather", "arguments": {"city": "Zürich"}}
+}  # fmt: skip
+USER, ANSWER = {"role": "user", "content": "How is it there?"}, {"role": "assistant", "content": "Fine."}
+RESULTS = [{"role": "tool", "tool_call_id": "abcdefghi", "content": text} for text in ("18 C", "19 C")]
+TALK: list[dict[str, Any]] = [
+    USER, {"role": "assistant", "tool_calls": [CALL, CALL]}, *RESULTS, ANSWER, {"role": "user", "content": "And now?"}
+]  # fmt: skip
+HERMES = CALLS["hermes"].syntax
+assert HERMES is not None
+
+
+def made(source: str, syntax: CallSyntax = HERMES) -> ChatTemplate:
+    template = ChatTemplate(source, {})
+    return template.with_fallback(Fallback(template.probe(), syntax))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_a_template_shows_is_found_out(name: str) -> None:
+    source, shown = TEMPLATES[name]
+    assert ChatTemplate(source, {}).probe() == shown
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "refuses everything"])
+@pytest.mark.parametrize("said", ["", "I look."])
+def test_every_template_shows_tools_calls_and_results(name: str, said: str) -> None:
+    template = made(TEMPLATES[name][0])
+    called = {**TALK[1], "content": said} if said and name != "calls beside null alone" else TALK[1]
+    prompt = template.render(Conversation([TALK[0], called, *TALK[2:]], tools=[TOOL]))
+    for text in (
+        "get_weather",
+        "Z",
+        "18 C",
+        "19 C",
+        "Fine.",
+        "And now?",
+        "How is it there?",
+        called.get("content", ""),
+    ):
+        assert text in prompt, prompt
+    assert "None" not in prompt
+    assert template.render(Conversation(TALK[:1], tools=[TOOL])).count("get_weather") == 1
+
+
+def test_the_text_is_that_of_hermes() -> None:
+    prompt = made(CHATML).render(Conversation(TALK, tools=[TOOL]))
+    system, _, rest = prompt.partition("<user>")
+    assert system.startswith("<system># Tools\n\n")
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in system
+    assert '<tool_call>\n{"name": "<name of the function>", "arguments": <arguments as a JSON object>}\n' in system
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    results = "<tool_response>\n18 C\n</tool_response>\n<tool_response>\n19 C\n</tool_response>"
+    assert rest == f"How is it there?<assistant>{call}\n{call}<user>{results}<assistant>Fine.<user>And now?"
+
+
+def test_a_system_message_of_the_callers_stays_first() -> None:
+    for role in ("system", "developer"):
+        talk = [{"role": role, "content": "Be brief."}, USER]
+        assert made(CHATML).render(Conversation(talk, tools=[TOOL])).startswith("<system>Be brief.\n\n# Tools")
+        assert made(CHATML).render(Conversation(talk)) == "<system>Be brief.<user>How is it there?"
+    assert made(NO_SYSTEM).render(Conversation([USER], tools=[TOOL])).endswith("\n\nHow is it there?")
+
+
+def test_a_result_and_what_the_user_says_behind_it_are_one_turn() -> None:
+    talk = [*TALK[:4], {"role": "user", "content": "Which is it?"}]
+    assert made(NO_SYSTEM).render(Conversation(talk)).endswith("19 C\n</tool_response>\nWhich is it?")
+    with pytest.raises(RequestError, match="alternate"):
+        made(NO_SYSTEM).render(Conversation([USER, USER]))
+
+
+def test_tools_that_are_not_wanted_are_not_told() -> None:
+    assert "# Tools" not in made(CHATML).render(Conversation(TALK))
+
+
+def test_messages_are_left_as_they_were() -> None:
+    before = json.dumps(TALK)
+    made(CHATML).render(Conversation(TALK, tools=[TOOL]))
+    assert json.dumps(TALK) == before
+
+
+@pytest.mark.parametrize("name", [name for name, calls in CALLS.items() if calls.syntax is not None])
+def test_calls_are_written_as_they_are_read(name: str) -> None:
+    """The form that the model is told, and its earlier calls, are the format's own."""
+    syntax = CALLS[name].syntax
+    assert syntax is not None
+    talk = made(CHATML, syntax).render(Conversation(TALK[:2], tools=[TOOL]))
+    written = talk.partition("<assistant>")[2]
+    form = detect(Clues(), name, "harmony" if name == "harmony" else "none")
+    tool: Any = TOOL
+    pieces = (reader := Reader(Reading(form, with_calls=True, tools=(tool,)))).feed(written) + reader.finish()
+    arguments = [piece.text for piece in pieces if type(piece).__name__ == "CallArguments"]
+    assert [json.loads(text) for text in arguments] == [{"city": "Zürich"}] * 2, written
+    assert f"<name of the function>{syntax.between}" in tools_text(syntax, [tool])
+
+
+def test_the_format_is_that_of_the_text_unless_a_setting_says_otherwise() -> None:
+    mistral = Clues(chat_template="[INST]", tokens=["[TOOL_CALLS]"], model_type="mistral", shows_tools=False)
+    assert detect(mistral).tool_name == "hermes"
+    assert detect(mistral, "mistral").tool_name == "mistral"
+    assert detect(replace(mistral, shows_tools=True), AUTO).tool_name == "mistral"
+
+
+def test_many_results_are_joined_once() -> None:
+    """Each character is copied a bounded number of times: 20,000 results in a row are one text."""
+
+    class Counted(str):
+        num_joins = 0
+
+        def __format__(self, spec: str) -> str:
+            Counted.num_joins += 1
+            return super().__format__(spec)
+
+    fallback = Fallback(NONE_SHOWN, HERMES)
+    results = [{"role": "tool", "tool_call_id": "x", "content": Counted("y" * 10)}] * 20_000
+    (told,) = fallback.messages(results, None)
+    assert Counted.num_joins == 20_000
+    assert len(str(told["content"])) == 20_000 * (10 + 1 + len("<tool_response>\n\n</tool_response>")) - 1
