@@ -38,7 +38,8 @@ def load(folder: Path) -> ServedModel:
 )
 def test_a_template_that_shows_no_tools_is_found_out_at_load(folder: Path, template: str, lacks_tools: bool) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    undeclared = {"chat_template": template, "response_template": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **undeclared}))
     model = load(folder)
     assert model.template is not None
     assert model.template.lacks_tools == lacks_tools
