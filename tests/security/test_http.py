@@ -17,8 +17,9 @@ import httpx
 import psutil
 import pytest
 
+from inferd.server import connection
 from inferd.server.app import AppOptions
-from inferd.server.connection import ConnectionLimits
+from inferd.server.connection import Connection, ConnectionLimits
 from inferd.server.listening import fit_open_files
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import Script, ScriptedRouter, model, serving
@@ -67,6 +68,15 @@ def server(model: ServedModel) -> Iterator[Server]:
     router = ScriptedRouter(model)
     options = AppOptions(has_access_log=False, body_idle_s=BODY_IDLE_S)
     with serving(model, router, options, limits=LIMITS) as url:
+        yield Server(url, router)
+
+
+@pytest.fixture(scope="module")
+def locked_server(model: ServedModel) -> Iterator[Server]:
+    """One that asks for a key, and ends no connection because of its deadlines."""
+    options = AppOptions(has_access_log=False, body_idle_s=10 * WAIT_S, api_keys=("sk-x",))
+    router = ScriptedRouter(model)
+    with serving(model, router, options, limits=replace(LIMITS, linger_s=10 * WAIT_S)) as url:
         yield Server(url, router)
 
 
@@ -229,6 +239,68 @@ def test_what_is_in_many_small_chunks_is_taken(server: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 200 "), "a trailer is no header"
 
 
+NUM_FRAMING = 200_000
+"""Bytes: more than are read of what is no data, and little enough to be sent at once."""
+ENDLESS_FRAMING = {
+    "a trailer's name": b"0\r\n" + b"a" * NUM_FRAMING,
+    "a trailer's value": b"0\r\nA: " + b"a" * NUM_FRAMING,
+    "many trailers": b"0\r\n" + b"A: a\r\n" * (NUM_FRAMING // 6),
+    "many empty trailers": b"0\r\n" + b"a:\r\n" * (NUM_FRAMING // 4),
+    "an extension": b"1;" + b"a" * NUM_FRAMING,
+    "a quoted extension": b'1;a="' + b"a" * NUM_FRAMING,
+    "many extensions": b"1" + b";a=b" * (NUM_FRAMING // 4),
+    "an extension a chunk": (b"1;" + b"a" * 100 + b"\r\nx\r\n") * (NUM_FRAMING // 107),
+    "an extension behind the last chunk": b"0;" + b"a" * NUM_FRAMING,
+    "zeros before a size": b"0" * NUM_FRAMING,
+}
+
+
+@pytest.mark.parametrize("framing", ENDLESS_FRAMING.values(), ids=ENDLESS_FRAMING)
+@pytest.mark.parametrize("head", [b"", b"Authorization: Bearer sk-x\r\n", b"Content-Encoding: gzip\r\n"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_neither_head_nor_data_ends_the_connection(
+    locked_server: Server, framing: bytes, head: bytes, is_late: bool
+) -> None:
+    """Before or behind the answer, with a key or without: the rest is not read, and nothing is said twice."""
+    with locked_server.connect() as client:
+        client.sendall(POST + head + CHUNKED + b"\r\n" + b"1\r\n{\r\n")
+        answer = client.recv(65_536) if is_late and b"sk-x" not in head else b""
+        sender = drip(client, framing, 50_000)
+        answer += read_all(client)
+    sender.join()
+    assert answer.count(b"HTTP/1.1 ") <= 1, answer
+    assert re.match(rb"HTTP/1.1 4\d\d ", answer) or not answer, "not answered as if it were whole"
+    assert locked_server.is_well()
+
+
+def test_framing_within_the_bounds_is_no_matter(server: Server) -> None:
+    """Small chunks, an extension each, and trailers: as proxies and SDKs send them."""
+    padded = BODY[:-1] + b" " * 3_000 + b"}"
+    chunks = b"".join(b"1;ext=yes\r\n%c\r\n" % byte for byte in padded)
+    trailers = b"0\r\n" + b"".join(b"X-Sum-%d: %s\r\n" % (i, b"a" * 64) for i in range(16)) + b"\r\n"
+    last = POST + b"Connection: close\r\n" + CHUNKED + b"\r\n" + chunks + trailers
+    answers = server.answer((POST + CHUNKED + b"\r\n" + chunks + trailers) * 3 + last)
+    assert answers.count(b"HTTP/1.1 200 ") == 4
+
+
+def test_one_turn_of_the_loop_parses_only_so_much(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tiny chunks one read holds."""
+    seen: list[int] = []
+    parse = Connection._parse
+
+    def counted(self: Connection, data: bytes) -> None:
+        parse(self, data)
+        seen.append(self._num_events)
+
+    monkeypatch.setattr(Connection, "_parse", counted)
+    body = BODY[:-1] + b" " * 200_000 + b"}"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    answer = server.answer(POST + b"Connection: close\r\n" + CHUNKED + b"\r\n" + chunks)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert sum(seen) >= len(body)
+    assert max(seen) <= connection._MAX_EVENTS + connection._PIECE_BYTES / 6 + 1
+
+
 TOO_LARGE = {
     "a long path": b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     "a long header": b"GET /live HTTP/1.1\r\n" + HOST + b"X: " + b"a" * 70_000 + b"\r\n\r\n",
@@ -255,8 +327,33 @@ def test_requests_behind_each_other_are_answered_in_order_and_bounded(server: Se
     answer = server.answer(heads + b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert re.findall(rb"`(none-\d+)`", answer) == [path.rpartition("/")[2].encode() for path in paths]
     assert len(re.findall(rb"HTTP/1.1 ", answer)) == len(paths) + 1
-    many = server.answer(GET * 5_000)
-    assert len(re.findall(rb"HTTP/1.1 ", many)) <= LIMITS.max_pipelined + 1
+    many = server.answer(GET * 5_000 + b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert len(re.findall(rb"HTTP/1.1 200 ", many)) == 5_001
+
+
+def test_requests_with_bodies_behind_each_other_are_all_answered(server: Server) -> None:
+    """More than may wait, in few reads: what was read behind them is held, and parsed at its turn."""
+    tricky = b'{"prompt": "hi", "user": "\\r\\n\\r\\n"}  \r\n\r\n\r\n\r\n'
+    sized = POST + b"Content-Length: %d\r\n\r\n" % len(tricky) + tricky
+    chunked = POST + CHUNKED + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(tricky), tricky)
+    upgrade = GET[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = GET[:-2] + b"Connection: close\r\n\r\n"
+    for request in (sized, chunked, upgrade, sized + chunked + b"\r\n" + GET + upgrade):
+        num = 100 * max(1, request.count(b" HTTP/1.1"))
+        data = request * 100 + last
+        for size in (len(data), 1_000):
+            pieces = [data[start : start + size] for start in range(0, len(data), size)]
+            assert server.answer(*pieces).count(b"HTTP/1.1 200 ") == num + 1
+
+
+def test_a_query_of_many_parameters_is_refused_at_once(server: Server) -> None:
+    for name in (b"include", b"include[]", b"a", b"after", b""):
+        query = b"&".join([name] * (60_000 // (len(name) + 1)))
+        for path in (b"/v1/responses/x", b"/v1/responses/x/input_items"):
+            answer = server.answer(
+                b"GET " + path + b"?" + query + b" HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
+            )
+            assert answer.startswith(b"HTTP/1.1 400 "), answer
 
 
 def test_a_request_for_http_2_is_answered_in_http_1_body_and_all(server: Server) -> None:
