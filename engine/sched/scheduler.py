@@ -305,8 +305,18 @@ class Scheduler:
                 return
 
     def _take_turns(self, prompts: list[Entry], draft: PlanDraft, now: float, *, may_start: bool) -> None:
-        """Give the rest of the step to tenants by what they were given so far: to each, what runs before what waits."""
+        """Give the rest of the step to tenants by what they were given so far: to each, what runs before what waits.
+
+        An entry for which others give back blocks goes before all turns, and until it has them nothing starts. Else the
+        one that gave way could start again with the blocks that it gave, for ever: what it computes again is not
+        charged, so that its tenant's turn would come each time.
+        """
         num_charged = 0
+        claimant = self._seats.claimant
+        if claimant is not None and claimant in prompts:
+            prompts.remove(claimant)
+            self._continue(claimant, claimant.request.num_pending, draft)
+            may_start = may_start and self._seats.claimant is None
         begun: dict[str, deque[Entry]] = {}
         for entry in prompts:
             begun.setdefault(entry.request.tenant, deque()).append(entry)

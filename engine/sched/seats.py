@@ -26,6 +26,8 @@ class Seats:
         """That no request holds and no launched row uses."""
         self.sharing = PrefixSharing()
         self.num_preemptions = 0
+        self.claimant: Entry | None = None
+        """The running entry that asked for memory last, and that others are giving back blocks for."""
         self._cache, self._shares, self._waiting = cache, shares, waiting
 
     @property
@@ -51,13 +53,22 @@ class Seats:
         """
         request, table = entry.request, entry.table
         while not table.extend(num_tokens):
-            victim = self._victim(entry)
-            if victim is None or self.draining or victim.request.num_pending == 0:
+            victim = None if self.draining else self._victim(entry)
+            if self.draining or (victim is not None and victim.request.num_pending == 0):
+                self.claimant = entry
+                return False
+            if victim is None:
+                self._drop_claim(entry)
                 return False
             if request.in_flight and table.can_extend_after(request.scheduled, num_tokens):
                 return False
             self.preempt(victim)
+        self._drop_claim(entry)
         return True
+
+    def _drop_claim(self, entry: Entry) -> None:
+        if self.claimant is entry:
+            self.claimant = None
 
     def _victim(self, entry: Entry) -> Entry | None:
         if self._shares.is_one:
@@ -77,6 +88,7 @@ class Seats:
     def stop_running(self, entry: Entry) -> None:
         """It is given no more rows; slot and blocks it keeps."""
         self.running.remove(entry)
+        self._drop_claim(entry)
         self._shares.runs(entry.request.tenant, -1)
         self._wake(self.sharing.leave(entry))
 
