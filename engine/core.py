@@ -24,6 +24,7 @@ from inferd.engine.api.messages import (
     StepModel,
     StepOutput,
     Submit,
+    SubmitChoices,
 )
 from inferd.engine.api.params import ParamError
 from inferd.engine.api.work import NO_WORK, StepWork, WorkModel
@@ -113,7 +114,17 @@ class EngineCore:
 
     def submit(self, submit: Submit, now: float) -> None:
         """Accept a request, or refuse it with a terminal delta that says why. `now`: monotonic seconds."""
-        failure = self._refusal_of(submit)
+        self._accept(submit, self._fault_in(submit), now)
+
+    def submit_choices(self, message: SubmitChoices, now: float) -> None:
+        """Accept every choice of one prompt, or refuse it as `submit` does. What they share is checked once."""
+        fault = self._fault_in(message.first)
+        for submit in message.each():
+            self._accept(submit, fault or self._fault_in_seed(submit), now)
+
+    def _accept(self, submit: Submit, fault: Failure | None, now: float) -> None:
+        """`fault`: why it cannot be taken, where that is known already."""
+        failure = fault or self._fault_in_id(submit)
         if failure is not None:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
@@ -201,14 +212,24 @@ class EngineCore:
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
-    def _refusal_of(self, submit: Submit) -> Failure | None:
-        if submit.request_id in self._live:
-            message = f"request id {submit.request_id!r} is in use by a request that has not ended"
-            return Failure("invalid_value", message, "request_id")
+    def _fault_in(self, submit: Submit) -> Failure | None:
         try:
             submission.check(submit, self._vocab_size)
         except ParamError as error:
             return Failure("invalid_value", str(error), error.param)
+        return None
+
+    def _fault_in_seed(self, submit: Submit) -> Failure | None:
+        try:
+            submit.params.check_seed()
+        except ParamError as error:
+            return Failure("invalid_value", str(error), error.param)
+        return None
+
+    def _fault_in_id(self, submit: Submit) -> Failure | None:
+        if submit.request_id in self._live:
+            message = f"request id {submit.request_id!r} is in use by a request that has not ended"
+            return Failure("invalid_value", message, "request_id")
         return None
 
     def _queue(self, generation: Generation, now: float) -> None:

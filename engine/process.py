@@ -34,6 +34,7 @@ from inferd.engine.api.messages import (
     ResetPrefixCache,
     StepOutput,
     Submit,
+    SubmitChoices,
     ToEngine,
     decode_to_engine,
     encode,
@@ -241,6 +242,8 @@ def _take(core: EngineCore, message: ToEngine) -> None:
     match message:
         case Submit():
             core.submit(message, time.monotonic())
+        case SubmitChoices():
+            core.submit_choices(message, time.monotonic())
         case Abort():
             core.abort(message.request_ids)
         case ResetPrefixCache():

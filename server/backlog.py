@@ -45,6 +45,18 @@ class QueueBounds:
         return self.seconds * tokens_per_s if tokens_per_s > 0.0 else float("inf")
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One of the queue's two measures, as it stands when more comes."""
+
+    what: str
+    own: float
+    """Of the tenant that asks."""
+    total: float
+    more: float
+    most: float
+
+
 @dataclass(slots=True)
 class _Held:
     num_requests: int = 0
@@ -121,19 +133,25 @@ class Backlog:
             held.gaps_s.clear()
             held.last_s = None
 
-    def check(self, tenant: str, num_tokens: int, tokens_per_s: float, left_s: float | None = None) -> None:
-        """Raises `RequestError` where a prompt of so many tokens has no place. One is always taken where none waits.
+    def check(
+        self, tenant: str, num_requests: int, num_tokens: int, tokens_per_s: float, left_s: float | None = None
+    ) -> None:
+        """Raises `RequestError` where so many requests, with prompts of so many tokens together, have no place.
 
-        `tokens_per_s`: at which the engine computes prompts; 0: not known. `num_tokens` may be less than it has.
-        `left_s`: to its first token; None: any.
+        Without tenants they always have one where nothing waits. `tokens_per_s`: at which the engine computes prompts;
+        0: not known. `num_tokens` may be less than they have. `left_s`: to their first token; None: any.
         """
+        if tenant:
+            self._check_ever(num_requests)
         if not self._all.num_requests:
             return
         own = self._by_tenant.get(tenant, _Held())
-        self._check(tenant, own.num_requests, self._all.num_requests, 1, self._bounds.num_requests, tokens_per_s)
+        requests = _Line("requests", own.num_requests, self._all.num_requests, num_requests, self._bounds.num_requests)
+        self._check(tenant, requests, tokens_per_s, takes_rest=own.num_requests == 0 and num_requests == 1)
         most = self._bounds.num_tokens(tokens_per_s)
         if most < float("inf"):
-            self._check(tenant, own.num_tokens, self._all.num_tokens, num_tokens, most, tokens_per_s, "prompt tokens")
+            tokens = _Line("prompt tokens", own.num_tokens, self._all.num_tokens, num_tokens, most)
+            self._check(tenant, tokens, tokens_per_s, takes_rest=own.num_tokens == 0)
         wait_s = own.wait_s(self._clock())
         if left_s is not None and wait_s is not None and wait_s > CERTAINTY * left_s:
             message = (
@@ -142,16 +160,27 @@ class Backlog:
             )
             raise RequestError("rate_limit_exceeded", message, retry_after_s=wait_s - CERTAINTY * left_s)
 
-    def _check(
-        self, tenant: str, own: float, total: float, more: float, most: float, pace: float, what: str = "requests"
-    ) -> None:
-        if total + more > most:
-            message = f"{total:.0f} {what} are waiting, and at most {most:.0f} may; retry later."
+    def _check_ever(self, num_requests: int) -> None:
+        """Raises `RequestError` for more choices than a tenant may have waiting in an empty queue."""
+        most = max(1, FLOOD_FACTOR * self._bounds.num_requests // (FLOOD_FACTOR + 1))
+        if num_requests > most:
+            message = (
+                f"Invalid 'n': this request has {num_requests} choices, prompts times 'n', and one key may have {most} "
+                f"waiting in this server's queue of {self._bounds.num_requests}. Send fewer in one request."
+            )
+            raise RequestError("request_exceeds_work_limit", message, "n")
+
+    def _check(self, tenant: str, line: _Line, pace: float, *, takes_rest: bool) -> None:
+        """`takes_rest`: a tenant that has nothing waiting may have what is left, be it the last place."""
+        if line.total + line.more > line.most:
+            message = f"{line.total:.0f} {line.what} are waiting, and at most {line.most:.0f} may; retry later."
             raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
-        # Who holds nothing yet may have what is left, be it the last place.
-        if tenant and own and own + more > FLOOD_FACTOR * (most - total - more):
-            message = f"{own:.0f} {what} of this tenant are waiting, and {most - total:.0f} places are left to others."
-            raise RequestError("slow_down", f"{message} Retry later.", retry_after_s=self._seconds(pace))
+        if tenant and not takes_rest and line.own + line.more > FLOOD_FACTOR * (line.most - line.total - line.more):
+            message = (
+                f"{line.own:.0f} {line.what} of this tenant are waiting, and {line.most - line.total:.0f} places are "
+                "left to others. Retry later."
+            )
+            raise RequestError("slow_down", message, retry_after_s=self._seconds(pace))
 
     def _seconds(self, tokens_per_s: float) -> float:
         """Until half of what waits is computed: then there is room again, and the engine has not run dry."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -30,6 +30,7 @@ from inferd.engine.api.messages import (
     ResetPrefixCache,
     StepOutput,
     Submit,
+    SubmitChoices,
     ToEngine,
 )
 from inferd.server import errors
@@ -127,17 +128,45 @@ class Router:
 
         `goes_on`: it is a later piece of a request that was taken: a drain, a pause and a full queue do not refuse it.
         """
-        self._check_open(submit, goes_on)
-        self._quarantine.check(submit)
-        stream = TokenStream(submit, self._abort)
-        if self.is_up and not self._untold:
-            self._tell(submit)
-        else:
-            self._untold[submit.request_id] = stream
-        self._streams[submit.request_id] = stream
+        return self.submit_choices((submit,), goes_on=goes_on)[0]
+
+    def submit_choices(
+        self,
+        submits: Sequence[Submit],
+        *,
+        goes_on: bool = False,
+        num_choices: int | None = None,
+        num_tokens: int | None = None,
+    ) -> list[TokenStream]:
+        """Send the choices of one prompt, which differ in id and seed alone. Raises `RequestError` and takes none where
+        one cannot be taken now.
+
+        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, for
+        which room is asked with its first piece; by default this piece is all of it.
+        """
+        first = submits[0]
+        for submit in submits:
+            self._check_id(submit)
+        if not goes_on:
+            self._check_open(first, num_choices or len(submits), num_tokens or len(first.prompt_ids))
+        self._quarantine.check(first)
+        # The prompt waits once, with its first choice: the others find it computed.
+        streams = [
+            TokenStream(submit, self._abort, num_waiting_tokens=0 if i else len(submit.prompt_ids))
+            for i, submit in enumerate(submits)
+        ]
+        for stream in streams:
+            self._streams[stream.request_id] = stream
+            self._backlog.add(first.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
-        self._backlog.add(submit.tenant, len(submit.prompt_ids))
-        return stream
+        if not self.is_up or self._untold:
+            self._untold.update((stream.request_id, stream) for stream in streams)
+        elif len(submits) == 1:
+            self._tell(first)
+        else:
+            others = tuple((submit.request_id, submit.params.seed) for submit in submits[1:])
+            self._tell(SubmitChoices(first=first, others=others))
+        return streams
 
     def reset_prefix_cache(self) -> None:
         if self.is_up:  # a new engine's is empty
@@ -261,13 +290,13 @@ class Router:
         with contextlib.suppress(EngineDeadError):
             self._send(message)
 
-    def _check_open(self, submit: Submit, goes_on: bool) -> None:
+    def _check_id(self, submit: Submit) -> None:
         if submit.request_id in self._streams:
             raise RequestError("invalid_value", f"request id {submit.request_id!r} is already in use", "request_id")
         if self._death is not None:
             raise RequestError("server_is_overloaded", "The engine is not running; it cannot take requests.")
-        if goes_on:
-            return
+
+    def _check_open(self, submit: Submit, num_choices: int, num_tokens: int) -> None:
         if self._is_draining:
             raise errors.leaving()
         if self._ready is None:
@@ -277,14 +306,18 @@ class Router:
         left_s = None
         if submit.ttft_target_s is not None:
             left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
-        self.check_room(submit.tenant, len(submit.prompt_ids), left_s)
+        self.check_room(submit.tenant, num_tokens, left_s, num_choices)
 
-    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
-        """Raises `RequestError` where a prompt of at least so many tokens would be refused now, for all that waits.
+    def check_room(
+        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
+    ) -> None:
+        """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,
+        would be refused now for all that waits.
 
         `ttft_target_s`: its own, as far as it is not used up; None: any.
         """
-        self._backlog.check(tenant, num_tokens, self.stats.step_model.prefill_tokens_per_s, ttft_target_s)
+        pace = self.stats.step_model.prefill_tokens_per_s
+        self._backlog.check(tenant, num_choices, num_tokens, pace, ttft_target_s)
 
     def _abort(self, request_id: str) -> None:
         """A stream of which the engine does not know, or of which there is none to know, ends here."""
@@ -313,7 +346,7 @@ class Router:
         several steps in one turn, and would see no time between them."""
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
-            self._backlog.remove(stream.submit.tenant, len(stream.submit.prompt_ids))
+            self._backlog.remove(stream.submit.tenant, stream.num_waiting_tokens)
         stream.journal.record(delta)
         if not delta.token_ids:
             return
@@ -336,7 +369,7 @@ class Router:
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:
-            self._backlog.remove(stream.submit.tenant, len(stream.submit.prompt_ids), has_begun=False)
+            self._backlog.remove(stream.submit.tenant, stream.num_waiting_tokens, has_begun=False)
         self._metrics.request_finished(
             RequestRecord(
                 arrival_s=stream.submit.arrival_s,

@@ -26,8 +26,10 @@ _unpack = msgspec.msgpack.Decoder(Delta).decode
 class TokenStream:
     """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
 
-    def __init__(self, submit: Submit, abort: Callable[[str], None]) -> None:
+    def __init__(self, submit: Submit, abort: Callable[[str], None], num_waiting_tokens: int | None = None) -> None:
+        """`num_waiting_tokens`: prompt tokens that the queue counts for it; by default its whole prompt."""
         self.journal = Journal(submit)
+        self.num_waiting_tokens = len(submit.prompt_ids) if num_waiting_tokens is None else num_waiting_tokens
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None

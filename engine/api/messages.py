@@ -7,6 +7,7 @@ sequence number and a checksum, so that a lost, repeated, stale or damaged frame
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 from zlib import crc32
 
@@ -47,6 +48,21 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """Of the tenant; above 0."""
 
 
+class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices", kw_only=True):
+    """Generate several choices of one prompt, which therefore travels once."""
+
+    first: Submit
+    others: tuple[tuple[str, int], ...]
+    """(request id, seed) of each further choice; the rest is the first one's."""
+
+    def each(self) -> Iterator[Submit]:
+        """Every choice as a `Submit` of its own; prompt and lists are the same objects in all of them."""
+        replace = msgspec.structs.replace
+        yield self.first
+        for request_id, seed in self.others:
+            yield replace(self.first, request_id=request_id, params=replace(self.first.params, seed=seed))
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Forget these requests; each that is still alive ends with one `Delta` of finish reason "abort"."""
 
@@ -57,7 +73,7 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Drop every cached block that no request holds."""
 
 
-ToEngine = Submit | Abort | ResetPrefixCache
+ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -87,8 +87,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether a prefix hit would skip what is asked for."""
         return self.prompt_logprobs is not None or (self.pooling is not None and self.pooling.how == "mean")
 
+    def check_seed(self) -> None:
+        """Raise `ParamError` for a seed out of bounds: all that choices of one prompt differ in."""
+        _check_int("seed", self.seed, 0, MAX_SEED)
+
     def check(self, vocab_size: int) -> None:
         """Raise `ParamError` for the first value out of bounds; `vocab_size` is the number of embedding rows."""
+        self.check_seed()
         for name, low, high in _INT_BOUNDS:
             _check_int(name, getattr(self, name), low, high)
         for name, low_f, high_f in _FLOAT_BOUNDS:
@@ -116,7 +121,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 _INT_BOUNDS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 0, None),
     ("min_tokens", 0, None),
-    ("seed", 0, MAX_SEED),
     ("top_k", 0, None),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),

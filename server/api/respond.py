@@ -125,7 +125,7 @@ async def respond(
 ) -> Response:
     """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
     headers = warned(headers, taken.warnings)
-    generation = Generation(service.router, taken, service.model.tokenizer.bytes)
+    generation = await Generation.begin(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline_s, generation.events())
 
     def extra() -> Json:

@@ -60,7 +60,7 @@ class ResponsesApi:
         service.metrics.request_arrived("responses")
         draft = Draft(service, wire, taken, model)
         if wire.background:
-            shown = self._start(draft, taken, caller, conversation)
+            shown = await self._start(draft, taken, caller, conversation)
             return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
@@ -109,13 +109,13 @@ class ResponsesApi:
         is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
         return work() if is_short else await self._service.lanes.run(work, num_bytes)
 
-    def _start(self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation) -> Json:
+    async def _start(self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation) -> Json:
         """The response as it begins in the background. Raises `RequestError` where it cannot."""
         if not self._store.keeps_any:
             message = "This server stores no responses (--stored-responses), and so makes none in the background."
             raise RequestError("unsupported_value", message, "background")
         self._background.check_room(caller.tenant)
-        generation = Generation(self._service.router, taken, self._service.model.tokenizer.bytes)
+        generation = await Generation.begin(self._service.router, taken, self._service.model.tokenizer.bytes)
         shown = draft.shown()
 
         def keep() -> None:

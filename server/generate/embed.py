@@ -79,7 +79,7 @@ class EmbedIntake:
             raise errors.above_max("dimensions", hidden_size, wire.dimensions)
         if wire.truncate_prompt_tokens == 0:
             raise errors.below_min("truncate_prompt_tokens", 1, 0)
-        caller.check_room(1, None)
+        caller.check_room(1, None, 1)
         add_special = wire.add_special_tokens is not False
         all_encoded = await self._prompts.encode_all(wire.input, add_special=add_special, param="input")
         inputs = tuple(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from inferd.engine.api.params import ParamError, SamplingParams
 from inferd.server import errors
+from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
 from inferd.server.generate.prompts import CheckSize, Encoded, Prompts, any_size
 from inferd.server.generate.request import GenerateRequest, Prompt
@@ -26,6 +27,7 @@ from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
+from inferd.server.text.stops import StopTables
 from inferd.server.text.template import conversation_of
 from inferd.server.tools.asked import Asked, ask, template_kwargs, tools_shown, warnings_of
 
@@ -33,8 +35,8 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
 
-def any_room(num_tokens: int, left_s: float | None) -> None:
-    """Of what stands in no queue."""
+def any_room(num_tokens: int, left_s: float | None, num_choices: int = 1) -> None:
+    """Room for a request that stands in no queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,14 @@ class Caller:
     """Of its tenant's share of the machine, where others want it too."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
-    check_room: Callable[[int, float | None], None] = any_room
-    """Raises `RequestError` where the queue has no place for a prompt of at least so many tokens, or none that gives a
-    first token within so many seconds from now on (None: any)."""
+    check_room: Callable[[int, float | None, int], None] = any_room
+    """Called with (prompt tokens, seconds, choices). Raises `RequestError` if the queue has no place for so many
+    choices with at least so many prompt tokens, or none that gives a first token within so many seconds (None: any)."""
 
-    def ask_for_room(self, num_tokens: int, ttft_target_s: float | None) -> None:
+    def ask_for_room(self, num_tokens: int, ttft_target_s: float | None, num_choices: int) -> None:
         """Raises `RequestError` where there is none in what is left of the target: reading a body takes of it."""
         left_s = None if ttft_target_s is None else self.arrival_s + ttft_target_s - time.monotonic()
-        self.check_room(num_tokens, left_s)
+        self.check_room(num_tokens, left_s, num_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class _Logprobs:
 
     output: int | None
     prompt: int | None
+    prompt_param: str = "prompt_logprobs"
+    """The field that asks for those of the prompt."""
 
 
 class Intake:
@@ -102,17 +106,19 @@ class Intake:
             conversation, add_special=bool(wire.add_special_tokens), check_size=check_size
         )
 
-    def _check_size(self, wire: GenerationFields, caller: Caller, param: str) -> CheckSize:
+    def _check_size(self, wire: GenerationFields, caller: Caller, param: str, num_prompts: int) -> CheckSize:
         """What a text must pass before it is turned into tokens: is it too long by its bytes alone?"""
         truncates = wire.truncate_prompt_tokens is not None
         target_s = caller.targets.over(self._targets).ttft_s
+        n = wire.n or 1
 
         def check(num_bytes: int, least_tokens: int) -> None:
             if not truncates:
                 self._prompts.check_least(param, num_bytes, least_tokens)
-                caller.ask_for_room(max(1, least_tokens), target_s)
+                work.check_prompt_ids(param, least_tokens, n)
+                caller.ask_for_room(max(1, least_tokens), target_s, n * num_prompts)
 
-        caller.ask_for_room(1, target_s)
+        caller.ask_for_room(1, target_s, n * num_prompts)
         return check
 
     async def chat(
@@ -123,32 +129,36 @@ class Intake:
         `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
         context holds is no mistake.
         """
-        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages"))
-        default = self._model.defaults.max_new_tokens if most is None else most
-        prompt = self._prompts.fit("messages", encoded, self._max_tokens(wire), default, wire.truncate_prompt_tokens)
+        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages", 1))
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
+        default = self._model.defaults.max_new_tokens if most is None else most
+        asked_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
+        prompt = self._prompts.fit("messages", encoded, asked_tokens, default, wire.truncate_prompt_tokens)
         rendered = encoded[1] or ""
         asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
-        taken = await self._request(prefix, wire, caller, (prompt,), logprobs, asked.answer, echo=False)
+        taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, asked.answer, echo=False)
         return replace(taken, reading=asked.reading, warnings=warnings_of(wire, self._model))
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
         check_completion(wire)
+        given_ids = sum(len(prompt) for prompt in wire.prompt if not isinstance(prompt, str))
+        work.check_prompt_ids("prompt", given_ids, wire.n or 1)
         all_encoded = await self._prompts.encode_all(
             wire.prompt,
             add_special=wire.add_special_tokens is not False,
-            check_size=self._check_size(wire, caller, "prompt"),
-        )
-        asked, default = self._max_tokens(wire), COMPLETION_MAX_TOKENS
-        prompts = tuple(
-            self._prompts.fit("prompt", encoded, asked, default, wire.truncate_prompt_tokens) for encoded in all_encoded
+            check_size=self._check_size(wire, caller, "prompt", len(wire.prompt)),
         )
         scores_echo = wire.echo and wire.logprobs is not None
         in_prompt = [k for k in (wire.prompt_logprobs, wire.logprobs if scores_echo else None) if k is not None]
-        logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None))
+        scored_by = "logprobs" if wire.prompt_logprobs is None else "prompt_logprobs"
+        logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by)
+        asked, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
+        prompts = tuple(
+            self._prompts.fit("prompt", encoded, asked, default, wire.truncate_prompt_tokens) for encoded in all_encoded
+        )
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
-        return await self._request("cmpl-", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
+        return await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
 
     def _asked(self, wire: ChatRequest, rendered: str) -> Asked:
         """On a thread: a tool's schema may be long, and so may the prompt that is searched for a begun answer."""
@@ -160,6 +170,7 @@ class Intake:
     async def _request(
         self,
         prefix: str,
+        param: str,
         wire: GenerationFields,
         caller: Caller,
         prompts: tuple[Prompt, ...],
@@ -168,6 +179,9 @@ class Intake:
         *,
         echo: bool,
     ) -> GenerateRequest:
+        n, num_choices = wire.n or 1, len(prompts) * (wire.n or 1)
+        num_ids = sum(len(prompt.token_ids) for prompt in prompts)
+        work.check_prompt_ids(param, num_ids, n)
         bad_words = await self._prompts.bad_words(wire.bad_words or ())
         # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
         max_tokens = min(prompt.max_tokens for prompt in prompts)
@@ -179,9 +193,10 @@ class Intake:
             wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
         )
         self._check_params(wire, params)
-        _check_volume(params, prompts, wire.n or 1)
+        work.check_lists(params, num_choices)
+        work.check_prompt_logprobs(logprobs.prompt_param, num_ids, n, logprobs.prompt)
         if answer is not None:
-            _check_grammar_volume(grammar, answer.param, len(prompts) * (wire.n or 1))
+            work.check_grammar(answer.param, len(grammar), num_choices)
         skip_special = wire.skip_special_tokens is not False
         if echo or logprobs.prompt is not None:
             prompts = await self._prompts.read_back(prompts, skip_special)
@@ -190,9 +205,9 @@ class Intake:
             response_id=f"{prefix}{wire.request_id or nonce}",
             engine_id=f"{prefix}{wire.request_id}-{nonce}" if wire.request_id else f"{prefix}{nonce}",
             prompts=prompts,
-            n=wire.n or 1,
+            n=n,
             params=params,
-            stop=wire.stop or (),
+            stop=StopTables.of(wire.stop or ()),
             include_stop=bool(wire.include_stop_str_in_output),
             skip_special_tokens=skip_special,
             echo=echo,
@@ -208,13 +223,22 @@ class Intake:
             seed=seed,
         )
 
-    def _max_tokens(self, wire: GenerationFields) -> int | None:
-        """As asked for; of the two names the newer wins, and many clients send both. Raises `RequestError`."""
+    def _answer_tokens(
+        self, wire: GenerationFields, default: int | None, num_prompts: int, num_top: int | None
+    ) -> tuple[int | None, int | None]:
+        """(`max_tokens` as asked for, what it is if nothing was asked for); None: no bound but the context.
+
+        Of the two names the newer wins, and many clients send both. `num_top`: log probabilities beside each token's
+        own. Raises `RequestError`.
+        """
         name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
         asked: int | None = getattr(wire, name)
+        num_choices = num_prompts * (wire.n or 1)
         if asked is not None and asked > self._model.max_model_len:
             raise errors.above_max(name, self._model.max_model_len, asked)
-        return asked
+        work.check_output_logprobs(name, asked, num_choices, num_top)
+        bounds = [most for most in (default, work.most_scored_tokens(num_choices, num_top)) if most is not None]
+        return asked, min(bounds, default=None)
 
     def _check_params(self, wire: GenerationFields, params: SamplingParams) -> None:
         """What depends on the model. Raises `RequestError`."""
@@ -229,37 +253,3 @@ class Intake:
             params.check(self._model.vocab_size)
         except ParamError as error:
             raise errors.invalid_value(error.param, error.value, f"It {error.rule}.") from error
-
-
-_MAX_VOLUME = 2**20
-"""Ids that the choices of one request may carry to the engine in lists, and log probabilities of prompts that may come
-back: each choice has its own copy."""
-
-_MAX_GRAMMAR_VOLUME = 2**25
-"""Characters of grammars that the choices of one request may carry."""
-
-
-def _check_grammar_volume(grammar: str, param: str, num_choices: int) -> None:
-    """Raises `RequestError` where a small body would become gigabytes."""
-    volume = len(grammar) * num_choices
-    if volume > _MAX_GRAMMAR_VOLUME:
-        rule = f"Over {num_choices} choices that is {volume} characters, and at most {_MAX_GRAMMAR_VOLUME} are taken."
-        raise errors.invalid_value(param, f"a grammar of {len(grammar)} characters", rule)
-
-
-def _check_volume(params: SamplingParams, prompts: tuple[Prompt, ...], n: int) -> None:
-    """Raises `RequestError` where a small body would become gigabytes."""
-    num_choices, words = len(prompts) * n, params.bad_words
-    num_scored = 0
-    if params.prompt_logprobs is not None:
-        num_scored = n * sum(len(prompt.token_ids) for prompt in prompts) * (1 + params.prompt_logprobs)
-    volumes = {
-        "allowed_token_ids": len(params.allowed_token_ids) * num_choices,
-        "logit_bias": len(params.logit_bias) * num_choices,
-        "bad_words": len(words) * max(map(len, words), default=0) * num_choices,
-        "logprobs": num_scored,
-    }
-    for name, volume in volumes.items():
-        if volume > _MAX_VOLUME:
-            rule = f"Over {num_choices} choices that is {volume} entries, and at most {_MAX_VOLUME} are taken."
-            raise errors.invalid_value(name, getattr(params, name, None), rule)

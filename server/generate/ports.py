@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from inferd.engine.api.messages import Delta, EngineStats, FinishReason, Ready, Submit
@@ -74,10 +75,29 @@ class Router(Protocol):
         """After the newest step."""
         ...
 
-    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
-        """Raises `RequestError` where a prompt of at least so many tokens would be refused for all that waits.
+    def check_room(
+        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
+    ) -> None:
+        """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,
+        would be refused for all that waits.
 
         `ttft_target_s`: its own; None: any.
+        """
+        ...
+
+    def submit_choices(
+        self,
+        submits: Sequence[Submit],
+        *,
+        goes_on: bool = False,
+        num_choices: int | None = None,
+        num_tokens: int | None = None,
+    ) -> Sequence[TokenStream]:
+        """Submit the choices of one prompt, which differ in id and seed alone. Raises `RequestError` and takes none
+        where one cannot be taken now.
+
+        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, for
+        which room is asked with its first piece; by default this piece is all of it.
         """
         ...
 

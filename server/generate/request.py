@@ -13,6 +13,7 @@ from inferd.server.generate.seeds import choice_seed
 from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
+from inferd.server.text.stops import StopTables
 from inferd.server.tools.reader import Reading
 
 
@@ -39,7 +40,7 @@ class GenerateRequest:
     n: int
     params: SamplingParams
     """Of choice 0; `max_tokens` and `seed` are set for each choice."""
-    stop: tuple[str, ...]
+    stop: StopTables
     include_stop: bool
     skip_special_tokens: bool
     echo: bool
@@ -79,16 +80,18 @@ class GenerateRequest:
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.n]
 
-    def submits(self) -> Iterator[Submit]:
-        """One a choice, in order."""
-        for choice in range(self.num_choices):
-            prompt = self.prompt_of(choice)
+    def submits(self) -> Iterator[tuple[Submit, ...]]:
+        """For each prompt, in order, its choices: they differ in id and seed alone."""
+        for first in range(0, self.num_choices, self.n):
+            yield tuple(self._choices(first, self.prompt_of(first)))
+
+    def _choices(self, first: int, prompt: Prompt) -> Iterator[Submit]:
+        params = msgspec.structs.replace(self.params, max_tokens=prompt.max_tokens)
+        for choice in range(first, first + self.n):
             yield Submit(
                 request_id=f"{self.engine_id}-{choice}",
                 prompt_ids=prompt.token_ids,
-                params=msgspec.structs.replace(
-                    self.params, max_tokens=prompt.max_tokens, seed=choice_seed(self.params.seed, choice % self.n)
-                ),
+                params=msgspec.structs.replace(params, seed=choice_seed(params.seed, choice - first)),
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 arrival_s=self.arrival_s,

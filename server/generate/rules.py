@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
+from inferd.server.generate import work
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.generation import MAX_CHOICES_IN_ALL, GenerationFields, is_sane_id
+from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.tools.asked import check_tools
 
 
@@ -23,9 +24,7 @@ def check_chat(wire: ChatRequest) -> None:
 def check_completion(wire: CompletionRequest) -> None:
     """Raises `RequestError`."""
     _check_generation(wire)
-    num_prompts, n = len(wire.prompt), wire.n or 1
-    if num_prompts * n > MAX_CHOICES_IN_ALL:
-        raise errors.array_too_long("prompt", MAX_CHOICES_IN_ALL // n, num_prompts)
+    work.check_choices(len(wire.prompt), wire.n or 1)
 
 
 def _check_generation(wire: GenerationFields) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Self
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta
@@ -21,6 +22,9 @@ from inferd.server.text.token_bytes import TokenBytes
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
 """Of a choice that was refused or given up: what the engine has not begun of its request was done nothing for."""
 
+_IDS_AT_ONCE, _CHOICES_AT_ONCE = 2**17, 64
+"""Prompt ids, and choices, that are sent to the engine before the event loop may do something else (about 2 ms)."""
+
 _SLICE = 512
 """Ids turned into text before the event loop may do something else (about 1 ms)."""
 
@@ -28,19 +32,40 @@ _SLICE = 512
 class Generation:
     """The choices of one request, running. `abort` is safe at any time and any number of times."""
 
-    def __init__(self, router: Router, request: GenerateRequest, table: TokenBytes) -> None:
-        """Submits every choice, or none: raises `RequestError` where one is not taken, or cannot be paid for now."""
+    def __init__(self, request: GenerateRequest, table: TokenBytes) -> None:
+        """`begin` makes one."""
         self.request = request
-        request.account.take(request.num_prompt_tokens)
         self._table = table
         self._streams: list[TokenStream] = []
+
+    @classmethod
+    async def begin(cls, router: Router, request: GenerateRequest, table: TokenBytes) -> Self:
+        """Submits every choice, or none: raises `RequestError` where one is not taken, or cannot be paid for now."""
+        generation = cls(request, table)
+        request.account.take(request.num_prompt_tokens)
         try:
-            for submit in request.submits():
-                self._streams.append(router.submit(submit, goes_on=bool(self._streams)))
+            await generation._submit(router)
         except BaseException:
-            self.abort()
+            generation.abort()
             request.account.owe(-request.num_prompt_tokens)
             raise
+        return generation
+
+    async def _submit(self, router: Router) -> None:
+        """Sends the choices, some at a time: to encode a million ids, or to make 2,048 choices, takes some 30 ms."""
+        request, num_ids, num_choices = self.request, 0, 0
+        for submits in request.submits():
+            if num_ids >= _IDS_AT_ONCE or num_choices >= _CHOICES_AT_ONCE:
+                await asyncio.sleep(0)
+                num_ids = num_choices = 0
+            self._streams += router.submit_choices(
+                submits,
+                goes_on=bool(self._streams),
+                num_choices=request.num_choices,
+                num_tokens=request.num_prompt_tokens,
+            )
+            num_ids += len(submits[0].prompt_ids)
+            num_choices += len(submits)
 
     def metrics(self) -> Metrics | None:
         """How long it took; None for several choices, of which no one number is true."""
@@ -56,10 +81,12 @@ class Generation:
         """Every event of every choice. Raises `RequestError` or `EngineDeadError` where one choice fails."""
         deltas = _merged(self._streams)
         try:
-            choices = [Choice(i, self.request, self._table) for i in range(len(self._streams))]
-            num_open = len(choices)
+            choices: dict[int, Choice] = {}
+            num_open = len(self._streams)
             async for index, delta in deltas:
-                choice = choices[index]
+                choice = choices.get(index)
+                if choice is None:
+                    choice = choices[index] = Choice(index, self.request, self._table)
                 if choice.is_finished:
                     continue  # ids drawn after a stop string, or the end of an abort
                 for i, part in enumerate(_slices(delta)):
@@ -127,9 +154,11 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         reads[task] = index
         task.add_done_callback(ended.put_nowait)
 
-    for index in range(len(streams)):
-        read(index)
     try:
+        for index in range(len(streams)):
+            read(index)
+            if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
+                await asyncio.sleep(0)
         while reads:
             task = await ended.get()
             index, delta = reads.pop(task), task.result()

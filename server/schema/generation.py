@@ -35,8 +35,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_LISTED_IDS = 65_536
 MAX_PROMPTS = 2_048
-MAX_CHOICES_IN_ALL = 2_048
-"""Prompts times n of one HTTP request."""
 MAX_PRIORITY = 1_000
 """Of either sign; a level is worth 10 s of waiting, so that the most urgent is three hours ahead of any other."""
 

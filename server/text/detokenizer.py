@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from inferd.server.text.token_bytes import TokenBytes
 
 _MAX_UTF8 = 4
+_MAX_TAIL_IDS = 256
+"""Ids at a prompt's end in which the character that it ends with is looked for: a prompt may end with any number of
+special tokens, and each choice looks."""
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -62,7 +65,7 @@ class Detokenizer:
     def _tail(self, prompt_ids: Sequence[int]) -> bytes:
         """The unfinished character at the prompt's end with what stands before it; empty where there is no text."""
         tail = b""
-        for token_id in reversed(prompt_ids):
+        for token_id in prompt_ids[: -_MAX_TAIL_IDS - 1 : -1]:
             if not (self._skip_special and self._table.is_special(token_id)):
                 tail = self._table.of(token_id) + tail
             if len(tail) >= _MAX_UTF8:

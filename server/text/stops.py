@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +21,31 @@ class Match:
     """Characters of the piece up to and including the one that completed it."""
 
 
+@dataclass(frozen=True, slots=True)
+class StopTables:
+    """The stop strings of one request, made ready once for all of its choices."""
+
+    stops: tuple[str, ...]
+    failures: tuple[tuple[int, ...], ...]
+    first_chars: frozenset[str]
+
+    @classmethod
+    def of(cls, stops: Sequence[str]) -> Self:
+        """Takes time in proportion to the characters of all stop strings together."""
+        assert all(stops), "an empty stop string would end every text"
+        distinct = tuple(dict.fromkeys(stops))
+        return cls(distinct, tuple(map(_failure_table, distinct)), frozenset(stop[0] for stop in distinct))
+
+
 class StopStrings:
     """The stop strings of one choice and the text they hold back."""
 
-    __slots__ = ("_failures", "_first_chars", "_held", "_include", "_matched", "_stops", "match")
+    __slots__ = ("_held", "_include", "_matched", "_tables", "match")
 
-    def __init__(self, stops: Sequence[str], include: bool) -> None:
+    def __init__(self, tables: StopTables, include: bool) -> None:
         """`include`: the text keeps the stop string that ended it."""
-        assert all(stops), "an empty stop string would end every text"
-        self._stops = tuple(dict.fromkeys(stops))
-        self._failures = tuple(_failure_table(stop) for stop in self._stops)
-        self._first_chars = frozenset(stop[0] for stop in self._stops)
-        self._include = include
-        self._matched = [0] * len(self._stops)
+        self._tables, self._include = tables, include
+        self._matched = [0] * len(tables.stops)
         self._held = ""
         self.match: Match | None = None
 
@@ -42,7 +55,7 @@ class StopStrings:
         While not `is_armed`, a stop string that is completed is text like any other.
         """
         assert self.match is None, "text after the end"
-        if not self._held and self._first_chars.isdisjoint(piece):
+        if not self._held and self._tables.first_chars.isdisjoint(piece):
             return piece
         for i, char in enumerate(piece):
             completed = self._advance(char)
@@ -65,8 +78,8 @@ class StopStrings:
     def _advance(self, char: str) -> str:
         """Read one character; returns the longest stop string it completes, or ""."""
         completed = ""
-        for i, stop in enumerate(self._stops):
-            failure, matched = self._failures[i], self._matched[i]
+        for i, (stop, failure) in enumerate(zip(self._tables.stops, self._tables.failures, strict=True)):
+            matched = self._matched[i]
             while matched and stop[matched] != char:
                 matched = failure[matched - 1]
             matched += stop[matched] == char

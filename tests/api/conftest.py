@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -202,8 +202,15 @@ class ScriptedRouter:
         """The next choices, in order; the last script serves all that follow."""
         self.scripts = list(scripts)
 
-    def check_room(self, tenant: str, num_tokens: int, ttft_target_s: float | None = None) -> None:
+    def check_room(
+        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
+    ) -> None:
         """There is always room."""
+
+    def submit_choices(
+        self, submits: Sequence[Submit], *, goes_on: bool = False, **_: int | None
+    ) -> list[ScriptedStream]:
+        return [self.submit(submit, goes_on=goes_on or i > 0) for i, submit in enumerate(submits)]
 
     def submit(self, submit: Submit, *, goes_on: bool = False) -> ScriptedStream:
         if self.refusal is not None:

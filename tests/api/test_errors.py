@@ -73,6 +73,7 @@ CASES: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("empty stop", chat(stop=""), 400, "empty_string", "stop", "minimum length 1"),
     ("many stops", chat(stop=["x"] * 17), 400, "array_above_max_length", "stop", "maximum length 16"),
     ("long salt", chat(cache_salt="x" * 1_025), 400, "string_above_max_length", "cache_salt", "1024"),
+    ("too many choices", {"prompt": [[1]] * 100, "n": 100}, 400, "request_exceeds_work_limit", "n", "2048"),
     ("id beyond the vocabulary", {"prompt": [1, 99_999]}, 400, "integer_above_max_value", "prompt[1]", "<= 3071"),
     ("negative id", {"prompt": [[5], [1, -1]]}, 400, "integer_below_min_value", "prompt[1][1]", ">= 0"),
     ("mixed prompt", {"prompt": [1, "a"]}, 400, "invalid_type", "prompt[1]", "an integer"),
@@ -212,7 +213,7 @@ def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, ro
     router.will(script(ends=False))
     router.submit = submit
     try:
-        response = http.post("/v1/completions", json={**TEXT, "n": 3})
+        response = http.post("/v1/completions", json={**TEXT, "prompt": ["a", "b", "c"]})
     finally:
         del router.submit
     assert (response.status_code, error_of(response)["code"]) == (429, "rate_limit_exceeded")

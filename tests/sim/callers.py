@@ -22,6 +22,22 @@ _ABORTED_S = 0.1
 """R11: a step takes a third of that at most, and a frame some milliseconds."""
 
 
+def _submit_of(job: Job) -> Submit:
+    """What a job asks for, now."""
+    return Submit(
+        request_id=job.request_id,
+        prompt_ids=job.prompt_ids,
+        params=job.params,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        arrival_s=asyncio.get_running_loop().time(),
+        ttft_target_s=job.ttft_target_s,
+        tpot_target_s=job.tpot_target_s,
+        tenant=job.tenant,
+        weight=job.weight,
+    )
+
+
 class Callers:
     """All of one run. Whatever is wrong raises `AssertionError`."""
 
@@ -36,27 +52,24 @@ class Callers:
         """Submit at its time; read to the end, unless it is refused."""
         run, job = self._run, caller.job
         await asyncio.sleep(job.arrival_tick * TICK_S)
-        submit = Submit(
-            request_id=job.request_id,
-            prompt_ids=job.prompt_ids,
-            params=job.params,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            arrival_s=asyncio.get_running_loop().time(),
-            ttft_target_s=job.ttft_target_s,
-            tpot_target_s=job.tpot_target_s,
-            tenant=job.tenant,
-            weight=job.weight,
-        )
+        choices = [caller, *(other for other in run.scenario.callers if other.choice_of == job.request_id)]
+        submits = [_submit_of(choice.job) for choice in choices]
         is_refused = run.history.is_refused(asked(job.prompt_ids, job.params))
+        num_waiting = len(self._waiting())
         try:
-            tokens = run.router.submit(submit)
+            streams = run.router.submit_choices(submits)
         except RequestError as error:
-            self._check_refusal(job, error, is_refused=is_refused)
+            self._check_refusal(job, error, len(choices), is_refused=is_refused)
             return
         assert not is_refused, f"{job.request_id} asks for what ended engines, and is taken"
-        self._accepted.append(tokens)
-        self._check_id_in_use(submit)
+        most = run.scenario.max_waiting
+        assert not num_waiting or num_waiting + len(streams) <= most, f"{num_waiting} waited, and {len(streams)} came"
+        self._accepted += streams
+        self._check_id_in_use(submits[-1])
+        await asyncio.gather(*map(self._follow, choices, streams))
+
+    async def _follow(self, caller: Caller, tokens: TokenStream) -> None:
+        """Read one choice to its end."""
         leaving = asyncio.create_task(self._leave(caller, tokens)) if caller.abort_s is not None else None
         await self._read(caller, tokens)
         if leaving is not None:
@@ -107,23 +120,30 @@ class Callers:
         if run.router.is_up and run.is_calm(loop.time()):
             loop.call_later(_ABORTED_S, check)
 
-    def _check_refusal(self, job: Job, error: RequestError, *, is_refused: bool) -> None:
+    def _check_refusal(self, job: Job, error: RequestError, num_choices: int, *, is_refused: bool) -> None:
         run, router = self._run, self._run.router
         if is_refused and router.is_ready:
             assert error.code == "engine_error", error
             return
-        waiting = [tokens for tokens in self._accepted if not tokens.has_begun and not tokens._closed]
+        waiting = self._waiting()
         num_own = sum(tokens.submit.tenant == job.tenant for tokens in waiting)
         num_free = run.scenario.max_waiting - len(waiting)
         if error.code == "rate_limit_exceeded":
             assert job.ttft_target_s is not None and waiting, f"refused for a target, with none or no queue: {error}"
             return
         if error.code == "slow_down":
-            is_flood = num_own and num_own + 1 > FLOOD_FACTOR * (num_free - 1)
+            is_flood = (num_own or num_choices > 1) and num_own + num_choices > FLOOD_FACTOR * (num_free - num_choices)
             assert job.tenant and is_flood, f"{num_own} wait, and {num_free} may: {error}"
             return
+        if error.code == "request_exceeds_work_limit":
+            most = FLOOD_FACTOR * run.scenario.max_waiting // (FLOOD_FACTOR + 1)
+            assert job.tenant and num_choices > most, f"{num_choices} choices of {most}: {error}"
+            return
         assert error.code == "server_is_overloaded", error
-        assert num_free <= 0 or not router.is_up, f"refused with room and an engine: {error}"
+        assert num_free < num_choices or not router.is_up, f"refused with room and an engine: {error}"
+
+    def _waiting(self) -> list[TokenStream]:
+        return [tokens for tokens in self._accepted if not tokens.has_begun and not tokens._closed]
 
     def _check_id_in_use(self, submit: Submit) -> None:
         try:

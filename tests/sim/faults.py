@@ -50,6 +50,8 @@ class Caller:
     """Tokens in which it finds a stop string."""
     kills_at: int | None = None
     """The position of its text whose computation ends the engine."""
+    choice_of: str = ""
+    """The request of which it is a further choice: submitted with it, and read by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def make_front_scenario(seed: int) -> FrontScenario:
     jobs = tuple(replace(job, num_emitted=0) for job in core.jobs)
     core = replace(core, jobs=jobs)
     callers = _with_poison(rng, tuple(_caller(rng, core, job) for job in jobs))
+    callers = _with_choices(Random(f"choices {seed}"), callers)
     kind = rng.random()
     return FrontScenario(
         seed=seed,
@@ -124,6 +127,25 @@ def _with_poison(rng: Random, callers: tuple[Caller, ...]) -> tuple[Caller, ...]
         )
         again.append(Caller(like, kills_at=kills_at))
     return (*changed, *again)
+
+
+def _with_choices(rng: Random, callers: tuple[Caller, ...]) -> tuple[Caller, ...]:
+    """In half of the scenarios a fifth of the requests have further choices, each with a seed of its own."""
+    if rng.random() < 0.5:
+        return callers
+    further = []
+    for caller in callers:
+        if caller.kills_at is None and rng.random() < 0.2:
+            for i in range(1, rng.choice((2, 3, 5))):
+                job = replace(
+                    caller.job,
+                    request_id=f"{caller.job.request_id}-choice-{i}",
+                    params=structs.replace(caller.job.params, seed=caller.job.params.seed + 1_000 + i),
+                    nan_position=None,
+                )
+                abort_s = rng.random() * 0.1 if rng.random() < 0.2 else None
+                further.append(Caller(job, abort_s=abort_s, choice_of=caller.job.request_id))
+    return (*callers, *further)
 
 
 def _lives(rng: Random) -> dict[int, tuple[Fault, ...]]:

@@ -24,7 +24,7 @@ from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.flight import tag_of
 from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.messages import Submit, ToEngine
+from inferd.engine.api.messages import Submit, SubmitChoices, ToEngine
 from inferd.server import life as life_module
 from inferd.server import router as router_module
 from inferd.server.backlog import QueueBounds
@@ -144,7 +144,7 @@ class FrontRun:
     async def _serve(self, recovery: asyncio.Task[None]) -> None:
         callers = Callers(self)
         watching = [asyncio.create_task(each) for each in (self._disturb(), self._watch())]
-        asking = asyncio.gather(*(callers.ask(caller) for caller in self.scenario.callers))
+        asking = asyncio.gather(*(callers.ask(caller) for caller in self.scenario.callers if not caller.choice_of))
         try:
             await self._until_done(asking, recovery, watching)
         finally:
@@ -252,6 +252,9 @@ class FrontRun:
     def taken(self, process: SimulatedProcess, message: ToEngine) -> None:
         if isinstance(message, Submit):
             self.history.sent(message.request_id, process.generation)
+        elif isinstance(message, SubmitChoices):
+            for request_id in (message.first.request_id, *(request_id for request_id, _ in message.others)):
+                self.history.sent(request_id, process.generation)
 
     def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
         names = {name for name in self._callers if tag_of(name) in flying}

@@ -25,6 +25,7 @@ from inferd.engine.api.messages import (
     ResetPrefixCache,
     StepOutput,
     Submit,
+    SubmitChoices,
     ToEngine,
     WireError,
     decode_to_engine,
@@ -201,6 +202,8 @@ class SimulatedProcess:
         match message:
             case Submit():
                 core.submit(message, self._loop.time())
+            case SubmitChoices():
+                core.submit_choices(message, self._loop.time())
             case Abort():
                 core.abort(message.request_ids)
             case ResetPrefixCache():

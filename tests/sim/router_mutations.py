@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from inferd.engine.api.messages import Abort, Delta, Ready, Submit, ToEngine
+from inferd.engine.api.messages import Abort, Delta, Ready, Submit, SubmitChoices, ToEngine
 from inferd.server import token_stream as stream_module
 from inferd.server.backlog import Backlog
 from inferd.server.journal import Journal
@@ -217,3 +217,41 @@ def deltas_go_to_the_newest_stream(patch: Patch) -> None:
         deliver(self, output)  # type: ignore[arg-type]
 
     patch.setattr(Router, "_deliver", newest)
+
+
+@plant
+def choices_share_a_seed(patch: Patch) -> None:
+    """The engine is told of further choices without their own seeds: they all say the same."""
+    send = Router._send
+
+    def same(self: Router, message: ToEngine) -> None:
+        if isinstance(message, SubmitChoices):
+            seed = message.first.params.seed
+            message = structs.replace(message, others=tuple((request_id, seed) for request_id, _ in message.others))
+        send(self, message)
+
+    patch.setattr(Router, "_send", same)
+
+
+@plant
+def choices_are_told_one_too_few(patch: Patch) -> None:
+    """Lost request: the last choice of a prompt never reaches the engine."""
+    send = Router._send
+
+    def short(self: Router, message: ToEngine) -> None:
+        if isinstance(message, SubmitChoices):
+            message = structs.replace(message, others=message.others[:-1])
+        send(self, message)
+
+    patch.setattr(Router, "_send", short)
+
+
+@plant
+def choices_ask_for_one_place(patch: Patch) -> None:
+    """A request with many choices asks the queue for a place for the first alone."""
+    check = Backlog.check
+
+    def alone(self: Backlog, tenant: str, num_requests: int, *rest: float) -> None:
+        check(self, tenant, min(1, num_requests), *rest)  # type: ignore[arg-type]
+
+    patch.setattr(Backlog, "check", alone)

@@ -15,10 +15,15 @@ from inferd.server.startup import _router_options
 
 
 def refused(
-    backlog: Backlog, tenant: str, num_tokens: int = 10, pace: float = 0.0, left_s: float | None = None
+    backlog: Backlog,
+    tenant: str,
+    num_tokens: int = 10,
+    pace: float = 0.0,
+    left_s: float | None = None,
+    num_requests: int = 1,
 ) -> RequestError | None:
     try:
-        backlog.check(tenant, num_tokens, pace, left_s)
+        backlog.check(tenant, num_requests, num_tokens, pace, left_s)
     except RequestError as error:
         return error
     return None
@@ -98,7 +103,7 @@ def test_a_target_does_not_count_the_tokens_ahead() -> None:
     queue = _router_options(Settings(ttft_target=0.2, max_wait=600.0)).queue
     backlog = Backlog(queue)
     backlog.add("a", 30_000)
-    backlog.check("b", 30_000, 1000.0, left_s=0.5)
+    backlog.check("b", 1, 30_000, 1000.0, left_s=0.5)
 
 
 def test_a_pace_may_be_forgotten_while_another_thread_asks_for_it() -> None:
@@ -121,6 +126,30 @@ def test_one_alone_is_taken_whatever_its_length() -> None:
     backlog.remove("a", 10**6)
     assert (backlog.num_requests, backlog.num_tokens) == (0, 0)
     assert FLOOD_FACTOR == 8
+
+
+def test_the_choices_of_one_request_ask_for_room_together() -> None:
+    backlog = Backlog(QueueBounds(90))
+    error = refused(backlog, "flood", num_requests=81)
+    assert error is not None
+    assert (error.code, error.param) == ("request_exceeds_work_limit", "n"), "in no queue, however empty"
+    assert refused(backlog, "flood", num_requests=80) is None
+    for _ in range(80):
+        backlog.add("flood", 10)
+    error = refused(backlog, "late", num_requests=10)
+    assert error is not None
+    assert error.code == "slow_down", "they would fill the queue"
+    assert refused(backlog, "late", num_requests=8) is None
+    assert refused(backlog, "late") is None
+
+
+def test_without_keys_more_choices_than_may_wait_are_taken_where_nothing_waits() -> None:
+    backlog = Backlog(QueueBounds(8))
+    assert refused(backlog, "", num_requests=16) is None
+    backlog.add("", 10)
+    error = refused(backlog, "", num_requests=8)
+    assert error is not None
+    assert error.code == "server_is_overloaded"
 
 
 class Line:
@@ -155,7 +184,7 @@ def test_who_would_wait_longer_than_its_target_is_told_at_once() -> None:
     line.join(43)
     line.begin(33, every_s=0.05)
     assert line.refusal(left_s=0.55 / CERTAINTY + 0.01) is None
-    line.backlog.check("a", 1, 0.0)
+    line.backlog.check("a", 1, 1, 0.0)
     told = line.refusal(left_s=0.5)
     assert told is not None
     assert re.search(r"in about 0\.55 s, and the target leaves 0\.5 s: 10 requests", str(told)), told

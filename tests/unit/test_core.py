@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.messages import Delta, StepOutput, Submit
+from inferd.engine.api.messages import Delta, StepOutput, Submit, SubmitChoices
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.work import VisibleKeys, WorkModel
 from inferd.engine.cache.table import KVCache
@@ -96,6 +96,31 @@ def end_of(deltas: list[Delta]) -> Delta:
 
 def ids_of(deltas: list[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+# -- choices of one prompt -----------------------------------------------------------------------------------------
+
+
+def test_choices_of_one_prompt_are_requests_of_their_own() -> None:
+    core = make(Script({"a": [8], "b": [9, 9], "c": [7, 7]}))
+    core.submit_choices(SubmitChoices(first=submit("a", eos_token_ids=(8,)), others=(("b", 5), ("c", 6))), 5.0)
+    requests = {request.request_id: request for request in core._scheduler._entries}
+    assert {name: request.params.seed for name, request in requests.items()} == {"a": 0, "b": 5, "c": 6}
+    assert len({id(request.ids) for request in requests.values()}) == 3, "each grows by itself"
+    deltas = run(core)
+    ends = {delta.request_id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
+    assert ends == {"a": "stop", "b": "length", "c": "length"}
+
+
+def test_what_is_wrong_with_a_prompt_is_said_to_every_choice_and_a_seed_to_its_own() -> None:
+    core = make()
+    core.submit_choices(SubmitChoices(first=submit("a", prompt=(VOCAB,)), others=(("b", 5),)), 5.0)
+    core.submit_choices(SubmitChoices(first=submit("c"), others=(("d", -1), ("c", 1), ("e", 2**53))), 5.0)
+    output = core.flush()
+    assert output is not None
+    failures = {delta.request_id: delta.failure.param for delta in output.deltas if delta.failure is not None}
+    assert failures == {"a": "prompt", "b": "prompt", "d": "seed", "c": "request_id", "e": "seed"}
+    assert core.stats().num_waiting == 1
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
 from inferd.server.quotas import KeyAccount, Quota
+from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
 from inferd.server.token_stream import TokenStream
 from inferd.server.tools.detect import Clues, detect
@@ -60,7 +61,7 @@ def request(
         prompts=(Prompt(PROMPT_IDS, 64),),
         n=1,
         params=params,
-        stop=stop,
+        stop=StopTables.of(stop),
         include_stop=include_stop,
         skip_special_tokens=True,
         echo=False,
@@ -139,12 +140,9 @@ class Replay:
     def __init__(self, given_deltas: list[Delta]) -> None:
         self._deltas = iter(given_deltas)
         self.aborts: list[str] = []
-        self.going_on: list[bool] = []
 
-    def submit(self, submit: object, *, goes_on: bool) -> Replay:
-        del submit
-        self.going_on.append(goes_on)
-        return self
+    def submit_choices(self, submits: tuple[object, ...], **_: object) -> list[Replay]:
+        return [self] * len(submits)
 
     def __aiter__(self) -> Replay:
         return self
@@ -172,7 +170,7 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
     asked = request(stop, logprobs=0)
 
     async def events(router: Any) -> list[Event]:
-        return [event async for event in Generation(router, asked, table()).events()]
+        return [event async for event in (await Generation.begin(router, asked, table())).events()]
 
     results = []
     for cuts in ([], list(range(len(ids)))):
@@ -200,8 +198,7 @@ def test_a_prompt_that_was_shed_is_given_back(
         account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
         router = Replay([Delta(request_id="a", finish_reason="error", failure=Failure(code, "no"))])
         router.scheduled_s = scheduled_s
-        generation = Generation(router, replace(request(), account=account, n=n), table())  # type: ignore[arg-type]
-        assert router.going_on == [False, True][:n]
+        generation = await Generation.begin(router, replace(request(), account=account, n=n), table())  # type: ignore[arg-type]
         with pytest.raises(RequestError):
             async for _ in generation.events():
                 pass
@@ -220,13 +217,13 @@ def test_of_several_prompts_those_are_given_back_of_which_nothing_was_begun() ->
     class Router:
         waiting = iter(streams)
 
-        def submit(self, submit: object, *, goes_on: bool) -> Replay:
-            return next(self.waiting)
+        def submit_choices(self, submits: tuple[object, ...], **_: object) -> list[Replay]:
+            return [next(self.waiting) for _ in submits]
 
     async def run() -> None:
         account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
         asked = replace(request(), account=account, n=2, prompts=(request().prompts[0],) * 2)
-        generation = Generation(Router(), asked, table())  # type: ignore[arg-type]
+        generation = await Generation.begin(Router(), asked, table())  # type: ignore[arg-type]
         with pytest.raises(RequestError):
             async for _ in generation.events():
                 pass

@@ -107,7 +107,7 @@ def test_room_is_asked_for_with_what_is_left_of_the_callers_target_and_else_the_
     intake = Intake(model, Prompts(model, lanes), Taken(), Targets(ttft_s=2.0))
     asked: list[float | None] = []
     for own_s in (0.5, None):
-        caller = replace(CALLER, targets=Targets(own_s), check_room=lambda _, target_s: asked.append(target_s))
+        caller = replace(CALLER, targets=Targets(own_s), check_room=lambda _, target_s, __: asked.append(target_s))
         asyncio.run(intake.chat(read(ChatRequest, HI), caller))
     assert asked[0] == pytest.approx(0.2) and asked[-1] == pytest.approx(1.7)
     assert {round(left_s, 9) for left_s in asked if left_s is not None} == {0.2, 1.7}
@@ -126,7 +126,7 @@ def test_what_is_given_wins(ask: Asker) -> None:
     assert (params.presence_penalty, params.frequency_penalty, params.seed, params.min_tokens) == (1.5, -2, MAX_SEED, 2)
     assert (params.logit_bias, params.stop_token_ids, params.eos_token_ids) == (((2, -100.0), (7, 3.0)), (5,), ())
     assert (params.allowed_token_ids, params.logprobs, params.prompt_logprobs) == ((1, 2), 3, 1)
-    assert (taken.stop, taken.include_stop, taken.skip_special_tokens) == (("x",), True, False)
+    assert (taken.stop.stops, taken.include_stop, taken.skip_special_tokens) == (("x",), True, False)
     assert (taken.priority, taken.cache_salt) == (-4, "tenant/s")
 
 
@@ -139,7 +139,8 @@ def test_null_is_not_given(ask: Asker) -> None:
 
 def test_every_choice_is_a_submit_with_its_own_id_seed_and_room(ask: Asker) -> None:
     taken = ask.completion(prompt=[[1, 2], [3] * 50], n=2, seed=11, request_id="mine")
-    submits = list(taken.submits())
+    assert [len(submits) for submits in taken.submits()] == [2, 2]
+    submits = [submit for submits in taken.submits() for submit in submits]
     assert [submit.prompt_ids for submit in submits] == [(1, 2)] * 2 + [(3,) * 50] * 2
     assert [submit.params.seed for submit in submits] == [11, choice_seed(11, 1)] * 2
     assert [submit.params.max_tokens for submit in submits] == [16, 16, 14, 14]
@@ -190,7 +191,7 @@ def test_what_does_not_fit_says_the_limit_and_the_count(
 )
 def test_a_small_body_cannot_become_gigabytes(ask: Asker, body: dict[str, object], param: str) -> None:
     error = refusal(ask.completion, **body)
-    assert (error.code, error.param) == ("invalid_value", param)
+    assert (error.code, error.param) == ("request_exceeds_work_limit", param)
     assert "at most 1048576" in error.message
 
 
@@ -271,7 +272,9 @@ def test_prompts_that_cannot_be(ask: Asker) -> None:
     error = refusal(ask.completion, prompt=[[1], [2, VOCAB_SIZE]])
     assert (error.code, error.param) == ("integer_above_max_value", "prompt[1][1]")
     assert refusal(ask.completion, prompt=[1, -1]).param == "prompt[1]"
-    assert refusal(ask.completion, prompt=[[1]] * 100, n=100).code == "array_above_max_length"
+    error = refusal(ask.completion, prompt=[[1]] * 100, n=100)
+    assert (error.code, error.param) == ("request_exceeds_work_limit", "n")
+    assert "100 prompts x 100 choices of each = 10000 choices. Expected at most 2048" in error.message
 
 
 def test_a_model_without_a_template_refuses_chats(model: ServedModel, lanes: Lanes) -> None:
@@ -303,3 +306,61 @@ def test_only_so_many_prompts_may_wait() -> None:
 
     release = threading.Event()
     asyncio.run(fill())
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": [[1] * 60] * 1_000, "n": 2, "max_tokens": 1}, None, ""),
+        ({"prompt": [[1]] * 17, "n": 128}, "n", "17 prompts x 128 choices of each = 2176 choices"),
+        (
+            {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 63},
+            None,
+            "",
+        ),
+        (
+            {"prompt": [[1]] * 16, "n": 128, "logprobs": 20, "max_tokens": 30},
+            "max_tokens",
+            "2048 choices x 30 tokens x 21 log probabilities = 1290240 log probabilities",
+        ),
+        (
+            {"prompt": [[1] * 60] * 500, "echo": True, "logprobs": 19, "prompt_logprobs": 20, "n": 2, "max_tokens": 0},
+            "prompt_logprobs",
+            "30000 prompt tokens x 2 choices of each x 21 log probabilities",
+        ),
+    ],
+)
+def test_products_of_fields_are_bounded_with_their_factors(
+    ask: Asker, body: dict[str, object], param: str | None, words: str
+) -> None:
+    if param is None:
+        assert ask.completion(**body).num_choices > 0
+        return
+    error = refusal(ask.completion, **body)
+    assert (error.code, error.param) == ("request_exceeds_work_limit", param)
+    assert words in error.message and "Expected at most" in error.message
+
+
+def test_prompt_tokens_times_choices_are_bounded(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit and one beyond it, for ids, for texts, and for conversations."""
+    monkeypatch.setattr("inferd.server.generate.work.MAX_PROMPT_IDS", 120)
+    assert ask.completion(prompt=[1] * 60, n=2).num_choices == 2
+    for body in ({"prompt": [1] * 61, "n": 2, "max_tokens": 1}, {"prompt": [[1], [1] * 60], "n": 2}):
+        error = refusal(ask.completion, **body)
+        assert (error.code, error.param) == ("request_exceeds_work_limit", "prompt")
+        assert "61 prompt tokens x 2 choices of each = 122 prompt tokens" in error.message
+    assert refusal(ask.completion, prompt="a b " * 12, n=128).code == "request_exceeds_work_limit"
+    error = refusal(ask.chat, n=128)
+    assert (error.code, error.param) == ("request_exceeds_work_limit", "messages")
+
+
+def test_a_default_answer_stays_within_the_budget_of_log_probabilities(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd.server.generate.work.MAX_LOGPROBS", 120)
+    assert ask.chat(logprobs=True, top_logprobs=5).prompts[0].max_tokens == 20
+    assert ask.chat(logprobs=True, top_logprobs=5, n=2).prompts[0].max_tokens == 10
+    assert ask.chat(logprobs=True, top_logprobs=5, n=2, max_tokens=10).prompts[0].max_tokens == 10
+    assert refusal(ask.chat, logprobs=True, top_logprobs=5, n=2, max_completion_tokens=11).param == (
+        "max_completion_tokens"
+    )

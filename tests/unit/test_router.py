@@ -23,6 +23,7 @@ from inferd.engine.api.messages import (
     Ready,
     StepOutput,
     Submit,
+    SubmitChoices,
     ToEngine,
     WireLogprobs,
 )
@@ -446,6 +447,53 @@ def test_the_queue_is_bounded_until_requests_begin() -> None:
         router.submit(submit("c"))
 
     play(scenario, options=RouterOptions(queue=QueueBounds(2)))
+
+
+def choices(name: str, count: int, prompt_ids: tuple[int, ...] = (1, 2)) -> list[Submit]:
+    asked = structs.replace(submit(name), prompt_ids=prompt_ids)
+    return [
+        structs.replace(asked, request_id=f"{name}-{i}", params=structs.replace(asked.params, seed=i))
+        for i in range(count)
+    ]
+
+
+def test_the_choices_of_a_prompt_travel_once_and_are_read_one_by_one() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        submits = choices("a", 3)
+        streams = router.submit_choices(submits)
+        assert client.sent == [SubmitChoices(first=submits[0], others=(("a-1", 1), ("a-2", 2)))]
+        assert [stream.submit for stream in streams] == submits
+        client.inbox.put_nowait(step(*(Delta(request_id=f"a-{i}", token_ids=(i,)) for i in range(3))))
+        await until(lambda: streams[2].num_generated == 1)
+        router.lose({})
+        streams[2].abort()
+        assert merge(await collect(streams[2])).finish_reason == "abort"
+        client.sent.clear()
+        client.inbox.put_nowait(READY)
+        await until(lambda: len(client.sent) == 2)
+        expected = [structs.replace(each, emitted_ids=(i,)) for i, each in enumerate(submits[:2])]
+        assert client.sent == expected, "each goes on by itself"
+
+    play(scenario)
+
+
+def test_room_is_asked_for_all_choices_and_a_shared_prompt_waits_once() -> None:
+    async def scenario(router: Router, client: FakeClient) -> None:
+        with pytest.raises(RequestError, match="5 requests"):
+            router.submit_choices(choices("a", 5))
+            router.submit_choices(choices("b", 4))
+        assert len(client.sent) == 1 and router.num_active == 5, "all or none"
+        backlog = router._backlog
+        assert (backlog.num_requests, backlog.num_tokens) == (5, 2)
+        client.inbox.put_nowait(step(Delta(request_id="a-0", scheduled_s=1.0)))
+        await until(lambda: backlog.num_requests == 4)
+        assert backlog.num_tokens == 0
+        router.submit_choices(choices("b", 2), num_choices=4, num_tokens=4)
+        with pytest.raises(RequestError, match="6 requests"):
+            router.submit_choices(choices("c", 1), num_choices=3)
+        router.submit_choices(choices("b2", 2), goes_on=True)
+
+    play(scenario, options=RouterOptions(QueueBounds(8)))
 
 
 @pytest.mark.parametrize("closed", ["full", "drained", "paused"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inferd.server.text.stops import StopStrings
+from inferd.server.text.stops import StopStrings, StopTables
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)
 TEXTS = st.text("abc", max_size=24)
@@ -30,7 +30,7 @@ def split(text: str, cuts: list[int]) -> list[str]:
 
 
 def read(pieces: list[str], stops: list[str], include: bool) -> tuple[list[str], str | None]:
-    reader = StopStrings(stops, include)
+    reader = StopStrings(StopTables.of(stops), include)
     given: list[str] = []
     for piece in pieces:
         given.append(reader.feed(piece))
@@ -51,7 +51,7 @@ def test_every_way_of_cutting_a_text_gives_the_same(
 @settings(deadline=None)
 @given(text=TEXTS, stops=STOPS)
 def test_what_is_held_back_is_only_what_may_become_a_stop_string(text: str, stops: list[str]) -> None:
-    reader = StopStrings(stops, include=False)
+    reader = StopStrings(StopTables.of(stops), include=False)
     released = ""
     for i, char in enumerate(text):
         released += reader.feed(char)
@@ -92,7 +92,7 @@ def test_cases(pieces: list[str], stops: list[str], text: str, stop: str | None)
 def test_what_is_complete_too_early_is_text_and_may_still_begin_another(
     text: str, stops: list[str], early: int
 ) -> None:
-    reader = StopStrings(stops, include=False)
+    reader = StopStrings(StopTables.of(stops), include=False)
     released = reader.feed(text[:early], is_armed=False) + reader.feed(text[early:])
     expected, found = text, None
     for end in range(min(early, len(text)) + 1, len(text) + 1):
@@ -109,7 +109,7 @@ def test_what_is_complete_too_early_is_text_and_may_still_begin_another(
 
 
 def test_a_stop_string_that_is_complete_too_early_is_text() -> None:
-    reader = StopStrings(["ab"], include=False)
+    reader = StopStrings(StopTables.of(["ab"]), include=False)
     assert reader.feed("xab", is_armed=False) == "xab"
     assert reader.match is None
     assert reader.feed("a", is_armed=False) + reader.feed("b!") == ""
@@ -117,8 +117,32 @@ def test_a_stop_string_that_is_complete_too_early_is_text() -> None:
     assert reader.match.stop == "ab"
 
 
-def test_cost_is_linear_in_the_text() -> None:
+class Counted(str):
+    """A stop string that counts how often one of its characters is looked at."""
+
+    num_looks = 0
+
+    def __getitem__(self, index: object) -> str:
+        Counted.num_looks += 1
+        return super().__getitem__(index)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("a" * 1_000 + "b", "a" * 20_000), ("ab" * 500 + "c", "ab" * 10_000), ("a" * 1_000, "a" * 999 + "b" + "a" * 999)],
+)
+def test_cost_is_linear_in_the_text(stop: str, text: str) -> None:
     """A text that restarts a long stop string at every character reads each character a bounded number of times."""
-    reader = StopStrings(["a" * 1_000 + "b"], include=False)
-    text = "a" * 50_000
+    tables = StopTables.of([stop])
+    reader = StopStrings(StopTables((Counted(stop),), tables.failures, tables.first_chars), include=False)
+    Counted.num_looks = 0
     assert reader.feed(text) + reader.finish() == text
+    assert len(text) <= Counted.num_looks <= 3 * len(text), "a look, a way back along the table, and a look again"
+
+
+def test_the_tables_of_a_request_are_made_in_linear_time() -> None:
+    """Counted by the looks at the stop string while its table of failures is made."""
+    Counted.num_looks = 0
+    length = 20_000
+    StopTables.of([Counted("a" * (length - 1) + "b")])
+    assert Counted.num_looks <= 5 * length

@@ -1,0 +1,83 @@
+"""The budget of work of one request: products of fields, each of which is within its own bound.
+
+Every refusal names the factors, their product and the limit. Computed before anything is built of the product. Knows no
+route, no queue and no engine. What a grammar expands to is bounded where it is built (`structured`).
+"""
+
+from __future__ import annotations
+
+from inferd.engine.api.params import SamplingParams
+from inferd.server import errors
+
+MAX_CHOICES_IN_ALL = 2_048
+"""Prompts times `n`."""
+
+MAX_PROMPT_IDS = 2**22
+"""Prompt tokens times `n`. A prompt travels to the engine once; there each choice keeps 8 bytes for each of its ids, so
+this is 32 MiB."""
+
+MAX_LISTED_ENTRIES = 2**20
+"""Entries of a list of ids times choices: the engine reads the list anew for each choice that it admits."""
+
+MAX_LOGPROBS = 2**20
+"""Log probabilities that a request asks for: 12 bytes each while they wait, 60 as JSON."""
+
+MAX_GRAMMAR_CHARS = 2**25
+"""Characters of a grammar times choices: the engine compiles it for each."""
+
+
+def check_choices(num_prompts: int, n: int) -> None:
+    """Raises `RequestError`."""
+    if num_prompts * n > MAX_CHOICES_IN_ALL:
+        factors = ((num_prompts, "prompts"), (n, "choices of each"))
+        raise errors.too_much_work("n", factors, MAX_CHOICES_IN_ALL, "choices")
+
+
+def check_prompt_ids(param: str, num_ids: int, n: int) -> None:
+    """`num_ids`: tokens of all prompts together, or the least that they can have. Raises `RequestError`."""
+    if num_ids * n > MAX_PROMPT_IDS:
+        factors = ((num_ids, "prompt tokens"), (n, "choices of each"))
+        raise errors.too_much_work(param, factors, MAX_PROMPT_IDS, "prompt tokens")
+
+
+def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:
+    """Output tokens of each choice that may have log probabilities with so many alternatives; None: any number."""
+    return None if num_top is None else max(1, MAX_LOGPROBS // (num_choices * (1 + num_top)))
+
+
+def check_output_logprobs(param: str, max_tokens: int | None, num_choices: int, num_top: int | None) -> None:
+    """`max_tokens`: as the caller asked; None: the default, which stays within the budget. Raises `RequestError`."""
+    most = most_scored_tokens(num_choices, num_top)
+    if max_tokens is not None and most is not None and max_tokens > most:
+        assert num_top is not None
+        factors = ((num_choices, "choices"), (max_tokens, "tokens"), (1 + num_top, "log probabilities"))
+        raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")
+
+
+def check_prompt_logprobs(param: str, num_ids: int, n: int, num_top: int | None) -> None:
+    """Raises `RequestError`."""
+    if num_top is not None and num_ids * n * (1 + num_top) > MAX_LOGPROBS:
+        factors = ((num_ids, "prompt tokens"), (n, "choices of each"), (1 + num_top, "log probabilities"))
+        raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")
+
+
+def check_lists(params: SamplingParams, num_choices: int) -> None:
+    """Lists that every choice carries. Raises `RequestError`."""
+    words = params.bad_words
+    entries = {
+        "allowed_token_ids": len(params.allowed_token_ids),
+        "logit_bias": len(params.logit_bias),
+        # The sampler pads every word to the longest.
+        "bad_words": len(words) * max(map(len, words), default=0),
+    }
+    for name, count in entries.items():
+        if count * num_choices > MAX_LISTED_ENTRIES:
+            factors = ((count, "token ids"), (num_choices, "choices"))
+            raise errors.too_much_work(name, factors, MAX_LISTED_ENTRIES, "token ids")
+
+
+def check_grammar(param: str, num_chars: int, num_choices: int) -> None:
+    """Raises `RequestError`."""
+    if num_chars * num_choices > MAX_GRAMMAR_CHARS:
+        factors = ((num_chars, "characters of grammar"), (num_choices, "choices"))
+        raise errors.too_much_work(param, factors, MAX_GRAMMAR_CHARS, "characters")
