@@ -479,8 +479,8 @@ def test_the_choices_of_a_prompt_travel_once_and_are_read_one_by_one() -> None:
 
 def test_room_is_asked_for_all_choices_and_a_shared_prompt_waits_once() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
+        router.submit_choices(choices("a", 5))
         with pytest.raises(RequestError, match="5 requests"):
-            router.submit_choices(choices("a", 5))
             router.submit_choices(choices("b", 4))
         assert len(client.sent) == 1 and router.num_active == 5, "all or none"
         backlog = router._backlog
