@@ -11,6 +11,7 @@ from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import caller_of, check_ready, respond, shape_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
+    EndReason,
     Event,
     Finished,
     PromptRead,
@@ -69,7 +70,7 @@ class ChatRendering(ChunkRendering):
                 call = {"index": event.index, "function": {"arguments": event.text}}
                 return self._delta(event.choice, {"tool_calls": [call]})
             case Finished():
-                end: Json = {"delta": {}, "finish_reason": event.reason, "stop_reason": event.stop_reason}
+                end: Json = {"delta": {}, "finish_reason": self._reason(event.reason), "stop_reason": event.stop_reason}
                 return self._role(event.choice) + self._chunk(event.choice, end)
 
     def plain(self, extra: Json) -> Json:
@@ -115,12 +116,17 @@ class ChatRendering(ChunkRendering):
     def _chunk(self, choice: int, fields: Json, extra: Json | None = None) -> bytes:
         return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, extra)
 
+    def _reason(self, reason: EndReason) -> EndReason:
+        """A function that the caller named is no decision of the model's: OpenAI says `stop`."""
+        reading = self._taken.reading
+        return "stop" if reason == "tool_calls" and reading is not None and reading.names_function else reason
+
     def _choice(self, index: int, result: ChoiceResult) -> Json:
         choice: Json = {
             "index": index,
             "message": _message(result),
             "logprobs": chat_logprobs(self._table, result.scored) if self._scores else None,
-            "finish_reason": result.reason,
+            "finish_reason": self._reason(result.reason),
             "stop_reason": result.stop_reason,
         }
         if self._shape.return_token_ids:

@@ -20,7 +20,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
-from inferd.server.tools.reader import Reader, Reading
+from inferd.server.tools.reader import Reading
 
 _SHORT_ID_CHARS = string.ascii_letters + string.digits
 _SHORT_ID_LENGTH = 9
@@ -95,7 +95,7 @@ class ReadAnswer:
     def __init__(self, choice: int, reading: Reading) -> None:
         self.num_calls = 0
         self._choice, self._reading = choice, reading
-        self._reader = Reader(reading)
+        self._reader = reading.new_reader()
         self._offsets: list[int] = []
         """Characters of the text before each token; rising, for those that add none are counted too."""
         self._num_reasoning = 0

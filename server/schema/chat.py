@@ -148,8 +148,8 @@ class ChatRequest(GenerationFields):
     tool_choice: ToolChoice | None = wire(  # noqa: RUF009  # it makes a dataclass field
         ToolChoiceKind(),
         "`none` hides the tools from the model, `auto` leaves it to decide, `required` has it call at least one, a "
-        "function is called once; `allowed_tools` names those that may be called. What is required is enforced token "
-        "by token, after reasoning where the model reasons.",
+        "function is called once, and `finish_reason` is then `stop`; `allowed_tools` names those that may be called. "
+        "What is required is enforced token by token, after reasoning where the model reasons.",
         unset="`auto`",
         area=TOOLS,
     )

@@ -128,6 +128,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
         max_calls=1 if tools and rules.is_single else None,
         shows_reasoning=wire.include_reasoning is not False and (wire.reasoning is None or wire.reasoning.is_shown),
         kept_ids=frozenset(special_ids[marker] for marker in markers),
+        names_function=choice.is_single,
     )
     is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)
     before = _before(reading, tokens, budget)
@@ -137,7 +138,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
     elif form.reads_reasoning and (answer is not None or budget is not None):
         rest = free_text() if answer is None else answer.language
         answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
-    return Asked(reading if is_read else None, answer)
+    return Asked(reading.with_prefill_read() if is_read else None, answer)
 
 
 def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:

@@ -6,6 +6,7 @@ One region at a time, so that what it cannot read is known to be that region's t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -18,11 +19,12 @@ from inferd.server.tools.format import Region
 def calls_of(
     region: Region, opening: str, body: str, closing: str, tools: Sequence[Mapping[str, object]]
 ) -> list[tuple[str, str]] | None:
-    """(name, arguments as JSON) of each call between two markers; None where that is no call.
+    """(name, arguments as JSON) of each call between two markers; None where that is no call, or where one of its
+    arguments would be lost.
 
     `tools` say which arguments are numbers.
     """
-    if _leaves_text(region, body):
+    if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
     field = region.field
     # The anchor tells a prompt from an answer, and there is no prompt here.
@@ -40,6 +42,14 @@ def calls_of(
 def _leaves_text(region: Region, body: str) -> bool:
     """Whether there is something between the tags that no argument stands for."""
     return region.tag_pattern is not None and bool(re.sub(region.tag_pattern, "", body, flags=re.DOTALL).strip())
+
+
+def _repeats_argument(region: Region, body: str) -> bool:
+    """Whether an argument is written twice in tags: JSON has a key once, and none of the two may be dropped."""
+    if region.tag_pattern is None:
+        return False
+    keys = [match.groupdict().get("key") for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL)]
+    return len(set(keys)) != len(keys)
 
 
 def _normal(found: Sequence[object]) -> list[tuple[str, str]] | None:
@@ -60,9 +70,21 @@ def _normal(found: Sequence[object]) -> list[tuple[str, str]] | None:
 
 
 def _dumped(arguments: object) -> str:
-    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return _dumped(_without_nan(arguments))
     # Half of a surrogate pair can be spelt in JSON and not in UTF-8.
     return text if _is_utf8(text) else json.dumps(arguments)
+
+
+def _without_nan(value: object) -> object:
+    """Python reads NaN and Infinity as numbers and JSON does not: they are texts, as the model wrote them."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_utf8(text: str) -> bool:

@@ -12,8 +12,9 @@ read by transformers' `ResponseParser` once the region has closed. Knows no toke
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from inferd.server.tools.closed_calls import calls_of
@@ -38,6 +39,17 @@ class Reading:
     shows_reasoning: bool = True
     kept_ids: frozenset[int] = frozenset()
     """Special tokens that the reader has to see."""
+    names_function: bool = False
+    """Whether `tool_choice` names the function that is called."""
+    begun: Reader | None = field(default=None, compare=False, repr=False)
+    """A reader that has read `prefill`, for `new_reader` to copy."""
+
+    def with_prefill_read(self) -> Reading:
+        """The same, with the prompt's part of the answer read once for all choices."""
+        return replace(self, begun=Reader(self))
+
+    def new_reader(self) -> Reader:
+        return Reader(self) if self.begun is None else self.begun.copy()
 
     @property
     def tool_names(self) -> Collection[str]:
@@ -71,6 +83,13 @@ class Reader:
         self._reset()
         if reading.prefill:
             self._begin_after(reading.prefill)
+
+    def copy(self) -> Reader:
+        """One that stands where this one stands, outside of calls and with nothing found yet."""
+        assert self._mode in (_Mode.FREE, _Mode.TEXT) and not (self._pieces or self._text or self.reasoning_spans)
+        other = copy.copy(self)
+        other.reasoning_spans, other._pieces, other._shown = [], [], set(self._shown)
+        return other
 
     @property
     def reasoning_start(self) -> int | None:

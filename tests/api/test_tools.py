@@ -237,6 +237,30 @@ def test_a_stop_string_works_on_what_the_model_writes(client: openai.OpenAI, rou
     assert (answer.model_extra or {})["stop_reason"] == '"city"'
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("auto", "tool_calls"),
+        ("required", "tool_calls"),
+        ({"type": "function", "function": {"name": "get_weather"}}, "stop"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+            {"type": "function", "function": {"name": "get_weather"}}]}}, "tool_calls"),
+    ],
+)  # fmt: skip
+def test_a_call_of_the_function_that_was_named_ends_with_stop(
+    client: openai.OpenAI, router: Any, script: Any, choice: Any, reason: str, is_stream: bool
+) -> None:
+    router.will(script(text=CALL))
+    if is_stream:
+        chunks = list(client.chat.completions.create(**ASKED, tool_choice=choice, stream=True))
+        folded_answer = folded(chunks)
+        assert (folded_answer["finish_reason"], len(folded_answer["calls"])) == (reason, 1)
+        return
+    answer = client.chat.completions.create(**ASKED, tool_choice=choice).choices[0]
+    assert (answer.finish_reason, len(answer.message.tool_calls or ())) == (reason, 1)
+
+
 REQUIRED: Any = {"tool_choice": "required"}
 
 

@@ -92,7 +92,7 @@ def test_a_call_is_made_where_the_model_would_not(daemon: Daemon) -> None:
             if answer.finish_reason == "length":
                 continue
             num_whole += 1
-            assert answer.finish_reason == "tool_calls"
+            assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
             for name, arguments in called(answer.message):
                 assert name in (("get_weather", "add") if choice == "required" else ("add",))
                 assert set(arguments) == ({"a", "b"} if name == "add" else {"city"})

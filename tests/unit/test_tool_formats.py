@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -278,6 +278,53 @@ def test_a_call_cut_off_keeps_what_it_has() -> None:
     ):
         pieces, _ = read(reading(format_of(tools)), text, list(range(len(text))))
         assert pieces == [CallBegun("f"), CallArguments(rest)]
+
+
+NUMBERS: Any = (
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "x": {"type": "number"}, "xs": {"type": "array", "items": {"type": "number"}}}}}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ("<parameter=x>\nNaN\n</parameter>\n", {"x": "NaN"}),
+        ("<parameter=x>\n-Infinity\n</parameter>\n", {"x": "-Infinity"}),
+        ("<parameter=x>\n1e999\n</parameter>\n", {"x": "1e999"}),
+        ('<parameter=xs>\n[1.5, NaN, {"a": Infinity}]\n</parameter>\n', {"xs": [1.5, "NaN", {"a": "Infinity"}]}),
+        ("<parameter=x>\n1.5\n</parameter>\n", {"x": 1.5}),
+    ],
+)
+def test_tagged_arguments_are_json_whatever_number_is_written(written: str, read_as: object) -> None:
+    text = f"<tool_call>\n<function=f>\n{written}</function>\n</tool_call>"
+    asked = replace(reading(format_of("qwen3_coder")), tools=NUMBERS)
+    for cuts in ([], list(range(len(text)))):
+        (arguments,) = [piece.text for piece in read(asked, text, cuts)[0] if isinstance(piece, CallArguments)]
+        assert json.loads(arguments, parse_constant=pytest.fail) == read_as
+
+
+def test_an_argument_that_is_written_twice_is_not_lost() -> None:
+    """JSON has a key once: what the model wrote is given as it stands."""
+    written = "\n<parameter=x>\n1\n</parameter>\n<parameter=x>\n2\n</parameter>\n"
+    text = f"<tool_call>\n<function=f>{written}</function>\n</tool_call>"
+    pieces, _ = read(replace(reading(format_of("qwen3_coder")), tools=NUMBERS), text, list(range(len(text))))
+    assert pieces == [CallBegun("f"), CallArguments(written)]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_copy_of_a_begun_reader_reads_as_a_new_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many choices read the prompt's part of the answer once, and share nothing afterwards."""
+    sample = SAMPLES[name]
+    asked = reading(format_of(sample.tools, sample.reasoning), sample.prompt)
+    expected = read(asked, sample.text, [3, 5])
+    shared = asked.with_prefill_read()
+    monkeypatch.setattr(Reader, "_begin_after", lambda *_: pytest.fail("the prompt was read again"))
+    for _ in range(3):
+        reader = shared.new_reader()
+        pieces = joined([*reader.feed(sample.text), *reader.finish()])
+        assert (pieces, reader.reasoning_spans, reader.num_calls) == (
+            expected[0], expected[1].reasoning_spans, expected[1].num_calls)  # fmt: skip
 
 
 def test_special_tokens_of_markers_are_the_readers() -> None:
