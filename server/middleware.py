@@ -194,6 +194,7 @@ class Keys:
         """Say in the request's state who asks; what is wrong with the key, where anything is."""
         state = scope["state"]
         state["role"], state["has_admin_keys"], state["holder"] = "", self._keyring.has_admins, None
+        state["needs_key"] = not self._keyring.is_open
         if self._keyring.is_empty:
             return None
         keys = _keys_of(scope)

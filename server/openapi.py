@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from inferd.server import anthropic_errors, errors
-from inferd.server.api.routes import ROUTES, Access, Route
+from inferd.server.api.body import WARNING_HEADER
+from inferd.server.api.routes import HEALTH, READY, ROUTES, Access, Route
 from inferd.server.schema.fields import RequestFields, Wire, wire_fields
 from inferd.server.schema.kinds import Schema, Text
+from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER
 from inferd.server.schema.timeouts import HEADER, TIMEOUT
 
-_ANSWERED_WITH_BODY = (400, 404, 408, 413, 415, 429, 500, 503)
-_ERROR = {"$ref": "#/components/responses/Error"}
-_ANTHROPIC_ERROR = {"$ref": "#/components/responses/AnthropicError"}
+_ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
+"""What every route may answer: the head, the method or the body of a request may be wrong, and so may the server."""
+_ANSWERED_WITH_BODY = (404, 429, 503)
+
+_SECONDS, _MILLISECONDS, _TEXT = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 1}, Text().schema()
+_RETRY: dict[str, Schema] = {"Retry-After": _SECONDS, "Retry-After-Ms": _MILLISECONDS}
+_HEADERS: dict[int, dict[str, Schema]] = {
+    200: {"x-request-id": _TEXT, WARNING_HEADER: _TEXT},
+    401: {"WWW-Authenticate": _TEXT},
+    405: {"Allow": _TEXT},
+    429: _RETRY,
+    501: {"X-Should-Retry": _TEXT},
+    503: _RETRY,
+    anthropic_errors.OVERLOADED: _RETRY,
+}
 
 
-def document(version: str) -> dict[str, Any]:
-    """The whole document; `version` is inferd's."""
+def document(version: str, *, needs_key: bool = True) -> dict[str, Any]:
+    """The whole document; `version` is inferd's. `needs_key`: whether keys are set, so that callers need one."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route)
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, needs_key=needs_key)
     types = {route.fields for route in ROUTES if route.fields is not None}
     schemas = {fields.__name__: schema_of(fields) for fields in sorted(types, key=lambda fields: fields.__name__)}
     return {
@@ -34,13 +49,7 @@ def document(version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {**schemas, "Error": _error_schema(), "AnthropicError": _anthropic_error_schema()},
-            "responses": {
-                "Error": {"description": "OpenAI's error envelope.", "content": _json_content("Error")},
-                "AnthropicError": {
-                    "description": "Anthropic's error envelope.",
-                    "content": _json_content("AnthropicError"),
-                },
-            },
+            "responses": _refusals(),
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -94,12 +103,12 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [*options, {"type": "null"}]}
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "tags": [route.area],
         "summary": route.about,
-        "security": _security(route),
+        "security": _security(route, needs_key=needs_key),
         "responses": _responses(route),
     }
     parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
@@ -110,29 +119,51 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _security(route: Route) -> list[dict[str, list[str]]]:
-    """Each alone is enough."""
-    if route.access is Access.PUBLIC:
+def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
+    """Each alone is enough; an admin's route needs a key also where nothing else does."""
+    if route.access is Access.PUBLIC or (route.access is Access.KEY and not needs_key):
         return []
     own: list[dict[str, list[str]]] = [{"x-api-key": []}]
     return [{"key": []}, *(own if anthropic_errors.is_anthropic(route.path) else ())]
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    statuses = {404} if "{" in route.path else set()
+    statuses = {*_ANY_REQUEST, *((404,) if "{" in route.path else ()), *((503,) if route in (HEALTH, READY) else ())}
     statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
     if route.fields is not None:
         statuses |= set(_ANSWERED_WITH_BODY)
     if route.missing:
-        return {str(status): _ERROR for status in sorted(statuses | {501})}
+        return _refused(statuses | {501}, "Error")
     content: dict[str, Any] = {"text/plain": {}} if route.path == "/metrics" else {"application/json": {}}
     if route.fields is not None and "stream" in wire_fields(route.fields) and not route.path.endswith("/render"):
         content["text/event-stream"] = {}
-    done = {"200": {"description": "Done.", "content": content}}
+    done = {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
     if anthropic_errors.is_anthropic(route.path):
         statuses = {anthropic_errors.OVERLOADED if status == 503 else status for status in statuses}
-        return {**done, **{str(status): _ANTHROPIC_ERROR for status in sorted(statuses)}}
-    return {**done, **{str(status): _ERROR for status in sorted(statuses)}}
+        return done | _refused(statuses, "AnthropicError")
+    return done | _refused(statuses, "Error")
+
+
+def _refused(statuses: Iterable[int], envelope: str) -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{envelope}{status}"} for status in sorted(statuses)}
+
+
+def _refusals() -> dict[str, Any]:
+    """One response for each status and envelope, with the codes that it may have."""
+    found: dict[str, Any] = {}
+    for row in errors.ROWS.values():
+        status = row.status
+        overloaded = anthropic_errors.OVERLOADED if status == 503 else status
+        for envelope, seen in (("Error", status), ("AnthropicError", overloaded)):
+            response = found.setdefault(f"{envelope}{seen}", {"description": "", "content": _json_content(envelope)})
+            response["description"] = f"{response['description']} {row.about}".strip()
+            if seen in _HEADERS:
+                response["headers"] = _headers(seen)
+    return found
+
+
+def _headers(status: int) -> dict[str, Any]:
+    return {name: {"schema": schema} for name, schema in _HEADERS[status].items()}
 
 
 def _path(route: Route) -> str:
@@ -161,13 +192,19 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _header_parameters(route: Route) -> list[dict[str, Any]]:
-    if anthropic_errors.is_anthropic(route.path):
-        text = "Seconds from the request's arrival to the end of its answer."
-    elif route.fields is None or "timeout" not in wire_fields(route.fields):
+    """Of routes that generate, or read what would be generated from."""
+    text = "Seconds from the request's arrival to the end of its answer"
+    if route.fields is not None and "timeout" in wire_fields(route.fields):
+        text += "; of this and `timeout` the shorter holds"
+    elif not anthropic_errors.is_anthropic(route.path):
         return []
-    else:
-        text = "Seconds from the request's arrival to the end of its answer; of this and `timeout` the shorter holds."
-    return [{"name": HEADER, "in": "header", "description": text, "schema": TIMEOUT.schema()}]
+    ttft = "Milliseconds from the request's arrival to its first token, as it should be."
+    tpot = "Milliseconds a token after the first, in the mean, as it should be."
+    parameters = ((HEADER, f"{text}.", TIMEOUT), (TTFT_HEADER, ttft, TARGET_MS), (TPOT_HEADER, tpot, TARGET_MS))
+    return [
+        {"name": name, "in": "header", "description": about, "schema": kind.schema()}
+        for name, about, kind in parameters
+    ]
 
 
 def _json_content(name: str) -> dict[str, Any]:

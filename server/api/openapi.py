@@ -1,4 +1,4 @@
-"""/openapi.json: the interface described by its own tables. Made once, when it is first asked for."""
+"""/openapi.json: the interface described by its own tables. Made when it is first asked for, with keys or without."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class OpenApi:
     """The route's handler."""
 
     def __init__(self, version: str) -> None:
-        self._body = functools.cache(lambda: exact(orjson.dumps(document(version))))
+        self._body = functools.cache(lambda needs_key: exact(orjson.dumps(document(version, needs_key=needs_key))))
 
     async def get(self, request: Request) -> Response:
-        del request
-        return Response(self._body(), media_type="application/json")
+        return Response(self._body(request.state.needs_key), media_type="application/json")

@@ -11,7 +11,7 @@ from inferd.server.schema.kinds import Decimal
 MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0
 TTFT_HEADER, TPOT_HEADER = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
 
-_TARGET_MS = Decimal(MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3)
+TARGET_MS = Decimal(MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +47,4 @@ def _seconds(name: str, headers: Mapping[str, str]) -> float | None:
         stated = float(given)
     except ValueError as error:
         raise errors.invalid_value(name, given, "Expected a number of milliseconds.") from error
-    return _TARGET_MS.read(stated, name) / 1e3
+    return TARGET_MS.read(stated, name) / 1e3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from inferd.server import errors
 from inferd.server.api.routes import ROUTES, Access
+from inferd.server.app import AppOptions
 from inferd.server.openapi import default_of, document
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.fields import wire_fields
@@ -24,7 +26,7 @@ def described() -> dict[str, Any]:
 def test_it_is_valid(described: dict[str, Any], http: httpx.Client) -> None:
     OpenAPIV31SpecValidator(described).validate()
     served = http.get("/openapi.json").json()
-    assert served["paths"] == described["paths"]
+    assert served["paths"] == document("1.2.3", needs_key=False)["paths"]
     assert served["info"]["version"] == http.get("/version").json()["version"]
 
 
@@ -37,6 +39,68 @@ def test_every_route_is_in_it(described: dict[str, Any]) -> None:
     assert [
         path for path, methods in described["paths"].items() if not next(iter(methods.values()))["security"]
     ] == public
+
+
+def test_a_key_is_asked_for_where_one_is_needed(serve: Callable[..., str]) -> None:
+    for keys, names in (((), []), (("sk-1",), ["key"])):
+        url = serve(AppOptions(has_access_log=False, api_keys=keys))
+        paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+        assert [name for one in paths["/v1/completions"]["post"]["security"] for name in one] == names
+        assert not paths["/health"]["get"]["security"]
+        assert paths["/config"]["get"]["security"], "an admin's key, also where no other is set"
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("GET", "/health", "/health", {}),
+    ("GET", "/ready", "/ready", {}),
+    ("GET", "/v1/responses/x?limit=1", "/v1/responses/{response_id}", {}),
+    ("GET", "/v1/responses/x?stream=true", "/v1/responses/{response_id}", {}),
+    ("GET", "/v1/responses/x/input_items?limit=0", "/v1/responses/{response_id}/input_items", {}),
+    ("POST", "/v1/responses/x/cancel", "/v1/responses/{response_id}/cancel", {}),
+    ("GET", "/version", "/version", {"headers": {"X-Long": "x" * 70_000}}),
+    ("GET", "/live", "/live", {"headers": {"Content-Encoding": "gzip"}}),
+    ("GET", "/config", "/config", {}),
+    ("POST", "/sleep", "/sleep", {}),
+    ("POST", "/v1/completions", "/v1/completions", {"json": {"prompt": "x"}}),
+    ("POST", "/v1/completions", "/v1/completions", {"json": {"prompt": "x"}, "headers": {"X-SLO-TTFT-Ms": "soon"}}),
+    ("POST", "/v1/completions", "/v1/completions", {"content": "{", "headers": JSON}),
+    ("POST", "/v1/completions", "/v1/completions", {"content": "x", "headers": {"Content-Type": "text/plain"}}),
+    ("POST", "/v1/completions", "/v1/completions", {"json": {"model": "other", "prompt": "x"}}),
+    (
+        "POST",
+        "/v1/messages",
+        "/v1/messages",
+        {"json": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}},
+    ),
+    ("POST", "/v1/embeddings", "/v1/embeddings", {"json": {"input": "x"}}),
+)
+"""Method, path, the path in the document, and what else is sent."""
+
+
+@pytest.mark.parametrize("state", ["ready", "leaving", "keyed"])
+def test_what_is_answered_is_in_it_with_its_headers(
+    described: dict[str, Any], serve: Callable[..., str], router: Any, state: str
+) -> None:
+    router.is_leaving, router.is_ready = state == "leaving", state != "leaving"
+    url = serve(AppOptions(has_access_log=False, api_keys=("sk-1",) if state == "keyed" else ()))
+    for method, path, template, options in ASKED:
+        answer = httpx.request(method, url + path, **options)
+        told = described["paths"][template][method.lower()]["responses"]
+        assert str(answer.status_code) in told, (path, answer.text)
+        response = told[str(answer.status_code)]
+        if "$ref" in response:
+            response = described["components"]["responses"][response["$ref"].rpartition("/")[2]]
+        for name in ("retry-after", "retry-after-ms", "www-authenticate", "x-should-retry"):
+            assert (name in answer.headers) == (name in map(str.lower, response.get("headers", {}))), path
+
+
+def test_what_may_be_asked_for_in_headers_is_in_it(described: dict[str, Any]) -> None:
+    for route in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"):
+        parameters = described["paths"][route]["post"]["parameters"]
+        assert {"X-Request-Timeout", "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"} <= {item["name"] for item in parameters}
 
 
 def test_every_field_is_in_it_with_its_bounds_and_default(described: dict[str, Any]) -> None:
