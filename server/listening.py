@@ -11,12 +11,16 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from inferd.engine.api.errors import ConfigError
 from inferd.server.connection import KEEP_ALIVE_S, Connection, ConnectionLimits
 
 logger = logging.getLogger("inferd.server")
 
-_RESERVED_FILES = 256
-"""Of the engine's sockets, of files and libraries."""
+_RESERVED_FILES = 96
+"""Open files besides connections. A server with a standby has 46; a restart, grammar checks and connections that are
+refused need some more."""
+_LEAST_CONNECTIONS = 16
+"""Fewer are refused at start, unless they were asked for."""
 _CLOSE_GRACE_S = 5
 
 
@@ -52,15 +56,26 @@ def http_config(
 
 
 def fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
-    """Raise this process's limit on open files as far as needed and allowed; what is then open at most is returned."""
+    """Raise this process's limit on open files as far as needed and allowed, and fit `max_connections` into it.
+
+    Raises `ConfigError` if so few connections remain that the server would refuse nearly everybody.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + _RESERVED_FILES
-    if soft < wanted:
-        soft = min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft >= wanted:
-        return limits
-    num = max(1, soft - _RESERVED_FILES)
     asked = limits.max_connections
-    logger.warning("%d connections are taken instead of %d: only %d files may be open", num, asked, hard)
+    wanted = asked + _RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    num = allowed - _RESERVED_FILES
+    if num >= asked:
+        return limits
+    reason = (
+        f"this process may open {allowed} files and needs {_RESERVED_FILES} besides connections; raise the hard limit "
+        "(ulimit -Hn, systemd's LimitNOFILE=, Docker's --ulimit nofile=)"
+    )
+    if num < _LEAST_CONNECTIONS:
+        raise ConfigError(f"too few files may be open for --max-connections {asked}: {reason}")
+    logger.warning("%d connections are taken instead of %d: %s, or set --max-connections %d", num, asked, reason, num)
     return replace(limits, max_connections=num)

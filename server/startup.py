@@ -58,6 +58,7 @@ _STAT_STARTTIME = 19
 def serve(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
     started_s, entered_s = _process_started_s(), time.monotonic()
+    limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
     plan = make_plan(settings)
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
@@ -68,7 +69,7 @@ def serve(settings: Settings) -> int:
             Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
             Phase("checkpoint", time.monotonic() - entered_s, describe_plan(plan)),
         )
-        return uvloop.run(_Service(plan, listener, admin, started_s).run(phases))
+        return uvloop.run(_Service(plan, limits, listener, admin, started_s).run(phases))
 
 
 def _router_options(settings: Settings) -> RouterOptions:
@@ -153,9 +154,22 @@ def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
 class _Service:
     """One run of the daemon."""
 
-    def __init__(self, plan: Plan, listener: socket.socket, admin: socket.socket | None, started_s: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        limits: ConnectionLimits,
+        listener: socket.socket,
+        admin: socket.socket | None,
+        started_s: float,
+    ) -> None:
         """`admin`: where admin routes are served, in place of `listener`."""
-        self._plan, self._listener, self._admin, self._started_s = plan, listener, admin, started_s
+        self._plan, self._limits, self._listener, self._admin, self._started_s = (
+            plan,
+            limits,
+            listener,
+            admin,
+            started_s,
+        )
         self._settings = plan.settings
         self._is_stopping = False
         """The engine was told to end: its end is no death."""
@@ -195,8 +209,7 @@ class _Service:
             admin_port=self._admin.getsockname()[1] if self._admin else None,
         )
         app = create_app(self._plan.model, self._router, self._metrics, options)
-        limits = fit_open_files(ConnectionLimits(max_connections=self._settings.max_connections))
-        return HttpServer(http_config(app, self._metrics, limits, self._settings.root_path))
+        return HttpServer(http_config(app, self._metrics, self._limits, self._settings.root_path))
 
     async def _run_engines(self) -> None:
         """Until no engine can be had, or cancelled, which ends the last one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import resource
 import socket
 import threading
 import time
@@ -17,13 +18,14 @@ import httpx
 import psutil
 import pytest
 
+from inferd.engine.api.errors import ConfigError
 from inferd.server import connection
 from inferd.server.app import AppOptions
 from inferd.server.connection import Connection, ConnectionLimits
 from inferd.server.listening import fit_open_files
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import Script, ScriptedRouter, model, serving
-from tests.e2e.conftest import Daemon, start
+from tests.e2e.conftest import Daemon, free_model, start
 
 __all__ = ["model", "start"]
 
@@ -463,16 +465,64 @@ def test_a_connection_answered_early_is_kept_as_long_as_any(model: ServedModel) 
         assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_may_open_few_files_is_told_what_was_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("asked", "soft", "hard", "taken", "raised"),
+    [
+        (8_192, 1_024, 524_288, 8_192, 8_288),
+        (8_192, 524_288, 524_288, 8_192, None),
+        (8_192, INFINITE, INFINITE, 8_192, None),
+        (8_192, 256, INFINITE, 8_192, 8_288),
+        (8_192, 1_024, 4_096, 4_000, 4_096),
+        (8_192, 256, 256, 160, None),
+        (900, 500, 1_000, 900, 996),
+        (900, 500, 600, 504, 600),
+        (4, 60, 100, 4, 100),
+        (16, 60, 111, None, 111),
+        (8_192, 64, 64, None, None),
+    ],
+)
+def test_connections_fit_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: int,
+    soft: int,
+    hard: int,
+    taken: int | None,
+    raised: int | None,
 ) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (1_000, 1_000))
-    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr("resource.setrlimit", lambda _, limits: set_to.append(limits))
+    limits = ConnectionLimits(max_connections=asked)
     with caplog.at_level(logging.WARNING, "inferd.server"):
-        assert fit_open_files(ConnectionLimits(max_connections=900)).max_connections == 744
-    assert [record.getMessage() for record in caplog.records] == [
-        "744 connections are taken instead of 900: only 1000 files may be open"
-    ]
+        if taken is None:
+            with pytest.raises(ConfigError, match="raise the hard limit"):
+                fit_open_files(limits)
+        else:
+            assert fit_open_files(limits).max_connections == taken
+    assert set_to == ([] if raised is None else [(raised, hard)])
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (taken not in (None, asked))
+    assert all(text.endswith(f"or set --max-connections {taken}") for text in said)
+
+
+def test_a_server_with_few_files_serves_as_many_as_it_says(
+    start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ulimit -n 256`, of a real server: the files of its engine are among them."""
+    few = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *free_model(1.0))
+    daemon = start("--no-access-log", program=few)
+    address = urlsplit(daemon.url)
+    with ExitStack() as held:
+        for _ in range(150):
+            client = held.enter_context(socket.create_connection((address.hostname, address.port), timeout=WAIT_S))
+            client.sendall(GET)
+            assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        others = [held.enter_context(socket.create_connection((address.hostname, address.port))) for _ in range(30)]
+        assert sum(is_closed_with(client, b"HTTP/1.1 503 ") for client in others[10:]) == 20
 
 
 def test_whoever_takes_nothing_of_an_answer_is_not_waited_for(server: Server) -> None:
