@@ -26,6 +26,7 @@ from inferd.server import errors, middleware
 from inferd.server.admission import Quotas
 from inferd.server.api import routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
+from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
@@ -46,6 +47,7 @@ from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
 from inferd.server.keyring import Keyring
 from inferd.server.loop_probe import LoopProbe
+from inferd.server.origins import Origins
 from inferd.server.quotas import RATE_LIMIT_HEADERS
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.settings import Settings
@@ -62,7 +64,10 @@ class AppOptions:
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     keys_file: Path | None = None
-    cors_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that may call; "*": all."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """Names that the server may be asked by besides the loopback's; None: any."""
     max_body_bytes: int = 16 * 2**20
     body_idle_s: float = 10.0
     """A body of which nothing comes for so long is not waited for."""
@@ -85,6 +90,8 @@ class AppOptions:
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
             admin_keys=tuple(key.get_secret_value() for key in settings.admin_key),
             keys_file=None if settings.keys_file is None else Path(settings.keys_file),
+            allowed_origins=settings.allowed_origins,
+            allowed_hosts=settings.allowed_hosts if settings.trusts_this_machine else None,
             max_body_bytes=settings.max_body_bytes,
             stored_responses_bytes=settings.stored_responses,
             stored_responses_ttl_s=settings.stored_responses_ttl_s,
@@ -106,6 +113,18 @@ def settled(settings: Settings, config: EngineConfig | None) -> dict[str, dict[s
 
 _BECOMES = {"kv_memory": "kv_memory_bytes"}
 """Settings whose fields of the engine's configuration have other names."""
+
+
+_READ_BY_PAGES = (
+    "x-request-id",
+    "request-id",
+    WARNING_HEADER,
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    *RATE_LIMIT_HEADERS,
+)
+"""Headers of answers that browsers show to a page's scripts."""
 
 
 def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
@@ -234,26 +253,29 @@ def check_labels(app: FastAPI) -> None:
 
 
 def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list[Middleware]:
-    """Outermost first. CORS answers preflights, which carry no key, before keys are asked for."""
+    """Outermost first. CORS answers preflights, which carry no key, before keys are asked for, and lets pages read
+    every answer from there on, errors included."""
     public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
     templates = [route.path for route in routes.ROUTES]
     layers = [Middleware(middleware.RequestIds), Middleware(middleware.Tally, metrics=metrics, templates=templates)]
     if options.has_access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
-    layers.append(Middleware(middleware.LastResort))
-    if options.cors_origins:
-        allowed = ("GET", "POST", "DELETE")
-        exposed = ("x-request-id", "request-id", "retry-after", "retry-after-ms", *RATE_LIMIT_HEADERS)
-        origins = list(options.cors_origins)
+    origins = options.allowed_origins
+    layers.append(
+        Middleware(Origins, allowed_origins=origins, allowed_hosts=options.allowed_hosts, asks_keys=not keyring.is_open)
+    )
+    if origins:
         layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=origins,
-                allow_methods=allowed,
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
-                expose_headers=exposed,
+                allow_private_network=True,
+                expose_headers=_READ_BY_PAGES,
             )
         )
+    layers.append(Middleware(middleware.LastResort))
     layers.append(Middleware(middleware.Keys, keyring=keyring, public_paths=public_paths))
     layers.append(Middleware(Quotas, paths=[route.path for route in routes.ROUTES if route.is_metered]))
     layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes, idle_s=options.body_idle_s))

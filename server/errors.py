@@ -70,6 +70,13 @@ ROWS: dict[str, Row] = {
     "malformed_http": Row(400, _REFUSED, None, "What was sent is no request of HTTP/1.1, or can be read in two ways."),
     "invalid_api_key": Row(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
     "insufficient_permissions": Row(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
+    "origin_not_allowed": Row(
+        403,
+        _REFUSED,
+        "origin_not_allowed",
+        "A web page that `--allowed-origins` does not list, or a `Host` that is no name of this machine and that "
+        "`--allowed-hosts` does not list, on a server without keys.",
+    ),
     "invalid_url": Row(404, _REFUSED, None, "There is no such path."),
     "response_not_found": Row(
         404, _REFUSED, "response_not_found", "No response with this id is stored for this key, or it is no longer."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -99,6 +100,14 @@ class Settings(BaseSettings):
         None, "Serve admin routes on this port alone, not on --port.", panel=_SERVER, ge=0, le=65535
     )
     allow_unauthenticated: bool = setting(False, "Serve other machines without any key.", panel=_SERVER)
+    allowed_origins: Names = setting(
+        (), "Origin of web pages that may call, such as https://app.example, or *; repeat for more.", panel=_SERVER
+    )
+    allowed_hosts: Names = setting(
+        (),
+        "Host name, or *, that a proxy on this machine passes on to a server without keys; repeat for more.",
+        panel=_SERVER,
+    )
     unknown_fields: Literal["refuse", "warn"] = setting(
         "refuse", "What an unknown request field gets: a 400, or a warning header.", panel=_SERVER
     )
@@ -229,6 +238,11 @@ class Settings(BaseSettings):
         is_path = self.model.startswith(("/", "./", "../", "~"))
         return (Path(self.model).expanduser().resolve().name if is_path else self.model,)
 
+    @property
+    def trusts_this_machine(self) -> bool:
+        """Whether anybody on this machine may call without a key, and nobody else can."""
+        return is_loopback(self.host) and not (self.api_key or self.keys_file)
+
     def explain(self) -> list[tuple[str, str, str]]:
         """(name, value as text, origin) of every setting; keys are counted, never shown."""
         return [(name, _shown(getattr(self, name), info), self.origin(name)) for name, info in SETTINGS.items()]
@@ -264,6 +278,26 @@ class Settings(BaseSettings):
             raise ValueError("must be names that differ, none of them empty")
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins_shape(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        value = tuple(origin.lower() for origin in value)
+        for origin in value:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "must be origins as browsers send them: scheme, host and port alone, such as https://app.example "
+                    "or http://localhost:3000; or *"
+                )
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        value = tuple(name.lower() for name in value)
+        if not all(name == "*" or _HOST_NAME.fullmatch(name) for name in value):
+            raise ValueError("must be host names without scheme and port, such as llm.example; or *")
+        return value
+
     @field_validator("api_key", "admin_key")
     @classmethod
     def _keys(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
@@ -297,6 +331,10 @@ class Settings(BaseSettings):
                 "set --api-key or --keys-file, or say --allow-unauthenticated, or listen on 127.0.0.1"
             )
         return self
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
+_HOST_NAME = re.compile(r"[^/?#@\s,:]+|[0-9a-f:.]*:[0-9a-f:.]*:[0-9a-f:.]*")
 
 
 def is_loopback(host: str) -> bool:

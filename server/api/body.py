@@ -63,12 +63,13 @@ def parse_object(raw: bytes) -> dict[str, object]:
 
 
 def _check_content_type(content_type: str | None) -> None:
-    media_type = (content_type or "application/json").partition(";")[0].strip().lower()
+    media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
+        found = f"Unsupported content type: '{errors.shown(media_type)}'." if media_type else "Missing content type."
         message = (
-            f"Unsupported content type: '{errors.shown(media_type)}'. This API method only accepts 'application/json' "
+            f"{found} This API method only accepts 'application/json' "
             "requests. Please send the header 'Content-Type: application/json'."
         )
         raise RequestError("unsupported_content_type", message)

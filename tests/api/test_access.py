@@ -131,7 +131,7 @@ def test_the_access_line_has_the_facts_and_neither_prompt_nor_key(
 
 
 def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOptions], str], http: httpx.Client) -> None:
-    url = serve(AppOptions(api_keys=KEYS, cors_origins=("https://a.example",), has_access_log=False))
+    url = serve(AppOptions(api_keys=KEYS, allowed_origins=("https://a.example",), has_access_log=False))
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     allowed = httpx.options(f"{url}/v1/completions", headers=asked)
     assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, "https://a.example")

@@ -29,6 +29,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "malformed_http": (400, REFUSED, None),
     "invalid_api_key": (401, "authentication_error", "invalid_api_key"),
     "insufficient_permissions": (403, REFUSED, "insufficient_permissions"),
+    "origin_not_allowed": (403, REFUSED, "origin_not_allowed"),
     "invalid_url": (404, REFUSED, None),
     "model_not_found": (404, REFUSED, "model_not_found"),
     "response_not_found": (404, REFUSED, "response_not_found"),

@@ -104,7 +104,7 @@ def _refused(url: str) -> None:
 def _not_http(url: str) -> None:
     for data in (b"GET / HTTP/9.9\r\n\r\n", raw("/health", headers=b"A: " + b"x" * 70_000 + b"\r\n")):
         assert say(url, data).startswith(b"HTTP/1.1 4")
-    say(url, raw("/health") * 40)
+    say(url, raw("/health") * 40 + raw("/health", headers=CLOSE))
 
 
 def _left(url: str) -> None:

@@ -22,7 +22,7 @@ def raw(path: str, body: dict[str, Any] | None = None, headers: bytes = b"") -> 
     """A request as it goes over the wire."""
     data = b"" if body is None else json.dumps(body).encode()
     method = b"GET" if body is None else b"POST"
-    return b"%b %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n" % (
+    return b"%b %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" % (
         method, path.encode(), len(data), headers
     ) + data  # fmt: skip
 

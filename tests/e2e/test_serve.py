@@ -126,7 +126,7 @@ def test_a_client_that_does_not_read_cannot_keep_the_server(start: Callable[...,
     daemon = start()
     host, port = daemon.url.removeprefix("http://").split(":")
     body = b'{"model":"tiny","prompt":"Hello","max_tokens":1900,"stream":true,"ignore_eos":true,"logprobs":5,"n":4}'
-    headers = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    headers = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     head = "\r\n".join(("POST /v1/completions HTTP/1.1", *headers, "", ""))
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -21,7 +21,10 @@ RECEIVE_BYTES = 4_096
 PARTS = 20
 """Of a second, in which as many clients each read their byte: a burst of reads would be the readers' own doing."""
 WHOLE = b"data: [DONE]\n\n\r\n0"
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n"
+)
 
 
 def ask(url: str, body: bytes) -> socket.socket:

@@ -55,7 +55,8 @@ def drop(daemon: Daemon, kind: str, rng: random.Random) -> None:
     path, body = KINDS[kind]
     raw = json.dumps(body).encode()
     address = urlsplit(daemon.url)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(raw)}\r\n\r\n"
     with socket.create_connection((address.hostname, address.port), timeout=60) as client:
         client.sendall(head.encode() + raw)
         if body.get("stream") and rng.random() < 0.5:

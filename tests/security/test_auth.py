@@ -48,7 +48,7 @@ def url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def prefixed(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
     """Behind a proxy that strips /llm, and for browsers."""
-    options = AppOptions(api_keys=(KEY,), admin_keys=(ADMIN,), cors_origins=("https://a.example",))
+    options = AppOptions(api_keys=(KEY,), admin_keys=(ADMIN,), allowed_origins=("https://a.example",))
     with serving(model, router, options, root_path="/llm") as url:
         yield url
 

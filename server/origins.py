@@ -1,0 +1,98 @@
+"""Which web pages may talk to this server, and by which names a server without keys may be asked.
+
+A browser reaches a loopback address for whatever page is open. If the server asks for a key, that page has none. If
+not, two headers that no page can change give it away: `Origin` names the page, and `Host` is the page's own name if
+its DNS answers with a loopback address (DNS rebinding). Knows no routes and no keys.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from inferd.engine.api.errors import RequestError
+from inferd.server import errors
+from inferd.server.middleware import refusal
+
+ANY = "*"
+_AUTHORITY = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@\s]+))(?::\d*)?")
+
+
+class Origins:
+    """Refuses requests of web pages that the operator did not list, in every shape that has an effect."""
+
+    def __init__(
+        self, app: ASGIApp, allowed_origins: Collection[str], allowed_hosts: Collection[str] | None, *, asks_keys: bool
+    ) -> None:
+        """`allowed_hosts`: names besides those of the loopback; None: the server may be asked by any name."""
+        self._app, self._origins, self._hosts = app, allowed_origins, allowed_hosts
+        self._asks_keys = asks_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._check(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await refusal(scope, error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> RequestError | None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._hosts is not None and not self._is_known(host):
+            return _unknown_host(host)
+        if origin is None or origin in self._origins or ANY in self._origins:
+            return None
+        is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        if is_preflight or not (self._asks_keys or _is_own(origin, host)):
+            return _foreign_origin(origin)
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        assert self._hosts is not None
+        name = host_name(host)
+        # HTTP/1.0 has none; browsers always send one.
+        return not name or is_loopback_name(name) or name in self._hosts or ANY in self._hosts
+
+
+def host_name(host: str) -> str:
+    """The name or address in a `Host` header or an origin's authority, without its port; all of what is neither."""
+    host = host.strip().lower()
+    match = _AUTHORITY.fullmatch(host)
+    return host if match is None else (match[1] or match[2]).removesuffix(".")
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether only this machine is meant. No DNS answers for names below localhost (RFC 6761)."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page is this server's own, or one that this machine serves."""
+    scheme, _, authority = origin.partition("://")
+    return scheme in ("http", "https") and (authority == host.lower() or is_loopback_name(host_name(authority)))
+
+
+def _unknown_host(host: str) -> RequestError:
+    shown = errors.shown(host)
+    message = (
+        f"This server asks for no key, so it can be asked by names of this machine alone, and not as '{shown}'. If a "
+        "proxy in front of it passes that name on, start the server with --allowed-hosts, or set --api-key."
+    )
+    return RequestError("origin_not_allowed", message)
+
+
+def _foreign_origin(origin: str) -> RequestError:
+    shown = errors.shown(origin)
+    message = (
+        f"Web pages of '{shown}' may not use this server. To let them, start it with --allowed-origins and this origin."
+    )
+    return RequestError("origin_not_allowed", message)
