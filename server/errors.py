@@ -327,6 +327,20 @@ def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> 
     return ContextTooLongError(message, param, limit, least_tokens)
 
 
+def too_many_tokens(param: str, limit: int) -> RequestError:
+    message = f"Invalid '{param}': string too long. Expected a string of at most {limit} tokens."
+    return RequestError("string_above_max_length", message, param)
+
+
+def no_place_to_cut(param: str, start: int, num_chars: int, limit: int) -> RequestError:
+    """Of a text that would have to be tokenized at once."""
+    message = (
+        f"Invalid '{param}': string too long. Expected at most {limit} characters without a place where this model's "
+        f"tokenizer lets a text be cut, such as a single space, but got {num_chars} from character {start} on."
+    )
+    return RequestError("string_above_max_length", message, param)
+
+
 def too_much_work(param: str, factors: Iterable[tuple[int, str]], limit: int, unit: str) -> RequestError:
     """A refusal of a product of fields.
 

@@ -9,10 +9,14 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.api.body import read_body
+from inferd.server.api.respond import while_asked
 from inferd.server.api.service import Service
 from inferd.server.exact import exact
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inferd.server.text.template import conversation_of
+
+MAX_TEXT_BYTES = 2**24
+"""Bytes of a text that is written for ids: as many as the largest body has by default."""
 
 
 class TokensApi:
@@ -27,7 +31,7 @@ class TokensApi:
         body = await read_body(request, service, TokenizeRequest)
         wire = body.wire
         service.intake.check_model(wire.model)
-        token_ids = await self._ids(wire)
+        token_ids = await while_asked(request, None, self._ids(wire))
 
         def work() -> bytes:
             token = service.model.tokenizer.token
@@ -52,6 +56,11 @@ class TokensApi:
 
         def work() -> bytes:
             service.prompts.check_ids(wire.tokens, "tokens")
+            table = service.model.tokenizer.bytes
+            num_bytes = sum(len(table.of(token_id)) for token_id in wire.tokens)
+            if num_bytes > MAX_TEXT_BYTES:
+                rule = f"They are a text of {num_bytes} bytes, and at most {MAX_TEXT_BYTES} are written."
+                raise errors.invalid_value("tokens", f"{len(wire.tokens)} ids", rule)
             return exact(orjson.dumps({"prompt": service.model.tokenizer.decode(wire.tokens, skip_special=False)}))
 
         data = await service.lanes.run(work, len(wire.tokens))

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure, Submit
@@ -81,9 +82,13 @@ class EmbedIntake:
             raise errors.below_min("truncate_prompt_tokens", 1, 0)
         caller.check_room(1, None, 1)
         add_special = wire.add_special_tokens is not False
-        all_encoded = await self._prompts.encode_all(wire.input, add_special=add_special, param="input")
+        kept = self._prompts.kept(wire.truncate_prompt_tokens, 0, None)
+        check_size = partial(self._prompts.check_least, "input") if kept is None else None
+        all_encoded = await self._prompts.encode_all(
+            wire.input, add_special=add_special, param="input", check_size=check_size, kept=kept
+        )
         inputs = tuple(
-            self._prompts.fit(name_of(i, len(all_encoded)), encoded, 0, None, wire.truncate_prompt_tokens).token_ids
+            self._prompts.fit(name_of(i, len(all_encoded)), encoded, 0, None, kept).token_ids
             for i, encoded in enumerate(all_encoded)
         )
         pooling = Pooling(

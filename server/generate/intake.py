@@ -15,7 +15,7 @@ from inferd.engine.api.params import ParamError, SamplingParams
 from inferd.server import errors
 from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
-from inferd.server.generate.prompts import CheckSize, Encoded, Prompts, any_size
+from inferd.server.generate.prompts import CheckSize, Encoded, Prompts
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
@@ -90,7 +90,9 @@ class Intake:
             raise errors.model_not_found(name)
         return name
 
-    async def read_chat(self, wire: ChatRequest, check_size: CheckSize = any_size) -> Encoded:
+    async def read_chat(
+        self, wire: ChatRequest, check_size: CheckSize | None = None, kept: int | None = None
+    ) -> Encoded:
         """The conversation as the model reads it, whether it fits or not. Raises `RequestError`."""
         check_chat(wire)
         template = self._model.template
@@ -103,7 +105,7 @@ class Intake:
             wire.documents,
         )
         return await self._prompts.render(
-            conversation, add_special=bool(wire.add_special_tokens), check_size=check_size
+            conversation, add_special=bool(wire.add_special_tokens), check_size=check_size, kept=kept
         )
 
     def _check_size(self, wire: GenerationFields, caller: Caller, param: str, num_prompts: int) -> CheckSize:
@@ -129,11 +131,12 @@ class Intake:
         `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
         context holds is no mistake.
         """
-        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages", 1))
         logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
         default = self._model.defaults.max_new_tokens if most is None else most
         asked_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
-        prompt = self._prompts.fit("messages", encoded, asked_tokens, default, wire.truncate_prompt_tokens)
+        kept = self._prompts.kept(wire.truncate_prompt_tokens, asked_tokens, default)
+        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages", 1), kept)
+        prompt = self._prompts.fit("messages", encoded, asked_tokens, default, kept)
         rendered = encoded[1] or ""
         asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, asked.answer, echo=False)
@@ -144,19 +147,19 @@ class Intake:
         check_completion(wire)
         given_ids = sum(len(prompt) for prompt in wire.prompt if not isinstance(prompt, str))
         work.check_prompt_ids("prompt", given_ids, wire.n or 1)
-        all_encoded = await self._prompts.encode_all(
-            wire.prompt,
-            add_special=wire.add_special_tokens is not False,
-            check_size=self._check_size(wire, caller, "prompt", len(wire.prompt)),
-        )
         scores_echo = wire.echo and wire.logprobs is not None
         in_prompt = [k for k in (wire.prompt_logprobs, wire.logprobs if scores_echo else None) if k is not None]
         scored_by = "logprobs" if wire.prompt_logprobs is None else "prompt_logprobs"
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by)
         asked, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
-        prompts = tuple(
-            self._prompts.fit("prompt", encoded, asked, default, wire.truncate_prompt_tokens) for encoded in all_encoded
+        kept = self._prompts.kept(wire.truncate_prompt_tokens, asked, default)
+        all_encoded = await self._prompts.encode_all(
+            wire.prompt,
+            add_special=wire.add_special_tokens is not False,
+            check_size=self._check_size(wire, caller, "prompt", len(wire.prompt)),
+            kept=kept,
         )
+        prompts = tuple(self._prompts.fit("prompt", encoded, asked, default, kept) for encoded in all_encoded)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         return await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
 

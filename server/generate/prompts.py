@@ -6,31 +6,31 @@ Renders and encodes on threads. Knows nothing of sampling.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
 from inferd.server.generate.request import Prompt
 from inferd.server.pieces import pieces
 from inferd.server.schema import completions
+from inferd.server.text.cuts import PART
 from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.lanes import Lanes
+from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
 from inferd.server.text.token_bytes import TokenBytes
-from inferd.server.text.tokenizer import TooManyTokensError
+from inferd.server.text.tokenizer import NoCutError, TooManyTokensError
+
+T = TypeVar("T")
 
 RENDER_LIMIT_S = 10.0
 """A hundred times what 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
 
 MANY_IDS = 2**20
-"""To list so many ids holds the interpreter lock for 25 ms (2 cores, AMD EPYC Zen 4, 2026-11-21): of a text that is
-longer, and than the context, no part is kept, also where the caller says to."""
-
-T = TypeVar("T")
+"""Most ids of a text, where the context does not hold more: as Python's numbers they take 40 MiB."""
 
 Encoded = tuple[tuple[int, ...], str | None]
 """(ids, text as the caller wrote it, where the caller did)."""
@@ -40,8 +40,11 @@ CheckSize = Callable[[int, int], None]
 """Told a text's bytes, and how many tokens they are at the least; raises `RequestError` where that is too much."""
 
 
-def any_size(num_bytes: int, least_tokens: int) -> None:
-    """Nothing is too long."""
+@dataclass(frozen=True, slots=True)
+class _Result(Generic[T]):
+    """What work returned, after the sizes that it yielded."""
+
+    value: T
 
 
 class Prompts:
@@ -55,9 +58,17 @@ class Prompts:
         return await self._lanes.run(work, size)
 
     async def render(
-        self, conversation: Conversation, *, add_special: bool, check_size: CheckSize = any_size
+        self,
+        conversation: Conversation,
+        *,
+        add_special: bool,
+        check_size: CheckSize | None = None,
+        kept: int | None = None,
     ) -> Encoded:
-        """A conversation as the model reads it. Raises `RequestError` where it has no template, or that refuses."""
+        """A conversation as the model reads it. Raises `RequestError` where it has no template, or that refuses.
+
+        `check_size` (None: the prompt need not fit the context) and `kept` as for `encode_all`.
+        """
         template, tokenizer = self._model.template, self._model.tokenizer
         if template is None:
             message = "This model has no chat template; use /v1/completions instead."
@@ -65,7 +76,7 @@ class Prompts:
 
         rendered = Limited(lambda: template.render(conversation), self._render_limit_s)
 
-        def work() -> Encoded:
+        def work() -> Generator[int, None, Encoded]:
             try:
                 text = rendered()
             except OvertimeError as error:
@@ -73,14 +84,16 @@ class Prompts:
                     f"The model's chat template did not render these messages: {error}. Send fewer, or shorter ones."
                 )
                 raise RequestError("invalid_value", message, "messages") from error
-            check_size(*tokenizer.size_of(text))
-            return self._encode(text, add_special, "messages"), text
+            if check_size is not None:
+                check_size(*tokenizer.size_of(text))
+            ids = yield from self._encode(text, add_special, "messages", kept, must_fit=check_size is not None)
+            return ids, text
 
-        return await self._lanes.run(work, _num_chars(conversation.messages))
+        return await self._in_turns(work(), _num_chars(conversation.messages))
 
     async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
-        """The ids of a text."""
-        return await self._lanes.run(lambda: self._encode(text, add_special, "prompt"), len(text))
+        """The ids of a text, which need not fit the context."""
+        return await self._in_turns(self._encode(text, add_special, "prompt", None, must_fit=False), 0)
 
     async def encode_all(
         self,
@@ -88,22 +101,34 @@ class Prompts:
         *,
         add_special: bool,
         param: str = "prompt",
-        check_size: CheckSize = any_size,
+        check_size: CheckSize | None = None,
+        kept: int | None = None,
     ) -> list[Encoded]:
-        """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding."""
+        """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding.
+
+        `kept`: so many of a prompt's last ids are wanted, and one more where there are more.
+        """
         tokenizer = self._model.tokenizer
 
-        def encode(i: int, prompt: completions.Prompt) -> Encoded:
-            if isinstance(prompt, str):
-                check_size(*tokenizer.size_of(prompt))
-                return self._encode(prompt, add_special, param), prompt
-            self.check_ids(prompt, f"{param}[{i}]" if len(prompts) > 1 else param)
-            return prompt, None
+        def work() -> Generator[int, None, list[Encoded]]:
+            encoded: list[Encoded] = []
+            num_read = 0
+            for i, prompt in enumerate(prompts):
+                num_read += len(prompt)
+                if num_read > PART:
+                    yield len(prompt)
+                    num_read = 0
+                if isinstance(prompt, str):
+                    if check_size is not None:
+                        check_size(*tokenizer.size_of(prompt))
+                    ids = yield from self._encode(prompt, add_special, param, kept, must_fit=True)
+                    encoded.append((ids, prompt))
+                else:
+                    self.check_ids(prompt, f"{param}[{i}]" if len(prompts) > 1 else param)
+                    encoded.append((prompt, None))
+            return encoded
 
-        def work() -> list[Encoded]:
-            return [encode(i, prompt) for i, prompt in enumerate(prompts)]
-
-        return await self._lanes.run(work, sum(map(len, prompts)))
+        return await self._in_turns(work(), max(map(len, prompts), default=0))
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is written at a text's start and after a space: to a caller, both are the word."""
@@ -126,12 +151,38 @@ class Prompts:
 
         return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
-    def _encode(self, text: str, add_special: bool, param: str) -> tuple[int, ...]:
-        """Raises `RequestError` for a text of more tokens than the context holds, and than `MANY_IDS`."""
+    async def _in_turns(self, work: Generator[int, None, T], size: int) -> T:
+        """`work` on threads, step by step: others take their turn between two steps, and nothing goes on once the
+        caller has left. It yields the size of its next step; `size` is that of the first."""
+
+        def step() -> int | _Result[T]:
+            try:
+                return next(work)
+            except StopIteration as end:
+                return _Result(end.value)
+
+        while True:
+            done = await self._lanes.run(step, LONG_TEXT if size > 4 * PART else size)
+            if isinstance(done, _Result):
+                return done.value
+            size = done
+
+    def _encode(
+        self, text: str, add_special: bool, param: str, kept: int | None, *, must_fit: bool
+    ) -> Generator[int, None, tuple[int, ...]]:
+        """Raises `RequestError` for a text of more tokens than the context holds, and than `MANY_IDS`, and for one that
+        cannot be tokenized in parts."""
+        limit = self._model.max_model_len
+        most = max(MANY_IDS, limit)
+        last = None if kept is None else min(kept, most) + 1
         try:
-            return self._model.tokenizer.encode(text, add_special, max(MANY_IDS, self._model.max_model_len))
+            return (yield from self._model.tokenizer.encode_in_parts(text, add_special, most, last))
         except TooManyTokensError as error:
-            raise errors.context_too_long(param, self._model.max_model_len, error.num_tokens, None) from None
+            if must_fit:
+                raise errors.context_too_long(param, limit, error.num_tokens, None) from None
+            raise errors.too_many_tokens(param, most) from None
+        except NoCutError as error:
+            raise errors.no_place_to_cut(param, error.start, error.num_chars, error.limit) from None
 
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:
         """Raises `RequestError` for the first id that is no row of the embedding."""
@@ -147,17 +198,21 @@ class Prompts:
         if least_tokens > limit:
             raise errors.text_too_long(param, limit, num_bytes, least_tokens)
 
-    def fit(self, param: str, encoded: Encoded, asked: int | None, default: int | None, truncate: int | None) -> Prompt:
+    def kept(self, truncate: int | None, asked: int | None, default: int | None) -> int | None:
+        """How many of a prompt's last ids are kept, because the caller said so; None: all. `truncate` -1: as many as
+        leave room for the answer."""
+        if truncate != -1:
+            return truncate
+        return max(1, self._model.max_model_len - (asked if asked is not None else default or 1))
+
+    def fit(self, param: str, encoded: Encoded, asked: int | None, default: int | None, kept: int | None) -> Prompt:
         """A prompt with its `max_tokens`, within the context. Raises `RequestError`.
 
-        `asked` tokens must fit whole; of `default` (None: all there is room for) as many as fit are allowed. `truncate`
-        keeps the last so many tokens (-1: as many as leave room for the answer), because the caller said so.
+        `asked` tokens must fit whole; of `default` (None: all there is room for) as many as fit are allowed. `kept` is
+        what `kept` gave.
         """
         limit = self._model.max_model_len
         token_ids, text = encoded
-        kept = truncate
-        if truncate == -1:
-            kept = max(1, limit - (asked if asked is not None else default or 1))
         if kept is not None and len(token_ids) > kept:
             token_ids, text = token_ids[-kept:], None
         if not token_ids:

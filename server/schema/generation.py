@@ -220,8 +220,8 @@ class SharedFields(RequestFields):
     )
     truncate_prompt_tokens: int | None = wire(
         Integer(-1),
-        "Keep the last so many tokens of the prompt; -1 keeps what leaves room for the answer. Without it nothing is "
-        "ever cut: a prompt that is too long is refused.",
+        "Keep the last so many tokens of the prompt, however long it is; -1 keeps what leaves room for the answer. "
+        "Without it nothing is ever cut: a prompt that is too long is refused.",
         unset="never cut",
         area=PROMPT,
     )

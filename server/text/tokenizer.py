@@ -1,34 +1,53 @@
 """The checkpoint's tokenizer: text -> ids exactly as the checkpoint defines it, without torch.
 
 Calls are thread-safe and hold the interpreter lock only briefly. Truncation and padding that a tokenizer file may carry
-are switched off: a prompt is never cut in silence.
+are switched off: a prompt is never cut in silence. A long text is tokenized in parts, which bounds the memory that it
+takes and lets the caller stop between two of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Generator, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
+from inferd.server.text.cuts import MAX_PART, PART, Span, cuts_of
 from inferd.server.text.token_bytes import BYTE_OF_CHAR, TokenBytes
+
+MAX_WHOLE = 2**20
+"""Characters of a text for a tokenizer that is not known to have places to cut: up to 600 MiB, one text at a time."""
 
 
 class TooManyTokensError(Exception):
     """A text is of more tokens than are wanted."""
 
     def __init__(self, num_tokens: int) -> None:
+        """`num_tokens`: those that were counted, at the least."""
         super().__init__(f"{num_tokens} tokens")
         self.num_tokens = num_tokens
+
+
+class NoCutError(Exception):
+    """A stretch of a text can only be tokenized at once, and would take too much memory."""
+
+    def __init__(self, start: int, num_chars: int, limit: int) -> None:
+        super().__init__(f"{num_chars} characters from {start} on")
+        self.start, self.num_chars, self.limit = start, num_chars, limit
 
 
 class Tokenizer:
     """Text -> ids, and the table back."""
 
-    __slots__ = ("_backend", "_most_bytes", "added_tokens", "bytes", "eos_token_id", "special_ids", "special_tokens")
+    __slots__ = (
+        "_backend", "_cuts", "_frame", "_most_bytes", "added_tokens", "bytes", "eos_token_id", "special_ids",
+        "special_tokens",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
         """`special_tokens`: what chat templates may name, such as "bos_token". Raises `ModelError`."""
@@ -44,6 +63,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
         self._most_bytes = _most_bytes(backend)
+        self._frame = _frame_of(backend)
+        self._cuts = cuts_of(backend) if self._frame else None
 
     @property
     def num_tokens(self) -> int:
@@ -61,6 +82,40 @@ class Tokenizer:
             raise TooManyTokensError(len(encoding))
         return tuple(encoding.ids)
 
+    def encode_in_parts(
+        self, text: str, add_special: bool, most: int, kept: int | None = None
+    ) -> Generator[int, None, tuple[int, ...]]:
+        """`encode`, a part at a time. Yields before each part, with the characters that are read next.
+
+        `kept`: only so many of the last ids are wanted, and no more of the text than that is tokenized. Raises
+        `TooManyTokensError` where more than `most` are wanted, and `NoCutError`.
+        """
+        if len(text) <= 2 * PART:
+            return self.encode(text, add_special, most)[-(kept or 0) :]
+        spans: list[Span] = []
+        for span in self._cuts.spans(text) if self._cuts else [(0, len(text))]:
+            spans += [span] if span is not None else []
+            yield 0
+        before, behind = self._frame if add_special and self._frame else ((), ())
+        limit = MAX_PART if self._cuts else MAX_WHOLE
+        parts: list[array[int]] = []
+        num_tokens = len(before) + len(behind)
+        for start, end in spans if kept is None else reversed(spans):
+            if end - start > limit:
+                raise NoCutError(start, end - start, limit)
+            yield end - start
+            is_framed = add_special and self._frame is None
+            encoding = self._backend.encode_batch_fast([text[start:end]], add_special_tokens=is_framed)[0]
+            num_tokens += len(encoding)
+            if kept is None and num_tokens > most:
+                raise TooManyTokensError(num_tokens)
+            parts.append(array("I", encoding.ids))
+            del encoding  # or it lives until the next part has been read
+            if kept is not None and num_tokens >= kept + len(before):
+                break
+        ids = (*before, *chain.from_iterable(parts if kept is None else reversed(parts)), *behind)
+        return ids[-(kept or 0) :]
+
     def size_of(self, text: str) -> tuple[int, int]:
         """(bytes, tokens that they are at the least); 0 tokens where this tokenizer may make one of any number."""
         num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
@@ -73,6 +128,24 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it; None where there is none."""
         return self._backend.id_to_token(token_id)
+
+
+def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that every text begins and ends with; None where they cannot be told from those of the text."""
+    try:
+        encoding = backend.encode("a", add_special_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Rust's panics are no `Exception`
+        raise ModelError(f"the tokenizer does not read the text 'a': {str(error)[:300]}") from error
+    is_added = encoding.special_tokens_mask
+    if 0 not in is_added:
+        return None
+    first, behind = is_added.index(0), len(is_added) - is_added[::-1].index(0)
+    own = backend.encode("a", add_special_tokens=False).ids
+    if encoding.ids[first:behind] != own:
+        return None
+    return tuple(encoding.ids[:first]), tuple(encoding.ids[behind:])
 
 
 def _most_bytes(backend: Backend) -> int:

@@ -36,6 +36,15 @@ def test_tokenize_and_detokenize(http: httpx.Client, router: Any) -> None:
     assert http.post("/tokenize", json={"prompt": "x"}).json()["token_strs"] is None
 
 
+def test_ids_whose_text_would_be_large_are_refused(http: httpx.Client, router: Any) -> None:
+    table = router.model.tokenizer.bytes
+    longest = max(range(3_072), key=lambda token_id: len(table.of(token_id)))
+    count = 2**24 // len(table.of(longest)) + 1
+    answer = http.post("/detokenize", json={"tokens": [longest] * count})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+    assert "at most 16777216" in answer.json()["error"]["message"]
+
+
 def test_a_conversation_is_tokenized_as_it_would_be_answered(http: httpx.Client, router: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
     ids = http.post("/tokenize", json={"model": "tiny", "messages": messages}).json()["tokens"]

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
+from inferd.server.text.cuts import PART
 from inferd.server.text.model import GenerationDefaults, ServedModel
-from inferd.server.text.tokenizer import Tokenizer, TooManyTokensError, load_pretrained
+from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError, load_pretrained
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
@@ -159,3 +160,107 @@ def test_more_tokens_than_are_wanted_are_counted_and_not_listed() -> None:
     with pytest.raises(TooManyTokensError) as caught:
         tokenizer.encode("one two three", False, len(ids) - 1)
     assert caught.value.num_tokens == len(ids)
+
+
+def in_parts(
+    tokenizer: Tokenizer, text: str, kept: int | None = None, most: int = 2**20
+) -> tuple[tuple[int, ...], int]:
+    """(the ids, characters that were read for them in parts)."""
+    work, num_chars = tokenizer.encode_in_parts(text, True, most, kept), 0
+    while True:
+        try:
+            num_chars += next(work)
+        except StopIteration as end:
+            return end.value, num_chars
+
+
+def with_frame(checkpoint: Path) -> Tokenizer:
+    """The embedded model's, with a token before each text and two behind."""
+    state = json.loads((checkpoint / "tokenizer.json").read_text())
+    start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|im_start|>", "<|im_end|>"))
+    names = {token["content"]: token["id"] for token in state["added_tokens"]}
+    state["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [start, {"Sequence": {"id": "A", "type_id": 0}}, end, end],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ("<|im_start|>", "<|im_end|>")
+        },
+    }
+    return Tokenizer(Backend.from_str(json.dumps(state)), {}, None)
+
+
+@pytest.mark.parametrize("unit", ["hello there ", "1234567890", "x1 ", "\u4eca\u5929\uff0c"])
+def test_the_last_ids_of_a_long_text_are_those_of_the_whole(checkpoint: Path, unit: str) -> None:
+    for tokenizer in (load(checkpoint).tokenizer, with_frame(checkpoint)):
+        text = unit * (100_000 // len(unit))
+        whole = tokenizer.encode(text, True)
+        assert in_parts(tokenizer, text) == (whole, len(text))
+        for kept in (1, 2, 3, 100, 20_000, len(whole) - 1, len(whole), len(whole) + 1):
+            ids, num_chars = in_parts(tokenizer, text, kept)
+            assert ids == whole[-kept:]
+            assert num_chars <= kept * len(text) / len(whole) + 3 * PART, "and no more is read"
+
+
+def test_a_long_text_is_read_no_further_than_the_tokens_that_are_wanted() -> None:
+    tokenizer = load(MODEL_PATH).tokenizer
+    read: list[int] = []
+    with pytest.raises(TooManyTokensError) as caught:
+        read.extend(tokenizer.encode_in_parts("9" * 2**20, False, 1_000))
+    assert sum(read) <= 2 * PART
+    assert caught.value.num_tokens > 1_000
+
+
+def test_a_long_text_without_a_place_to_cut_is_refused_where_it_is_read(checkpoint: Path) -> None:
+    tokenizer = load(MODEL_PATH).tokenizer
+    text = "a" * 2**20 + " the end" * 10_000
+    with pytest.raises(NoCutError) as caught:
+        in_parts(tokenizer, text)
+    assert caught.value.start == 0
+    assert caught.value.num_chars >= 2**20
+    assert in_parts(tokenizer, text, 100)[0] == tokenizer.encode(" the end" * 100, True)[-100:]
+    change(checkpoint / "tokenizer.json", normalizer={"type": "Lowercase"})
+    unknown = load(checkpoint).tokenizer
+    text = "the end " * 20_000
+    assert in_parts(unknown, text) == (unknown.encode(text, True), len(text)), "it is read at once"
+    with pytest.raises(NoCutError):
+        in_parts(unknown, text * 7)
+
+
+def test_a_tokenizer_that_reads_nothing_is_refused(checkpoint: Path) -> None:
+    state = json.loads((checkpoint / "tokenizer.json").read_text())
+    state["model"] = {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "c"}
+    with pytest.raises(ModelError, match="does not read the text 'a'"):
+        Tokenizer(Backend.from_str(json.dumps(state)), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("1000000000000000019884624838656", 10**30 + 19884624838656),  # transformers' word for "no limit"
+        ("-1e400", None),
+        ("NaN", None),
+        ("[Infinity, 0.1]", [None, 0.1]),
+        ('"\\ud800"', "\ud800"),
+        ('{"\\udfff": 18446744073709551616}', {"\udfff": 2**64}),
+        ("1" * 4_000, int("1" * 4_000)),
+    ],
+)
+def test_whatever_a_tokenizer_config_holds_is_told(checkpoint: Path, value: str, told: object) -> None:
+    file = checkpoint / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config)[:-1] + f', "inferd_test": {value}}}')
+    info = json.loads(load(checkpoint).tokenizer_info, parse_constant=pytest.fail)
+    assert info["inferd_test"] == told
+    assert info["chat_template"] == config["chat_template"]
+
+
+def test_a_tokenizer_config_without_end_is_refused_or_told(checkpoint: Path) -> None:
+    file = checkpoint / "tokenizer_config.json"
+    text = file.read_text().rstrip()[:-1]
+    for depth in (100, 450, 900, 100_000):
+        file.write_text(f'{text}, "inferd_test": {"[" * depth}{"]" * depth}}}')
+        try:
+            assert json.loads(load(checkpoint).tokenizer_info)["inferd_test"] is not None
+        except ModelError:
+            assert depth > 100

@@ -1,0 +1,238 @@
+"""A text in parts has the tokens of the whole, for every kind of tokenizer that is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from inferd.server.text import cuts
+from inferd.server.text.cuts import Cuts, cuts_of
+
+MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
+MARK = "\u2581"
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL
+QWEN2 = GPT4.replace("{1,3}", "")
+QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + TAIL
+)
+CORPUS = [
+    "the quick brown fox 12345 can't 'LL jump\n\n  over/the lazy dog's 2nd bone!!! \u4eca\u5929\u6c14\uff0c\u3002",
+    "Hello HELLO hello   \r\n \t x1y2 9999999 \u0301e\u0301 \u00e9 a/b/c == \U0001f600\U0001f600 \u00b2\u0663 <|x1 y|>",
+] * 3
+# One of each class of characters that the patterns tell apart, and each character that they name.
+CHARS = "aAs't1\u00b2 \n\r/!\u0301\u4eca\uff0c"
+
+
+def split(pattern: str) -> Any:
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def bytes_only() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+SPLITTERS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "starcoder": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "gpt4": lambda: pre_tokenizers.Sequence([split(GPT4), bytes_only()]),
+    "qwen2": lambda: pre_tokenizers.Sequence([split(QWEN2), bytes_only()]),
+    "qwen3.5": lambda: pre_tokenizers.Sequence([split(QWEN3_5), bytes_only()]),
+    "gpt4o": lambda: pre_tokenizers.Sequence([split(GPT4O), bytes_only()]),
+    "minicpm": lambda: pre_tokenizers.Sequence([split(r"\p{N}{1,3}"), split(GPT4.replace("{1,3}", "+")), bytes_only()]),
+}
+
+
+@cache
+def byte_level(name: str, *, is_nfc: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = SPLITTERS[name]()
+    if is_nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken("<|x1 y|>", normalized=False), AddedToken("s 1", normalized=is_nfc)])
+    tokenizer.add_tokens(
+        [AddedToken("!!", rstrip=True, lstrip=True, normalized=False), AddedToken("A", single_word=True)]
+    )
+    return tokenizer
+
+
+@cache
+def sentencepiece(kind: str) -> Tokenizer:
+    """As Llama 2 ("prepend"), as newer conversions of it ("metaspace"), and as Gemma ("plain")."""
+    words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = [" ".join(text.split()).replace(" ", MARK) for text in CORPUS]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Split(MARK, "merged_with_next")
+    trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    words += [word for word in model["vocab"] if word not in words]
+    tokenizer = Tokenizer(
+        models.BPE(
+            {word: i for i, word in enumerate(words)}, [tuple(pair) for pair in model["merges"]],
+            unk_token="<unk>", fuse_unk=True, byte_fallback=True,
+        )
+    )  # fmt: skip
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK, prepend_scheme="first", split=False)
+    else:
+        steps = [normalizers.Prepend(MARK)] if kind == "prepend" else []
+        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", MARK)])
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("x1 y", normalized=False, rstrip=True)])
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "embedded": lambda: Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json")),
+    **{name: lambda name=name: byte_level(name) for name in SPLITTERS},
+    "qwen2 nfc": lambda: byte_level("qwen2", is_nfc=True),
+    **{kind: lambda kind=kind: sentencepiece(kind) for kind in ("prepend", "metaspace", "plain")},
+}
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
+def known(tokenizer: Tokenizer) -> Cuts:
+    found = cuts_of(tokenizer)
+    assert found is not None
+    return found
+
+
+def parts(found: Cuts, text: str) -> list[str]:
+    return [text[span[0] : span[1]] for span in found.spans(text) if span is not None]
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place that may be cut, or nearly, is."""
+    monkeypatch.setattr(cuts, "PART", 1)
+
+
+def texts(rng: random.Random, count: int) -> list[str]:
+    longer = [
+        "the ",
+        "12345678901",
+        "   ",
+        "\n\n",
+        "x1 y",
+        "<|x1 y|>",
+        "s 1",
+        " A ",
+        "A",
+        "!!",
+        " !! ",
+        "\u212a",
+        "<s>",
+    ]
+    longer += [
+        "aaaa",
+        "\u4eca\u5929\uff0c",
+        "\U0001f600",
+        "e\u0301",
+        "\uac00\u11a8",
+        " \u0301",
+        "=====",
+        "'s",
+        "\t",
+        "\u2581",
+    ]
+    units = [*CHARS, *longer]
+    return ["".join(rng.choices(units, k=rng.randrange(2, 40))) for _ in range(count)]
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_parts_have_the_tokens_of_the_whole(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    found, num_cuts = known(tokenizer), 0
+    for text in texts(random.Random(name), 3_000):
+        split_text = parts(found, text)
+        num_cuts += len(split_text) - 1
+        assert [i for part in split_text for i in ids_of(tokenizer, part)] == ids_of(tokenizer, text), (
+            text,
+            split_text,
+        )
+    assert num_cuts > 1_000, "some are cut"
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("name", SPLITTERS)
+def test_no_word_reaches_across_a_cut(name: str) -> None:
+    """Every text of five characters, one of each class that a pattern can tell from the others."""
+    splitter, found = SPLITTERS[name](), known(byte_level(name))
+
+    def words(text: str) -> list[str]:
+        return [word for word, _ in splitter.pre_tokenize_str(text)]
+
+    for chars in itertools.product(CHARS, repeat=4):
+        text = "".join(chars)
+        split_text = parts(found, text)
+        if len(split_text) > 1:
+            assert [word for part in split_text for word in words(part)] == words(text), split_text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("unit", ["word ", "x1", "line\n", "\u4eca\u5929\uff0c"])
+def test_a_long_text_comes_in_parts_of_bounded_length(name: str, unit: str) -> None:
+    text = unit * (20 * cuts.PART // len(unit))
+    split_text = parts(known(TOKENIZERS[name]()), text)
+    is_cut = len(split_text) > 1
+    # Before a text Llama 2 puts the space that is left out at a cut: it is cut at spaces alone.
+    assert is_cut or (name in ("prepend", "metaspace") and unit != "word ") or (name == "plain" and unit != "word ")
+    if is_cut:
+        assert max(map(len, split_text)) <= 2 * cuts.PART + len(unit)
+
+
+@pytest.mark.parametrize("name", ["embedded", "gpt4", "gpt4o", "qwen2", "minicpm"])
+def test_a_long_run_of_digits_is_cut_where_its_words_end(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    text = "pi=3." + "1415926535" * 12_345 + " end"
+    split_text = parts(known(tokenizer), text)
+    assert len(split_text) > 5
+    assert [i for part in split_text for i in ids_of(tokenizer, part)] == ids_of(tokenizer, text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\p{L}+(?: \p{L}+)*|\s+"}, "behavior": "Isolated",
+                           "invert": False}},
+        {"pre_tokenizer": {"type": "Digits", "individual_digits": True}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "NFKC"}},
+        {"normalizer": {"type": "Lowercase"}},
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_is_not_known_is_not_cut(change: dict[str, Any]) -> None:
+    state = json.loads((MODEL_PATH / "tokenizer.json").read_text())
+    assert cuts_of(Tokenizer.from_str(json.dumps(state))) is not None
+    assert cuts_of(Tokenizer.from_str(json.dumps(state | change))) is None
+
+
+@pytest.mark.parametrize("change", [{"dropout": 0.1}, {"ignore_merges": True}, {"byte_fallback": False}])
+def test_sentencepiece_whose_characters_depend_on_others_is_not_cut(change: dict[str, Any]) -> None:
+    state = json.loads(sentencepiece("plain").to_str())
+    state["model"] |= change
+    assert cuts_of(Tokenizer.from_str(json.dumps(state))) is None
