@@ -310,6 +310,13 @@ class Settings(BaseSettings):
         return value
 
     @model_validator(mode="after")
+    def _names_are_text(self) -> Self:
+        """Every answer carries one. A path may hold any bytes."""
+        if any(name.encode("utf-8", "replace").decode() != name for name in self.served_names):
+            raise ValueError(f"served_model_name must be UTF-8, but is {self.served_names!a}")
+        return self
+
+    @model_validator(mode="after")
     def _admins_are_no_callers(self) -> Self:
         if set(self.api_key) & set(self.admin_key):
             raise ValueError("a key is both an --api-key and an --admin-key: clients must not share the admin's")

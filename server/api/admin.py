@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
+from inferd.server.exact import any_json
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -25,7 +25,7 @@ class AdminApi:
     async def config(self, request: Request) -> Response:
         """Setting -> value, source and what it became. Keys are counted, never shown."""
         del request
-        return Response(orjson.dumps(self._service.config), media_type="application/json")
+        return Response(any_json(self._service.config), media_type="application/json")
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Blocks that running requests hold stay theirs. Raises `RequestError` where there is no engine to tell."""

@@ -69,9 +69,7 @@ class TokensApi:
     async def info(self, request: Request) -> Response:
         """tokenizer_config.json as the checkpoint has it, with the chat template wherever that stands."""
         del request
-        model = self._service.model
-        info = {**model.tokenizer_config, "chat_template": model.template.source if model.template else None}
-        return Response(orjson.dumps(info), media_type="application/json")
+        return Response(self._service.model.tokenizer_info, media_type="application/json")
 
     async def _ids(self, wire: TokenizeRequest) -> tuple[int, ...]:
         prompts = self._service.prompts

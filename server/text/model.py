@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.server import errors
+from inferd.server.exact import any_json
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
@@ -59,8 +59,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     format: Format = NO_FORMAT
     """How it writes reasoning and tool calls."""
-    tokenizer_config: Mapping[str, object] = field(default_factory=dict)
-    """tokenizer_config.json, for whoever asks what this model's tokenizer is."""
+    tokenizer_info: bytes = b"{}"
+    """JSON: tokenizer_config.json as the checkpoint has it, with the chat template wherever that stands."""
 
     @classmethod
     def load(
@@ -90,6 +90,7 @@ class ServedModel:
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
             template = template.with_fallback(Fallback(shown, found.call_syntax or PLAIN_SYNTAX))
+        info = {"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")}
         return cls(
             names=names,
             path=path,
@@ -102,7 +103,7 @@ class ServedModel:
             defaults=_defaults_of(generation),
             eos_token_ids=_eos_of(generation, config, tokenizer, vocab_size),
             format=found,
-            tokenizer_config={"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")},
+            tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
         )
 
 
@@ -140,6 +141,14 @@ def _generation_of(path: Path) -> dict[str, object]:
 def _json_of(file: Path) -> dict[str, object]:
     """A file that a checkpoint need not have. Raises `ModelError` for one that is no JSON object."""
     return read_json(file) if file.exists() else {}
+
+
+def _written(info: dict[str, object]) -> bytes:
+    """Raises `ModelError` for what is nested too deeply to be written."""
+    try:
+        return any_json(info)
+    except RecursionError as error:
+        raise ModelError(f"tokenizer_config.json is nested too deeply: {error}") from error
 
 
 def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:

@@ -77,6 +77,8 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"e2e_target": True}, "e2e_target: must be a number, not yes or no"),
         ({"root_path": "llm/"}, "root_path: must begin with / and not end with it, such as /llm, but got 'llm/'"),
         ({"served_model_name": ["a", "a"]}, "served_model_name: must be names that differ"),
+        ({"served_model_name": ["\udcff"]}, "served_model_name must be UTF-8"),
+        ({"model": "/models/\udcff"}, "served_model_name must be UTF-8"),
         ({"host": " "}, "host: must not be empty"),
     ],
 )
