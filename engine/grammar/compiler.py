@@ -56,8 +56,14 @@ def compile_grammar(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     return matcher
 
 
+_ENDLESS = "a reference or a rule leads back to itself before it allows any text"
+"""In place of the name that llguidance has for it."""
+
+
 def brief(reason: str) -> str:
     """A complaint in one bounded line, without the source text that llguidance shows and what is for its developers."""
+    if "NoExtensionBias" in reason:
+        return _ENDLESS
     lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())
     told = " ".join(line for line in lines if line and not _SOURCE_LINE.match(line))
     return _PLACE.sub("", told)[:MAX_REASON] or "no reason was given"

@@ -227,8 +227,9 @@ class SharedFields(RequestFields):
     )
     structured_outputs: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
         StructuredOutputs(),
-        "The same by exactly one of `json` (a schema, as under `strict`), `json_object`, `regex` (Rust's syntax), "
-        "`choice` (one of a few texts), `grammar` (Lark or GBNF) and `structural_tag`.",
+        "The same by exactly one of `json` (a schema, as under `strict`), `json_object`, `regex` (Rust's syntax, "
+        "in which `\\d`, `\\w` and `\\s` are ASCII), `choice` (one of a few texts), `grammar` (Lark, in which they are "
+        "Unicode, or GBNF) and `structural_tag`.",
         unset="none",
         area=OUTPUT,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from inferd.server import errors, strict_json
 from inferd.server.schema.kinds import Array, Boolean, Choice, Schema, Text, check_properties, object_schema
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
-from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_BYTES, read_schema
+from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, read_schema
 
 MAX_EXPRESSION_LENGTH = 65_536
 """Characters of a regular expression, a grammar, or all of a choice's texts."""
@@ -172,7 +172,7 @@ def _object(value: object, where: str) -> Mapping[str, object]:
     """An object, or one written as a string of JSON."""
     if isinstance(value, str):
         try:
-            value = strict_json.parse(Text(1, 4 * MAX_SCHEMA_BYTES).read(value, where).encode())
+            value = strict_json.parse(Text(1, 4 * MAX_SCHEMA_CHARS).read(value, where).encode())
         except ValueError as error:
             raise errors.invalid_value(where, value, "Expected an object, or a string of JSON.") from error
     if not isinstance(value, dict):

@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.server import errors
+from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,
     either,
     free_text,
     free_text_until,
-    json_value,
     literal,
     marked,
     one_of,
     pattern,
     repeat,
     sequence,
+    shared,
 )
-from inferd.server.structured.schema import read_schema
+from inferd.server.structured.schema import has_reference, read_schema
 from inferd.server.structured.tags import Tokens
 from inferd.server.tools.format import CallSyntax, ReasoningSyntax
 
@@ -34,8 +35,8 @@ MAX_CALLS = 128
 _BLANKS = pattern(r"[ \n]{0,4}")
 """Between the end of reasoning and what follows it."""
 
-_CALL_RULE = "tool_call"
-"""A call from its name on."""
+_NO_CALL = r"(\p{White_Space}*[^\p{White_Space}{\[](.|\n)*)?"
+"""A text that does not begin as JSON does, whatever blanks it begins with."""
 
 _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -97,9 +98,9 @@ class _Writer:
     def __init__(self, rules: CallRules, syntax: CallSyntax, tokens: Tokens) -> None:
         self._rules, self._syntax, self._tokens = rules, syntax, tokens
         self._is_single = rules.is_single or syntax.is_single
-        called = either(*(self._call(where, tool) for where, tool in rules.tools))
-        # A rule, because it stands twice below and has every tool's schema in it.
-        self._rest = Language(_CALL_RULE, (f"{_CALL_RULE}: {called.expression}", *called.rules), called.grammars)
+        self._size = GrammarSize("tools")
+        self._rest = shared(either(*(self._call(where, tool) for where, tool in rules.tools)))
+        """A call from its name on."""
 
     def calls(self, written: str) -> Language:
         """All calls of an answer, from behind `written`, what of them stands there already."""
@@ -116,7 +117,7 @@ class _Writer:
         trigger = self._syntax.trigger
         if not trigger:
             # Calls without a marker are whole answers, told by their first character.
-            return either(self.calls(""), pattern(r"(\s*[^\s{\[](.|\n)*)?"))
+            return either(self.calls(""), pattern(_NO_CALL))
         called = sequence(_until(trigger, self._tokens), self.calls(trigger))
         if self._is_single:
             return either(called, free_text())
@@ -127,48 +128,53 @@ class _Writer:
         function = tool["function"]
         assert isinstance(function, Mapping)
         name, is_strict = str(function["name"]), function.get("strict") is True
-        schema = _parameters(function.get("parameters"), f"{where}.function.parameters")
         path = f"{where}.function.parameters"
+        schema = _parameters(function.get("parameters"), path)
+        arguments = read_schema(schema, path, is_strict=is_strict)
+        self._size.add(len(arguments.expression))
         if self._syntax.arguments == "xml":
-            read_schema(dict(schema), path, is_strict=is_strict)
-            arguments = self._tagged(schema, is_strict=is_strict)
-        else:
-            arguments = read_schema(dict(schema), path, is_strict=is_strict)
-        head = marked(name + self._syntax.between, self._tokens)
-        return sequence(head, arguments, marked(self._syntax.end, self._tokens)) if self._syntax.end else sequence(
-            head, arguments
-        )  # fmt: skip
+            arguments = self._tagged(schema, path, is_strict=is_strict)
+        parts = [marked(name + self._syntax.between, self._tokens), arguments]
+        if self._syntax.end:
+            parts.append(marked(self._syntax.end, self._tokens))
+        return sequence(*parts)
 
-    def _tagged(self, schema: Mapping[str, object], *, is_strict: bool) -> Language:
+    def _tagged(self, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
         """`<parameter=key>`, the value on lines of its own, `</parameter>`: in the order of the schema."""
         properties, required = schema.get("properties", {}), schema.get("required", ())
         assert isinstance(properties, Mapping) and isinstance(required, (list, tuple))
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        required_names = {name for name in required if isinstance(name, str)}
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         parts: list[Language] = []
         for key, value in properties.items():
-            inner = {**value, **shared} if isinstance(value, Mapping) else {}
-            part = sequence(literal(f"<parameter={key}>\n"), _tagged_value(inner, is_strict=is_strict))
-            parts.append(part if key in required else repeat(part, 0, 1))
+            value_path = f"{path}.properties.{key}"
+            inner: Mapping[str, object] = value if isinstance(value, Mapping) else {}
+            if has_reference(inner):
+                inner = {**inner, **definitions}
+            value_language = _tagged_value(inner, value_path, is_strict=is_strict)
+            self._size.add(len(value_language.expression))
+            part = sequence(literal(f"<parameter={key}>\n"), value_language)
+            parts.append(part if key in required_names else repeat(part, 0, 1))
         return sequence(*parts) if parts else literal("")
 
 
 _END_OF_TAG = "\n</parameter>\n"
 
 
-def _tagged_value(schema: Mapping[str, object], *, is_strict: bool) -> Language:
+def _tagged_value(schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
     """Texts stand as they are, everything else as JSON."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
         return sequence(one_of(listed), literal(_END_OF_TAG))
     if schema.get("type") == "string":
         return free_text_until(_END_OF_TAG)
-    return sequence(json_value(schema, is_lenient=not is_strict), literal(_END_OF_TAG))
+    return sequence(read_schema(schema, path, is_strict=is_strict), literal(_END_OF_TAG))
 
 
-def _parameters(value: object, where: str) -> Mapping[str, object]:
+def _parameters(value: object, where: str) -> dict[str, object]:
     """The schema of a tool's arguments, which are an object. Raises `RequestError`."""
     if value is None:
-        return _NO_PARAMETERS
+        return dict(_NO_PARAMETERS)
     if not isinstance(value, Mapping):
         raise errors.invalid_type(where, "an object", value)
     if value.get("type", "object") != "object":

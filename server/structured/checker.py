@@ -30,7 +30,7 @@ from inferd.engine.api.grammar import (
     frame_of,
     read_verdict,
 )
-from inferd.server import errors
+from inferd.server.structured.bounds import refusal
 
 logger = logging.getLogger("inferd.server")
 
@@ -181,12 +181,6 @@ class GrammarChecker:
     def _forget(self, digest: bytes) -> None:
         self._kept_bytes -= _size_of(self._kept.pop(digest))
         self._forgiven_s.pop(digest, None)
-
-
-def refusal(param: str, reason: str) -> RequestError:
-    """A grammar, schema or expression that cannot be served, and why."""
-    reason = errors.clip(reason.rstrip("."), errors.MAX_MESSAGE // 2)
-    return RequestError("invalid_value", f"Invalid value for '{param}': {reason}.", param)
 
 
 def _now() -> float:

@@ -1,7 +1,8 @@
 """Sets of texts and their composition, written as Lark grammars for llguidance.
 
-Pure functions: a `Language` in, a `Language` out, and `Language.text` for the engine. Knows no wire fields and no
-limits; whether a grammar is well-formed is found where it is compiled.
+Pure functions: a `Language` in, a `Language` out, and `Language.text` for the engine. The text is as long as what it is
+made of: what stands twice is a rule (`shared`). Knows no wire fields; whether a grammar is well-formed is found where
+it is compiled.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 WHITESPACE = r"(\r?\n[ \t]{0,40}|[ ])"
 """What may stand, once, between the tokens of JSON: a space, or a line break and an indentation (ten levels of four).
@@ -23,6 +24,15 @@ which reads special tokens in a text that only spells them."""
 _NAMED_TOKEN = re.compile(r"<[^<>\s\[\]]+>")
 _REGEX_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()/#&~\-]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPE_OR_BARE = re.compile(r"\\(.)|[/\n\r]", re.DOTALL)
+_ASCII_CLASSES = {
+    "d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]",
+    "s": r"[\t\n\x0b\x0c\r\x20]", "S": r"[^\t\n\x0b\x0c\r\x20]",
+}  # fmt: skip
+_BREAKS = {"\n": r"\n", "\r": r"\r"}
+
+REFERENCE_CHARS = 24
+"""Most characters that a `shared` language adds where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +41,36 @@ class Language:
 
     expression: str
     rules: tuple[str, ...] = ()
-    """Lines that define what it names; equal lines of composed languages are one."""
+    """Lines that define what it names."""
     grammars: tuple[tuple[str, str], ...] = ()
     """(name, text) of whole grammars that it names as `@name`."""
+    parts: tuple[Language, ...] = field(default=(), compare=False, repr=False)
+    """Languages that it is composed of: what they name is defined beside it. One may be reached in 2^16 ways."""
 
     def text(self) -> str:
-        """The whole grammar, as llguidance takes it."""
-        main = "\n".join((_OPTIONS, f"start: {self.expression}", *self.rules, ""))
-        if not self.grammars:
+        """The whole grammar, as llguidance takes it. Equal lines are one."""
+        rules: dict[str, None] = {}
+        grammars: dict[tuple[str, str], None] = {}
+        for part in _every_part(self):
+            rules.update(dict.fromkeys(part.rules))
+            grammars.update(dict.fromkeys(part.grammars))
+        main = "\n".join((_OPTIONS, f"start: {self.expression}", *rules, ""))
+        if not grammars:
             return main
-        named = [{"name": name, "lark_grammar": text} for name, text in self.grammars]
+        named = [{"name": name, "lark_grammar": text} for name, text in grammars]
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *named]}, ensure_ascii=False)
+
+
+def _every_part(language: Language) -> Iterator[Language]:
+    """A language and all that it is composed of, each once."""
+    seen: set[int] = set()
+    waiting = [language]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            waiting.extend(part.parts)
 
 
 def literal(text: str) -> Language:
@@ -50,8 +79,8 @@ def literal(text: str) -> Language:
 
 
 def pattern(regex: str) -> Language:
-    """The texts that a regular expression of Rust's `regex` syntax matches whole."""
-    return Language(f"/{_without_bare_slashes(regex)}/")
+    """The texts that a regular expression of Rust's `regex` syntax matches whole; `\\d`, `\\w` and `\\s` are ASCII."""
+    return Language(f"/{_ESCAPE_OR_BARE.sub(_fit_for_slashes, regex)}/")
 
 
 def one_of(texts: Iterable[str]) -> Language:
@@ -86,12 +115,12 @@ def token(text: str, token_id: int) -> Language:
 
 def marked(text: str, tokens: Mapping[str, int]) -> Language:
     """`text` as the model writes it: what `tokens` name in it are these tokens, the rest is text."""
-    if not tokens:
+    # Some vocabularies have thousands of such tokens: an expression of all of them takes a second to compile.
+    names = sorted((name for name in tokens if name and name in text), key=len, reverse=True)
+    if not names:
         return literal(text)
-    names = sorted(tokens, key=len, reverse=True)
     parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
-    written = [token(part, tokens[part]) if part in tokens else literal(part) for part in parts if part]
-    return sequence(*written) if written else literal("")
+    return sequence(*(token(part, tokens[part]) if part in tokens else literal(part) for part in parts if part))
 
 
 def lark(text: str) -> Language:
@@ -102,28 +131,26 @@ def lark(text: str) -> Language:
 
 def sequence(*languages: Language) -> Language:
     """One after the other."""
-    return _composed(" ".join(_grouped(language) for language in languages), languages)
+    return Language(" ".join(f"({language.expression})" for language in languages), parts=languages)
 
 
 def either(*languages: Language) -> Language:
     """Any one of them."""
-    return _composed(" | ".join(_grouped(language) for language in languages), languages)
+    return Language(" | ".join(f"({language.expression})" for language in languages), parts=languages)
 
 
 def repeat(language: Language, low: int, high: int | None) -> Language:
     """`low` to `high` times, one after the other; `high` None: any number of times."""
     bounds = f"{{{low},{'' if high is None else high}}}"
-    return _composed(f"({language.expression}){bounds}", (language,))
+    return Language(f"({language.expression}){bounds}", parts=(language,))
 
 
-def _composed(expression: str, languages: tuple[Language, ...]) -> Language:
-    rules = dict.fromkeys(rule for language in languages for rule in language.rules)
-    grammars = dict.fromkeys(grammar for language in languages for grammar in language.grammars)
-    return Language(expression, tuple(rules), tuple(grammars))
-
-
-def _grouped(language: Language) -> str:
-    return f"({language.expression})"
+def shared(language: Language) -> Language:
+    """The same language as a rule, written once however often it stands: without, nesting doubles what stands twice."""
+    name = _rule_name("part", language.expression)
+    if len(language.expression) <= len(name):
+        return language
+    return Language(name, (f"{name}: {language.expression}",), parts=(language,))
 
 
 def _rule_name(kind: str, text: str) -> str:
@@ -137,14 +164,9 @@ def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", escaped)
 
 
-def _without_bare_slashes(regex: str) -> str:
-    """Fit to stand between slashes on one line."""
-    parts: list[str] = []
-    is_escaped = False
-    for char in regex:
-        if char == "/" and not is_escaped:
-            parts.append("\\")
-        # A line break is the same regular expression spelt as an escape, where it is not escaped itself.
-        parts.append({"\n": "n" if is_escaped else "\\n", "\r": "r" if is_escaped else "\\r"}.get(char, char))
-        is_escaped = char == "\\" and not is_escaped
-    return "".join(parts)
+def _fit_for_slashes(match: re.Match[str]) -> str:
+    """What stands for an escape, a slash or a line break between slashes on one line."""
+    escaped = match[1]
+    if escaped is None:
+        return _BREAKS.get(match[0], r"\/")
+    return _ASCII_CLASSES.get(escaped) or _BREAKS.get(escaped) or match[0]

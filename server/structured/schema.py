@@ -6,14 +6,17 @@ leaves what cannot be enforced to the model. What the keywords say together is f
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Iterator, Mapping
 
 from inferd.engine.api.errors import RequestError
 from inferd.server import errors
+from inferd.server.structured.bounds import check_json, refusal
+from inferd.server.structured.intervals import has_bounds, make_exact
 from inferd.server.structured.language import Language, json_value
 
-MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_CHARS = 64 * 1024
+"""Of JSON, counted without its escapes."""
 MAX_SCHEMA_DEPTH = 64
 """Levels of JSON: an object in an object's properties is two further down."""
 MAX_ENUM_ENTRIES = 4_096
@@ -47,117 +50,76 @@ def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
         return json_value(value)
     if not isinstance(value, dict):
         raise errors.invalid_type(where, "an object", value)
-    _check_size(value, where)
+    check_json(value, where, "the schema", MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH)
+    num_entries = 0
     for path, schema in _subschemas(value, where):
         if is_strict:
             _check_keywords(schema, path)
-        if "enum" in schema and not isinstance(schema["enum"], list):
-            raise errors.invalid_type(f"{path}.enum", "an array", schema["enum"])
-    _check_enums(value, where)
-    exact = _with_exact_bounds(value)
-    assert isinstance(exact, dict)
-    return json_value(exact, is_lenient=not is_strict)
+        entries = schema.get("enum", [])
+        if not isinstance(entries, list):
+            raise errors.invalid_type(f"{_spelt(path)}.enum", "an array", entries)
+        num_entries += len(entries)
+    if num_entries > MAX_ENUM_ENTRIES:
+        raise refusal(where, f"its enums have {num_entries} entries, and at most {MAX_ENUM_ENTRIES} are served")
+    return json_value(with_exact_bounds(value), is_lenient=not is_strict)
 
 
-_LEAST_EXCESS = 1e-9
+def with_exact_bounds(schema: Mapping[str, object]) -> Mapping[str, object]:
+    """The schema with the bounds of numbers as llguidance keeps to them (`intervals`)."""
+    if not any(has_bounds(inner) for _, inner in _subschemas(schema, "")):
+        return schema
+    exact = copy.deepcopy(dict(schema))
+    for _, inner in _subschemas(exact, ""):
+        make_exact(inner)
+    return exact
 
 
-def _with_exact_bounds(value: object) -> object:
-    """The schema without exclusive bounds that llguidance 1.9.1 takes for inclusive ones: of an interval between a
-    whole number and the next one away from 0. Of the numbers between, those within `_LEAST_EXCESS` of the bound are
-    lost."""
-    if isinstance(value, list):
-        return [_with_exact_bounds(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    changed = {
-        key: item if key in ("const", "enum", "default", "examples") else _with_exact_bounds(item)
-        for key, item in value.items()
-    }
-    low, high = _number(value, "exclusiveMinimum"), _number(value, "exclusiveMaximum")
-    highs = [bound for bound in (high, _number(value, "maximum")) if bound is not None]
-    lows = [bound for bound in (low, _number(value, "minimum")) if bound is not None]
-    if low is not None and low >= 0 and low % 1 == 0 and highs and min(highs) < low + 1:
-        del changed["exclusiveMinimum"]
-        changed["minimum"] = low + _LEAST_EXCESS
-    elif high is not None and high <= 0 and high % 1 == 0 and lows and max(lows) > high - 1:
-        del changed["exclusiveMaximum"]
-        changed["maximum"] = high - _LEAST_EXCESS
-    return changed
+def has_reference(schema: Mapping[str, object]) -> bool:
+    """Whether a schema, or one in it, refers to another by `$ref`."""
+    return any("$ref" in inner for _, inner in _subschemas(schema, ""))
 
 
-def _number(schema: Mapping[str, object], key: str) -> float | None:
-    value = schema.get(key)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+_Path = tuple["_Path | None", str]
+"""(path of what holds it, the rest): spelt only where something is wrong, for a name may be as long as the schema."""
 
 
-def _check_size(value: Mapping[str, object], where: str) -> None:
-    depth = _depth(value)
-    if depth > MAX_SCHEMA_DEPTH:
-        rule = f"the schema is nested {depth} levels deep, and at most {MAX_SCHEMA_DEPTH} are served"
-        raise _refusal(where, rule)
-    try:
-        num_bytes = len(json.dumps(value, ensure_ascii=False))
-    except ValueError as error:  # a number of more digits than Python writes
-        raise _refusal(where, "the schema holds a number that is too long") from error
-    if num_bytes > MAX_SCHEMA_BYTES:
-        rule = f"the schema has {num_bytes} bytes of JSON, and at most {MAX_SCHEMA_BYTES} are served"
-        raise _refusal(where, rule)
+def _spelt(path: _Path | None) -> str:
+    parts: list[str] = []
+    while path is not None:
+        path, part = path
+        parts.append(part)
+    return "".join(reversed(parts))
 
 
-def _depth(value: object) -> int:
-    """Levels of objects and arrays, level by level: a body may be nested deeper than a stack."""
-    depth, level = 0, [value]
-    while level:
-        inner: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        depth += any(isinstance(item, (dict, list)) for item in level)
-        level = inner
-    return depth
-
-
-def _subschemas(value: object, path: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _subschemas(value: object, where: str) -> Iterator[tuple[_Path, dict[str, object]]]:
     """Every schema in a schema, itself first, with its path."""
-    if not isinstance(value, dict):
-        return
-    yield path, value
-    for key in _SCHEMA_KEYWORDS:
-        yield from _subschemas(value.get(key), f"{path}.{key}")
-    for key in (*_LIST_KEYWORDS, "items"):
-        entries = value.get(key)
-        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
-            yield from _subschemas(entry, f"{path}.{key}[{i}]")
-    for key in _MAP_KEYWORDS:
-        named = value.get(key)
-        for name, entry in named.items() if isinstance(named, dict) else ():
-            yield from _subschemas(entry, f"{path}.{key}.{name}")
+    waiting: list[tuple[_Path, object]] = [((None, where), value)]
+    while waiting:
+        path, schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield path, schema
+        for key in _SCHEMA_KEYWORDS:
+            waiting.append(((path, f".{key}"), schema.get(key)))
+        for key in (*_LIST_KEYWORDS, "items"):
+            entries = schema.get(key)
+            for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+                waiting.append(((path, f".{key}[{i}]"), entry))
+        for key in _MAP_KEYWORDS:
+            named = schema.get(key)
+            for name, entry in named.items() if isinstance(named, dict) else ():
+                waiting.append(((path, f".{key}.{name}"), entry))
 
 
-def _check_keywords(schema: Mapping[str, object], path: str) -> None:
+def _check_keywords(schema: Mapping[str, object], path: _Path) -> None:
     for key in schema:
         if key not in ENFORCED_KEYWORDS and key not in ANNOTATIONS:
             rule = f"The keyword '{errors.clip(key, 64)}' cannot be enforced. {_WAY_OUT}"
-            raise _unsupported(f"{path}.{key}", rule)
+            raise _unsupported(f"{_spelt(path)}.{key}", rule)
     form = schema.get("format")
     if form is not None and form not in ENFORCED_FORMATS:
         rule = f"Formats that are enforced: {', '.join(ENFORCED_FORMATS)}. {_WAY_OUT}"
-        raise errors.unsupported_value(f"{path}.format", form, rule)
-
-
-def _check_enums(value: object, where: str) -> None:
-    num_entries = sum(
-        len(entries) for _, schema in _subschemas(value, where) if isinstance(entries := schema.get("enum"), list)
-    )
-    if num_entries > MAX_ENUM_ENTRIES:
-        raise _refusal(where, f"its enums have {num_entries} entries, and at most {MAX_ENUM_ENTRIES} are served")
-
-
-def _refusal(param: str, reason: str) -> RequestError:
-    return RequestError("invalid_value", f"Invalid value for '{errors.clip(param, errors.MAX_ECHO)}': {reason}.", param)
+        raise errors.unsupported_value(f"{_spelt(path)}.format", form, rule)
 
 
 def _unsupported(param: str, rule: str) -> RequestError:

@@ -1,16 +1,19 @@
 """`structural_tag`: free text in which marked parts follow grammars, read from the two forms that clients send.
 
 The older form names `triggers` and `structures`; the newer one is a tree of `format` nodes. Pure: what is wrong is
-refused with its path.
+refused with its path, and what would be too long before it is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
 from inferd.server import errors
 from inferd.server.schema.kinds import Boolean, Text, check_array, check_properties
+from inferd.server.structured.bounds import GrammarSize, check_json
 from inferd.server.structured.language import (
+    REFERENCE_CHARS,
     Language,
     either,
     free_text,
@@ -20,6 +23,7 @@ from inferd.server.structured.language import (
     pattern,
     repeat,
     sequence,
+    shared,
     token,
 )
 from inferd.server.structured.schema import read_schema
@@ -36,18 +40,19 @@ def read_tags(value: object, where: str, tokens: Tokens) -> Language:
     """The texts of a structural tag. Raises `RequestError`."""
     if not isinstance(value, dict):
         raise errors.invalid_type(where, "an object", value)
+    check_json(value, where, "the structural tag", MAX_GRAMMAR_BYTES)
     if "structures" in value or "triggers" in value:
         return _older_form(value, where, tokens)
     given = check_properties(value, where, ("type", "format"), ())
     if given["type"] != "structural_tag":
         raise errors.not_among(f"{where}.type", given["type"], ("structural_tag",))
-    return _Reader(tokens).node(given["format"], f"{where}.format", 0)
+    return _Reader(tokens, where).node(given["format"], f"{where}.format", 0)
 
 
 def _older_form(value: Mapping[str, object], where: str, tokens: Tokens) -> Language:
     """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
     given = check_properties(value, where, ("structures", "triggers"), ("type",))
-    reader = _Reader(tokens)
+    reader = _Reader(tokens, where)
     tags = []
     for i, item in enumerate(_array(given["structures"], f"{where}.structures")):
         path = f"{where}.structures[{i}]"
@@ -61,8 +66,8 @@ def _older_form(value: Mapping[str, object], where: str, tokens: Tokens) -> Lang
 class _Reader:
     """Reads the tree of the newer form for one vocabulary."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Tokens, where: str) -> None:
+        self._tokens, self._size = tokens, GrammarSize(where)
         self._readers: Mapping[str, Callable[[Mapping[str, object], str, int], Language]] = {
             "const_string": self._const,
             "json_schema": self._json,
@@ -98,22 +103,22 @@ class _Reader:
         is_single: bool,
     ) -> Language:
         """Free text in which each trigger is followed by the rest of a tag that begins with it."""
-        branches: list[Language] = []
-        for begin, _ in tags:
-            if not any(begin.startswith(trigger) for trigger in triggers):
+        rests: dict[str, list[Language]] = {trigger: [] for trigger in triggers}
+        for begin, rest in tags:
+            beginnings = [trigger for trigger in rests if begin.startswith(trigger)]
+            if not beginnings:
                 raise errors.invalid_value(f"{where}.triggers", begin, "Each tag must begin with one of the triggers.")
-        for trigger in triggers:
-            rests = [
-                sequence(marked(begin.removeprefix(trigger), self._tokens), rest) if begin != trigger else rest
-                for begin, rest in tags
-                if begin.startswith(trigger)
-            ]
-            if rests:
-                branches.append(sequence(self._until(trigger), either(*rests)))
-        tagged = either(*branches)
+            once = shared(rest)
+            for trigger in beginnings:
+                self._size.add(len(begin) - len(trigger) + REFERENCE_CHARS)
+                rests[trigger].append(self._begin(begin.removeprefix(trigger), once))
+        tagged = either(*(sequence(self._until(trigger), either(*those)) for trigger, those in rests.items() if those))
         if is_single:
             return tagged if num_least else either(tagged, free_text())
         return sequence(repeat(tagged, num_least, None), free_text())
+
+    def _begin(self, begin: str, rest: Language) -> Language:
+        return sequence(marked(begin, self._tokens), rest) if begin else rest
 
     def _until(self, trigger: str) -> Language:
         """Free text up to a trigger: the token that spells it, where there is one, or its text."""
@@ -155,8 +160,7 @@ class _Reader:
         return [self.node(item, f"{where}.elements[{i}]", depth + 1) for i, item in enumerate(elements)]
 
     def _tag(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        begin, rest = self._begun(value, where, depth)
-        return sequence(marked(begin, self._tokens), rest) if begin else rest
+        return self._begin(*self._begun(value, where, depth))
 
     def _begun(self, value: object, where: str, depth: int) -> tuple[str, Language]:
         """(begin, what follows it) of a tag. Free text as content reaches to the tag's end."""
@@ -166,7 +170,8 @@ class _Reader:
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             self._any_text(content, f"{where}.content", depth + 1)
             return begin, self._until(end)
-        inner = self.node(content, f"{where}.content", depth + 1)
+        # A rule, for llguidance takes some 30 brackets within each other.
+        inner = shared(self.node(content, f"{where}.content", depth + 1))
         return begin, sequence(inner, marked(end, self._tokens)) if end else inner
 
     def _tags(self, value: object, where: str, depth: int) -> list[tuple[str, Language]]:
@@ -182,7 +187,7 @@ class _Reader:
     def _tags_with_separator(self, value: Mapping[str, object], where: str, depth: int) -> Language:
         given = check_properties(value, where, ("type", "tags", "separator"), ("at_least_one", "stop_after_first"))
         tags = self._tags(given["tags"], f"{where}.tags", depth)
-        tag = either(*(sequence(marked(begin, self._tokens), rest) if begin else rest for begin, rest in tags))
+        tag = shared(either(*(self._begin(begin, rest) for begin, rest in tags)))
         separator = marked(Text(0, 65_536).read(given["separator"], f"{where}.separator"), self._tokens)
         if not _flag(given, "stop_after_first", where):
             tag = sequence(tag, repeat(sequence(separator, tag), 0, None))

@@ -23,7 +23,7 @@ from inferd.engine.grammar.thread import GrammarThread
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.language import pattern
-from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, read_schema
+from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, read_schema
 from inferd.server.text.template import ChatTemplate, Conversation
 from tests.e2e.conftest import Daemon, daemon
 
@@ -70,6 +70,25 @@ def choosing(levels: int) -> dict[str, Any]:
         for i in range(levels)
     }
     return {"$defs": {**defs, f"d{levels}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+def tags_in_tags(kind: str, levels: int = 15, num_triggers: int = 2) -> dict[str, Any]:
+    """Each tag begins with all of its triggers, or stands before and behind a separator: 2^levels copies of one."""
+    form: dict[str, Any] = {"type": "any_text"}
+    for _ in range(levels):
+        inner = {"begin": "<" * num_triggers, "content": form, "end": ">"}
+        form = {"type": kind, "tags": [inner]}
+        if kind == "triggered_tags":
+            form["triggers"] = ["<" * i for i in range(1, num_triggers + 1)]
+        else:
+            form["separator"] = ", "
+    return {"response_format": {"type": "structural_tag", "format": form}, "max_tokens": 4}
+
+
+def xml_tool(count: int) -> dict[str, Any]:
+    """Parameters that all refer to one long definition."""
+    properties = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(count)}
+    return tool(type="object", properties=properties, **{"$defs": {"d": {"enum": ["x" * 30_000]}}})
 
 
 PARENS = 30_000
@@ -138,6 +157,36 @@ REFUSED: dict[str, dict[str, Any]] = {
     "6,000 alternatives": constrained(grammar="start: " + "|".join(f'"a{i}"' for i in range(6_000))),
     "tags of nothing": tags(triggers=[]),
     "a tag that begins with nothing": tags({"begin": "", "schema": {}, "end": ""}, triggers=[""]),
+    # A small body whose grammar would be long.
+    "250 triggers of a tag": tags_in_tags("triggered_tags", 16, 250),
+    "300 kB of tags": {
+        "response_format": {
+            "type": "structural_tag",
+            "format": {"type": "sequence", "elements": [{"type": "const_string", "value": "x" * 60_000}] * 5},
+        },
+    },
+    "128 tools of 60 kB": {
+        "tools": [
+            {**strict, "function": {**strict["function"], "name": f"f{i}"}}
+            for i in range(128)
+            for strict in tool(type="string", description="x" * 60_000)["tools"]
+        ],
+        "tool_choice": "required",
+    },
+    # Numbers that no double holds, alone and in pairs.
+    **{
+        f"{keyword} of 401 digits": constrained(json={"type": "number", keyword: 10**400, "maximum": 10**400})
+        for keyword in ("minimum", "exclusiveMinimum", "multipleOf", "const", "default")
+    },
+    "exclusive bounds of 401 digits": constrained(
+        json={"type": "number", "exclusiveMinimum": -(10**400), "exclusiveMaximum": 10**400}
+    ),
+    "a bound of 401 digits in a tool": tool(type="number", exclusiveMinimum=10**400),
+    "a bound of 401 digits in a tag": tags(
+        {"begin": "<a>", "schema": {"maximum": 10**400}, "end": "</a>"}, triggers=["<a"]
+    ),
+    "a bound of 401 digits in a text": constrained(json=json.dumps({"exclusiveMaximum": 10**400})),
+    "a reference to itself": constrained(json={"$ref": "#"}),
     # A template of the caller's, and one smuggled in by its arguments.
     "a template": {"chat_template": "{% for i in range(999999999) %}{% endfor %}"},
     "a smuggled template": {"chat_template_kwargs": {"chat_template": "x"}},
@@ -153,6 +202,13 @@ REFUSED: dict[str, dict[str, Any]] = {
 SERVED: dict[str, dict[str, Any]] = {
     # outlines-core#96: a segmentation fault.
     "a schema that holds itself": constrained(json={"properties": {"c": {"type": "array", "items": {"$ref": "#"}}}}),
+    "tags in tags, triggered": tags_in_tags("triggered_tags"),
+    "tags in tags, with a separator": tags_in_tags("tags_with_separator"),
+    "a tool of 500 references": xml_tool(500),
+    "bounds that overwrite each other": constrained(
+        json={"type": "number", "exclusiveMinimum": 0, "minimum": 0.4, "maximum": 0.5}
+    ),
+    "the bounds of a double": constrained(json={"type": "number", "maximum": 1.7e308, "exclusiveMinimum": 0}),
     # xgrammar#207: another.
     "alternatives at the edges of a pattern": text(pattern="^(\\{[a-z\\-]+\\})|([a-z\\-]+)$"),
     "2^30 readings": constrained(json=choosing(30)),
@@ -208,11 +264,11 @@ def deep(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("at", "beyond", "words"),
     [
-        (deep(MAX_SCHEMA_DEPTH), deep(MAX_SCHEMA_DEPTH + 1), "nested 65 levels deep, and at most 64"),
+        (deep(MAX_SCHEMA_DEPTH), deep(MAX_SCHEMA_DEPTH + 1), "nested more than 64 levels deep"),
         (
-            {"title": "x" * (MAX_SCHEMA_BYTES - len('{"title": ""}'))},
-            {"title": "x" * (MAX_SCHEMA_BYTES + 1 - len('{"title": ""}'))},
-            "has 65537 bytes of JSON, and at most 65536",
+            {"title": "x" * (MAX_SCHEMA_CHARS - len('{"title": ""}'))},
+            {"title": "x" * (MAX_SCHEMA_CHARS + 1 - len('{"title": ""}'))},
+            "has more than 65536 characters of JSON",
         ),
         (
             {"enum": list(range(MAX_ENUM_ENTRIES))},

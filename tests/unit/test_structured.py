@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 from llguidance import LLTokenizer
 
 from inferd.engine.api.errors import RequestError
+from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
 from inferd.engine.grammar.compiler import compile_grammar, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.fields import read
 from inferd.server.structured.formats import answer_language
-from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, read_schema
+from inferd.server.structured.language import Language
+from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, read_schema
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 TOKENS: Mapping[str, int] = {"<|im_end|>": 2, "<tool_call>": 3, "</tool_call>": 4}
@@ -161,18 +164,18 @@ def reason(schema: Any, *, is_strict: bool = True) -> str:
 def test_bounds_of_a_schema(vocabulary: LLTokenizer) -> None:
     deepest = nested(MAX_SCHEMA_DEPTH - 1)
     compile_grammar(vocabulary, read_schema(deepest, "s", is_strict=True).text())
-    assert f"nested {MAX_SCHEMA_DEPTH + 1} levels deep, and at most 64" in reason(nested(MAX_SCHEMA_DEPTH + 1))
+    assert "nested more than 64 levels deep" in reason(nested(MAX_SCHEMA_DEPTH + 1))
     assert "levels deep" in reason(nested(100_001)), "deeper than any stack"
 
-    padding = {"description": "x" * (MAX_SCHEMA_BYTES - len('{"description": ""}'))}
+    padding = {"description": "x" * (MAX_SCHEMA_CHARS - len('{"description": ""}'))}
     read_schema(padding, "s", is_strict=True)
-    assert "65537 bytes" in reason({"description": padding["description"] + "x"})
+    assert "more than 65536 characters" in reason({"description": padding["description"] + "x"})
 
     most = {"anyOf": [{"enum": list(range(MAX_ENUM_ENTRIES - 1))}, {"enum": ["last"]}]}
     compile_grammar(vocabulary, read_schema(most, "s", is_strict=True).text())
     assert "4097 entries, and at most 4096" in reason({"anyOf": [*most["anyOf"], {"enum": [1]}]})
     assert "must be" in reason({"enum": 3}) or "expected an array" in reason({"enum": 3})
-    assert "a number that is too long" in reason({"const": 10**5_000})
+    assert "a number that is too large" in reason({"const": 10**5_000})
 
 
 def test_a_callers_options_for_the_compiler_are_not_taken(vocabulary: LLTokenizer) -> None:
@@ -272,3 +275,139 @@ def deep_tag(levels: int) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_is_wrong_in_a_tag_is_refused_by_its_path(form: Any, code: str, param: str) -> None:
     assert refused(**tagged(form))[:2] == (code, param)
+
+
+# -- what small bodies become ------------------------------------------------------------------------------------------
+
+ANY = {"type": "any_text"}
+
+
+def nested_tags(kind: str, levels: int, *, num_triggers: int = 2) -> dict[str, Any]:
+    """Tags in tags. Each begins with every one of its triggers, so that it is named once for each."""
+    form: dict[str, Any] = {"type": "regex", "pattern": "[a-z]{1,9}"}
+    for _ in range(levels):
+        tag = {"begin": "<" * num_triggers, "content": form, "end": ">"}
+        if kind == "triggered_tags":
+            triggers = ["<" * i for i in range(1, num_triggers + 1)]
+            form = {"type": kind, "triggers": triggers, "tags": [tag]}
+        elif kind == "tags_with_separator":
+            form = {"type": kind, "tags": [tag], "separator": ", "}
+        elif kind == "tag":
+            form = {"type": kind, **tag}
+        else:
+            form = {"type": kind, "elements": [form, ANY]}
+    return tagged(form)
+
+
+@pytest.mark.parametrize("kind", ["triggered_tags", "tags_with_separator", "tag", "sequence", "or"])
+def test_a_grammar_is_as_long_as_what_it_is_made_of(kind: str) -> None:
+    lengths = []
+    for levels in (4, 8, 16):
+        grammar = grammar_of(**nested_tags(kind, levels))
+        assert grammar is not None
+        lengths.append(len(grammar))
+    assert lengths[2] - lengths[1] == pytest.approx(2 * (lengths[1] - lengths[0]), rel=0.05), "a level adds a level"
+    assert lengths[2] < 16 * 300
+
+
+def test_a_repeated_trigger_is_one(vocabulary: LLTokenizer) -> None:
+    once, twice = (
+        grammar_of(**tagged({"type": "triggered_tags", "triggers": ["<f"] * num, "tags": [TAG]})) for num in (1, 200)
+    )
+    assert once == twice
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        nested_tags("triggered_tags", 1, num_triggers=250),
+        nested_tags("triggered_tags", 16, num_triggers=60),
+        tagged(
+            {
+                "type": "triggered_tags",
+                "triggers": ["a" * i for i in range(1, 200)],
+                "tags": [{"begin": "a" * 200 + str(i), "content": ANY, "end": "z"} for i in range(200)],
+            }
+        ),
+        tagged({"type": "sequence", "elements": [{"type": "const_string", "value": "x" * 65_536}] * 5}),
+        tagged({"type": "sequence", "elements": [{"type": "json_schema", "json_schema": {"title": "x" * 60_000}}] * 5}),
+    ],
+    ids=["250 triggers", "60 triggers, nested", "199 triggers of 200 tags", "texts", "schemas"],
+)
+def test_what_would_be_a_long_grammar_is_refused_before_it_is_built(
+    form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = len(json.dumps(form))
+    built: list[int] = []
+    made = Language.__init__
+
+    def counted(self: Language, expression: str, *others: Any, **named: Any) -> None:
+        built.append(len(expression))
+        made(self, expression, *others, **named)
+
+    monkeypatch.setattr(Language, "__init__", counted)
+    refusal, grammar = None, None
+    try:
+        grammar = grammar_of(**form)
+    except RequestError as error:
+        refusal = error
+    if refusal is not None:
+        assert (refusal.code, refusal.param) == ("invalid_value", "response_format")
+        assert str(MAX_GRAMMAR_BYTES) in refusal.message
+    assert grammar is None or len(grammar) < 3 * MAX_GRAMMAR_BYTES
+    assert sum(built) < 40 * (body + MAX_GRAMMAR_BYTES)
+
+
+def test_bounds_of_a_structural_tag() -> None:
+    many = [{"begin": f"<{i:02}", "content": ANY, "end": "</>"} for i in range(100)]
+    triggers = ["<", *(f"<{i}" for i in range(10))]
+    assert grammar_of(**tagged({"type": "triggered_tags", "triggers": triggers, "tags": many}))
+    wide = [{**tag, "begin": "<" * 400 + str(i)} for i, tag in enumerate(many)]
+    triggers = ["<" * i for i in range(1, 60)]
+    code, param, message = refused(**tagged({"type": "triggered_tags", "triggers": triggers, "tags": wide}))
+    assert (code, param) == ("invalid_value", "response_format")
+    assert "at least 262" in message and f"at most {MAX_GRAMMAR_BYTES} are served" in message
+    long = tagged({"type": "sequence", "elements": [{"type": "const_string", "value": "x" * 60_000}] * 5})
+    assert "the structural tag has more than 262144 characters of JSON" in refused(**long)[2]
+
+
+# -- expressions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("regex", "texts", "others"),
+    [
+        (r"\d{2}", ["12"], ["1\u0661", "\u0967\u0968", "\U0001fbf0\U0001fbf1"]),
+        (r"\w+", ["aZ_9"], ["\u00e9", "\u4e2d", "\u0661"]),
+        (r"a\sb", ["a b", "a\tb", "a\nb"], ["a\u2003b", "a\u00a0b", "a\u0085b"]),
+        (r"\D", ["a", "\u0661"], ["1"]),
+        (r"\W", ["\u00e9", "-"], ["a", "_", "5"]),
+        (r"\S", ["\u2003", "a"], [" ", "\n"]),
+        (r"[\d\-x]+", ["1-x"], ["\u0661", "y"]),
+        (r"[^\d]", ["a", "\u0661"], ["1"]),
+        (r"[^\W\d]", ["a", "_"], ["1", "\u00e9", "-"]),
+        (r"[\S]", ["\u2003"], [" "]),
+        (r"\\d", [r"\d"], ["1"]),
+        (r"\\\d", ["\\1"], [r"\d", "\\\u0661"]),
+        (r"\p{Nd}", ["1", "\u0661"], ["a"]),
+        (r"[\d/]+\/", ["1/2/"], ["1"]),
+        ("(?x) \\s a \\d", [" a1"], ["a1", " a\u0661"]),
+    ],
+)  # fmt: skip
+def test_classes_of_expressions_are_ascii(
+    vocabulary: LLTokenizer, regex: str, texts: list[str], others: list[str]
+) -> None:
+    for body in (
+        {"regex": regex},
+        {"structured_outputs": {"regex": regex}},
+        tagged({"type": "regex", "pattern": regex}),
+    ):
+        grammar = grammar_of(**body)
+        assert [text for text in texts if not accepts(vocabulary, grammar, text)] == []
+        assert [text for text in others if accepts(vocabulary, grammar, text)] == []
+
+
+def test_choices_are_texts_and_not_expressions(vocabulary: LLTokenizer) -> None:
+    grammar = grammar_of(structured_outputs={"choice": [r"\d", r"\\s", "/"]})
+    assert all(accepts(vocabulary, grammar, text) for text in (r"\d", r"\\s", "/"))
+    assert not any(accepts(vocabulary, grammar, text) for text in ("1", " ", "\\ "))

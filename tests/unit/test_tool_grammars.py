@@ -14,8 +14,9 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.fields import read
+from inferd.server.structured import calls as calls_module
 from inferd.server.structured.formats import AnswerLanguage
-from inferd.server.structured.language import json_value
+from inferd.server.structured.language import Language, json_value
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown
 from inferd.server.tools.builtin import CALLS
@@ -223,3 +224,58 @@ def test_reasoning_effort_has_the_templates_own_name(template: str, effort: str,
         template_kwargs(wire(reasoning_effort=effort, chat_template_kwargs={name: 1}), template)
     with pytest.raises(RequestError, match="no switch for reasoning"):
         template_kwargs(wire(reasoning_effort=effort), "{{ messages }}")
+
+
+# -- what small tools become -------------------------------------------------------------------------------------------
+
+XML = next(name for name, calls in CALLS.items() if calls.syntax is not None and calls.syntax.arguments == "xml")
+
+
+def tool(name: str, parameters: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_definitions_stand_beside_every_parameter_that_refers_to_them_and_are_bounded(strict: bool) -> None:
+    """Each parameter in tags is a schema of its own: 500 of them have 500 copies of what they refer to."""
+    definitions = {"d": {"type": "string", "enum": ["x" * 30_000]}}
+    for count, is_taken in ((2, True), (500, False)):
+        properties: dict[str, Any] = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/d"}]} for i in range(count)}
+        properties |= {f"q{i}": {"type": "integer"} for i in range(20)}
+        tools = [tool("f", {"type": "object", "properties": properties, "$defs": definitions}, strict=strict)]
+        if is_taken:
+            what = asked(served(XML, "none"), tools=tools, tool_choice="required")
+            assert what.answer is not None and len(what.answer.language.text()) < 100_000
+        else:
+            with pytest.raises(RequestError, match=r"at least \d+ characters, and at most 262144") as caught:
+                asked(served(XML, "none"), tools=tools, tool_choice="required")
+            assert (caught.value.code, caught.value.param) == ("invalid_value", "tools")
+
+
+@pytest.mark.parametrize("name", ["auto", XML])
+def test_the_schemas_of_all_tools_together_are_bounded_while_they_are_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read, read_schema = 0, calls_module.read_schema
+
+    def counted(*args: Any, **named: Any) -> Language:
+        nonlocal num_read
+        num_read += 1
+        return read_schema(*args, **named)
+
+    monkeypatch.setattr(calls_module, "read_schema", counted)
+    tools = [tool(f"f{i}", {"type": "object", "description": "x" * 60_000}) for i in range(128)]
+    with pytest.raises(RequestError, match="at least 30") as caught:
+        asked(served(name, "none") if name == XML else served(), tools=tools)
+    assert caught.value.param == "tools" and num_read == 5
+
+
+def test_bounds_of_numbers_are_exact_in_tags_too() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}},
+              "required": ["x"]}  # fmt: skip
+    model = served(XML, "none")
+    what = asked(model, tools=[tool("f", schema)], tool_choice="required")
+    syntax = CALLS[XML].syntax
+    assert syntax is not None
+    assert follows(what, model, written(syntax, ("f", {"x": 0.25})))
+    assert not follows(what, model, written(syntax, ("f", {"x": 0})))

@@ -1,0 +1,77 @@
+"""How large a grammar and a schema may be, counted while they are read, so that what is too large is never built.
+
+Also how a refusal of a grammar is worded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inferd.engine.api.errors import RequestError
+from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
+from inferd.server import errors
+
+_MOST_BITS = 1_024
+"""Of a whole number: the largest that a double holds has so many."""
+
+
+class GrammarSize:
+    """Characters of one grammar, added as its parts are read."""
+
+    def __init__(self, param: str) -> None:
+        """`param`: the field to name in a refusal."""
+        self._param, self._num_chars = param, 0
+
+    def add(self, num_chars: int) -> None:
+        """Raises `RequestError` once they are more than a grammar may have."""
+        self._num_chars += num_chars
+        if self._num_chars > MAX_GRAMMAR_BYTES:
+            rule = f"it makes a grammar of at least {self._num_chars} characters"
+            raise refusal(self._param, f"{rule}, and at most {MAX_GRAMMAR_BYTES} are served")
+
+
+def check_json(value: object, where: str, noun: str, most_chars: int, most_levels: int | None = None) -> None:
+    """Raises `RequestError` for JSON that is longer or deeper, or that holds a number which no double does.
+
+    It is read level by level, because a body may be nested deeper than a stack, and no further than `most_chars`.
+    """
+    num_chars = depth = 0
+    level: list[object] = [value]
+    while level:
+        inner: list[object] = []
+        for item in level:
+            held, own_chars = _contents(item)
+            num_chars += own_chars
+            if num_chars > most_chars:
+                raise refusal(where, f"{noun} has more than {most_chars} characters of JSON, the most that are served")
+            if _is_too_large(item):
+                raise refusal(where, f"{noun} holds a number that is too large: at most 1.797e308 is served")
+            inner.extend(held)
+        depth += any(isinstance(item, (dict, list)) for item in level)
+        if most_levels is not None and depth > most_levels:
+            raise refusal(where, f"{noun} is nested more than {most_levels} levels deep, the most that are served")
+        level = inner
+
+
+def _contents(item: object) -> tuple[Iterable[object], int]:
+    """What stands in an item, and how many characters it has without that, escapes uncounted."""
+    if isinstance(item, str):
+        return (), len(item) + 2
+    if isinstance(item, dict):
+        return item.values(), max(2, sum(map(len, item)) + 6 * len(item))
+    if isinstance(item, list):
+        return item, max(2, 2 * len(item))
+    return (), 1 if isinstance(item, (int, float)) else 4
+
+
+def _is_too_large(item: object) -> bool:
+    if isinstance(item, int):
+        return item.bit_length() > _MOST_BITS
+    return isinstance(item, float) and item - item != 0  # of an infinity and of NaN it is NaN
+
+
+def refusal(param: str, reason: str) -> RequestError:
+    """A grammar, schema or expression that cannot be served, and why."""
+    reason = errors.clip(reason.rstrip("."), errors.MAX_MESSAGE // 2)
+    shown = errors.clip(param, errors.MAX_ECHO)
+    return RequestError("invalid_value", f"Invalid value for '{shown}': {reason}.", param)
