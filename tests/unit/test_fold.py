@@ -289,11 +289,16 @@ def test_a_callers_stop_token_is_named_and_shown_only_if_asked_for() -> None:
         assert (result.text, result.stop_reason) == (shown if include else "", STOP_ID)
 
 
-def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
-    ids = [tokenizer().get_vocab()[char] for char in "ababab"]
-    asked = request(("b",), min_tokens=3)
+@pytest.mark.parametrize("min_tokens", range(8))
+@pytest.mark.parametrize("text", ["ababab", "bbbbbb"])
+def test_stop_strings_wait_for_the_least_number_of_tokens(text: str, min_tokens: int) -> None:
+    """A token a character: the first that may complete the stop string comes behind the first `min_tokens`."""
+    ids = [tokenizer().get_vocab()[char] for char in text]
+    asked = request(("b",), min_tokens=min_tokens)
     result = folded(asked, events_of(asked, deltas(ids, [1, 2, 3, 4, 5], "length")))
-    assert (result.text, result.token_ids) == ("aba", tuple(ids[:4]))
+    end = text.find("b", min_tokens)
+    expected = (text, tuple(ids), "length") if end < 0 else (text[:end], tuple(ids[: end + 1]), "stop")
+    assert (result.text, result.token_ids, result.reason) == expected
 
 
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:

@@ -159,6 +159,28 @@ def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+def test_tokens_and_ends_are_progress_and_nothing_else_is() -> None:
+    """What says of a crash loop whether anything moves between deaths: an end that came without a token does."""
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        streams = [router.submit(submit(name)) for name in "abc"]
+        seen = [router.num_delivered]
+        for output, stream in (
+            (StepOutput(deltas=(), stats=EngineStats()), None),
+            (step(Delta(request_id="a", prompt_logprobs=(WireLogprobs(2, -1.0, 1, ()),))), streams[0]),
+            (step(Delta(request_id="a", token_ids=(1, 2, 3))), streams[0]),
+            (step(Delta(request_id="b", finish_reason="abort")), streams[1]),
+            (step(Delta(request_id="c", token_ids=(4, 5), finish_reason="length")), streams[2]),
+        ):
+            client.inbox.put_nowait(output)
+            if stream is not None:
+                await anext(stream)
+            seen.append(router.num_delivered)
+        assert seen == [0, 0, 0, 3, 4, 7]
+
+    play(scenario)
+
+
 def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
     """So every token but a stream's first has one, whatever tokens came together."""
 
