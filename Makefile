@@ -11,7 +11,7 @@ TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test long chaos soak clients check format shape bench gpu docs train clean
+.PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +30,17 @@ install: $(STAMP) ## Set up the virtual environment with the pinned dependencies
 serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
 	@exec $(BIN)/inferd serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
+quick: $(STAMP) ## What finds most mistakes soonest: imports, unit tests, some requests (under 90 s on two cores)
+	@$(BIN)/python tests/tiers.py --quick --python $(BIN)/python
+
 test: ## Set up and run every tier within its time budget
 	@$(PYTHON) tests/tiers.py --make "$(MAKE)" --python $(BIN)/python
 
 long: $(STAMP) ## The whole of everything: 2,000,000 simulated seeds (ten hours on two cores), every sampled case
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
+
+mutants: $(STAMP) ## Which small mistakes no unit test sees: make mutants SEED=1 MINUTES=10 ARGS='--only server/router.py'
+	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 chaos: $(STAMP) ## Engines killed and stopped under every kind of request, each answer checked: make chaos SEED=1 MINUTES=5
 	@$(BIN)/python -m tests.chaos.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

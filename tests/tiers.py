@@ -1,7 +1,8 @@
 """Run every test tier in turn, each with a time budget, and print what each took.
 
-A tier is a set of folders under `tests/`. A budget is a promise to whoever waits, not an assertion: a tier over it is
-marked, and its large parameter sets are then to be sampled (`@pytest.mark.sampled`). `--long` runs everything whole.
+A tier is a set of folders or files under `tests/`. A budget is a promise to whoever waits, not an assertion: a tier
+over it is marked, and its large parameter sets are then to be sampled (`@pytest.mark.sampled`). `--long` runs
+everything whole; `--quick` runs one tier alone, which finds most mistakes soonest.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ TIERS = (
     Tier("reliability", 90, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
     Tier("security", 40, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
 )
+QUICK = Tier(
+    "quick", 90,
+    ("arch", "unit", "api/test_chat.py", "api/test_routes.py", "api/test_error_table.py", "e2e/test_serve.py",
+     "e2e/test_client.py"),
+    workers=2, threads=1, engine_threads=1, by="loadfile",
+)  # fmt: skip
+MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
+MUTANTS_BUDGET_S = 4000
+"""With `--long` only: reports the mutants that survive, and fails only where none could be judged."""
 INSTALL_BUDGET_S = 120
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Else every process of every tier would compile its tests anew, assertions rewritten, and every daemon the server."""
@@ -65,14 +75,19 @@ def main() -> int:
         rows.append(("install", INSTALL_BUDGET_S, time.monotonic() - started, code))
         if code:
             return _report(rows)
-    for tier in TIERS:
-        folders = [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).is_dir()]
+    for tier in (QUICK,) if options.quick else TIERS:
+        folders = [f"tests/{folder}" for folder in tier.folders if (ROOT / "tests" / folder).exists()]
         if not folders or (options.only and tier.name not in options.only) or (tier.is_long and not options.long):
             continue
         print(f"\n== {tier.name} (budget {tier.budget_s} s)", flush=True)
         started = time.monotonic()
         rows.append((tier.name, tier.budget_s, 0.0, _run(tier, folders, options)))
         rows[-1] = (*rows[-1][:2], time.monotonic() - started, rows[-1][3])
+    if options.long and not options.only:
+        print(f"\n== mutants (budget {MUTANTS_BUDGET_S} s)", flush=True)
+        started = time.monotonic()
+        code = subprocess.run([options.python, *MUTANTS], cwd=ROOT, check=False).returncode
+        rows.append(("mutants", MUTANTS_BUDGET_S, time.monotonic() - started, code))
     return _report(rows)
 
 
@@ -104,6 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--make", help="the make program: times `make install` as the first tier")
     parser.add_argument("--long", action="store_true", help="run everything whole")
+    parser.add_argument("--quick", action="store_true", help="run the quick tier alone")
     parser.add_argument("--only", action="append", help="a tier's name; may be given again")
     return parser.parse_args()
 
