@@ -134,7 +134,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     grammars = GrammarChecker(model.path, model.vocab_size)
     background = Background()
     probe = LoopProbe(metrics.loop_lag)
-    keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read)
+    keyring = Keyring(options.api_keys, options.admin_keys, options.keys_file, metrics.keys_read, metrics.keys_age)
     service = Service(
         model=model,
         router=router,

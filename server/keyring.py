@@ -1,16 +1,22 @@
 """Which keys are known now: those of the settings and those of the keys file, which is read again when it changes.
 
-A file that cannot be read whole changes nothing: the old keys stay, and log and metric say so. Knows no HTTP.
+A file that cannot be read whole changes nothing: the old keys stay, and log and metric say so. Nor does one that cannot
+be reached, as on a network mount that hangs: the log and the age of the keys say so. Knows no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.keys import KeyEntry, digest_of, read_keys, tenant_id
@@ -18,8 +24,13 @@ from inferd.server.quotas import KeyAccount, Quota
 
 logger = logging.getLogger("inferd.keys")
 
+T = TypeVar("T")
+
 LOOK_S = 1.0
 """Between two looks at the file; where a volume swaps symbolic links, the inode behind them changes."""
+
+OVERDUE_S = 10.0
+"""A look at the file that takes longer is reported."""
 
 _Mark = tuple[int, int, int]
 
@@ -46,17 +57,27 @@ class Keyring:
         admin_keys: Iterable[str] = (),
         path: Path | None = None,
         on_read: Callable[[int, bool], None] = lambda num_keys, is_good: None,
+        on_age: Callable[[float], None] = lambda age_s: None,
     ) -> None:
-        """`on_read`: told of each reading of the file, with the keys now known from it. Raises `ConfigError`."""
-        self._path, self._on_read = path, on_read
+        """`on_read`: told of each reading of the file, with the keys now known from it. `on_age`: told at each look for
+        how many seconds nobody has known whether these are still the file's keys. Raises `ConfigError`.
+        """
+        self._path, self._on_read, self._on_age = path, on_read, on_age
+        self._known_s = time.monotonic()
+        """When the keys in force were last seen to be those of the file."""
         self._fixed = {digest: Holder(digest, tenant_id(digest)) for digest in map(digest_of, keys)}
         self._fixed |= {
             digest: Holder(digest, tenant_id(digest), is_admin=True) for digest in map(digest_of, admin_keys)
         }
         self._from_file: Mapping[bytes, Holder] = {}
         self._mark: _Mark | None = None
+        """Of the file as it was last looked at."""
+        self._known_mark: _Mark | None = None
+        """Of the file whose keys are in force."""
+        self._complaint = ""
+        """What was wrong with the file when it was last read."""
         if path is not None:
-            self._mark = _mark_of(path)
+            self._mark = self._known_mark = _mark_of(path)
             self._replace(read_keys(path))
 
     @property
@@ -84,28 +105,50 @@ class Keyring:
         """Read the file again whenever it changes, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(look_s)
-            try:
-                await self.look()
-            except Exception:
-                logger.exception("cannot read %s; the %d keys read before stay", self._path, len(self._from_file))
-                self._on_read(len(self._from_file), False)
+            await self.look()
 
-    async def look(self) -> None:
-        """Read the file if it is another one than last time."""
+    async def look(self, tick_s: float = LOOK_S) -> None:
+        """Read the file if it is another one than last time. Reports the age of the keys every `tick_s` meanwhile."""
         assert self._path is not None, "there is no keys file"
-        mark = await asyncio.to_thread(_mark_of, self._path)
-        if mark == self._mark:
+        began_s, is_overdue = time.monotonic(), False
+        reading = _in_daemon_thread(partial(_read_if_changed, self._path, self._mark))
+        while not (await asyncio.wait((reading,), timeout=tick_s))[0]:
+            self._on_age(time.monotonic() - self._known_s)
+            if not is_overdue and time.monotonic() - began_s > OVERDUE_S:
+                is_overdue = True
+                logger.error(
+                    "the keys file %s does not answer: its changes, such as a revoked key, take effect when it does",
+                    self._path,
+                )
+        if is_overdue:
+            logger.warning("the keys file %s answers again", self._path)
+        mark, found = reading.result()
+        if isinstance(found, Exception):
+            self._complain(mark, found)
+        elif found is not None:
+            self._mark = self._known_mark = mark
+            self._complaint = ""
+            self._replace(found)
+            logger.info("read %d keys from %s", len(found), self._path)
+        if mark == self._known_mark:
+            self._known_s = time.monotonic()
+        self._on_age(time.monotonic() - self._known_s)
+
+    def _complain(self, mark: _Mark | None, error: Exception) -> None:
+        """Once for each thing that is wrong. A file that is wrong is read again when it changes, one that could not be
+        read at each look."""
+        if not isinstance(error.__cause__, OSError):
+            self._mark = mark
+        if str(error) == self._complaint:
             return
-        # Also where it cannot be read: it is said once, and tried again when it changes again.
-        self._mark = mark
-        try:
-            entries = await asyncio.to_thread(read_keys, self._path)
-        except ConfigError as error:
-            logger.error("%s; the %d keys read before stay in force", error, len(self._from_file))
-            self._on_read(len(self._from_file), False)
-            return
-        self._replace(entries)
-        logger.info("read %d keys from %s", len(entries), self._path)
+        self._complaint = str(error)
+        logger.error(
+            "%s; the %d keys read before stay in force",
+            error,
+            len(self._from_file),
+            exc_info=None if isinstance(error, ConfigError) else error,
+        )
+        self._on_read(len(self._from_file), False)
 
     def _replace(self, entries: Iterable[KeyEntry]) -> None:
         """All at once; a key that stays keeps what it used of its quota."""
@@ -121,6 +164,38 @@ class Keyring:
         else:
             account.apply(quota)
         return Holder(entry.digest, entry.tenant_id, entry.weight, account)
+
+
+def _read_if_changed(path: Path, mark: _Mark | None) -> tuple[_Mark | None, tuple[KeyEntry, ...] | Exception | None]:
+    """(what tells its version, its entries or what is wrong with it); None: it is the version of `mark`."""
+    found = _mark_of(path)
+    if found == mark:
+        return found, None
+    try:
+        return found, read_keys(path)
+    except Exception as error:
+        return found, error
+
+
+def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """As `asyncio.to_thread`, but a thread that never ends keeps neither the loop nor the process from ending.
+
+    `work` raises nothing.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def run() -> None:
+        result = work()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, result)
+
+    threading.Thread(target=run, name="inferd-keys-file", daemon=True).start()
+    return future
 
 
 def _mark_of(path: Path) -> _Mark | None:

@@ -22,6 +22,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.regular_file import read_regular
 
 KEY_PREFIX = "sk-inferd-"
 _KEY_BYTES = 32
@@ -97,14 +98,14 @@ def _hex(data: bytes) -> str:
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """All entries of a file, YAML or JSON. Raises `ConfigError`, with every problem up to a few, and no digest."""
+    return parse_keys(_read(path), path)
+
+
+def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        return read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"cannot read the keys file {path}: {error.strerror or error}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"the keys file {path} has more than {MAX_FILE_BYTES} bytes, the most that are read")
-    return parse_keys(data, path)
 
 
 def parse_keys(data: bytes, path: Path) -> tuple[KeyEntry, ...]:
@@ -205,7 +206,10 @@ def append_entry(path: Path, entry: KeyEntry) -> None:
 
     Two at once wait for each other. Raises `ConfigError` where the file, or what it would become, is none.
     """
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise ConfigError(f"cannot add to the keys file {path}: {error}") from error
     with _locked(path.parent):
         _append(path, entry)
 
@@ -228,8 +232,9 @@ def _locked(directory: Path) -> Iterator[None]:
 def _append(path: Path, entry: KeyEntry) -> None:
     old = "keys:\n"
     if path.exists():
-        _check_apart((*read_keys(path), entry), path)
-        old = path.read_text(encoding="utf-8")
+        data = _read(path)
+        _check_apart((*parse_keys(data, path), entry), path)
+        old = data.decode()
         old += "" if old.endswith("\n") else "\n"
     text = old + entry_text(entry)
     try:

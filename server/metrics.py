@@ -165,7 +165,7 @@ class Metrics:
         self.loop = Histogram((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
         self._loop = self.loop.cell()
         self.tasks = Gauge.zero()
-        self.keys, self.key_readings = Gauge.zero(), Counter()
+        self.keys, self.key_readings, self.key_age = Gauge.zero(), Counter(), Gauge.zero()
         for outcome in ("good", "refused"):
             self.key_readings.add(0, outcome)
 
@@ -290,6 +290,10 @@ class Metrics:
         self.keys.set(num_keys)
         self.key_readings.add(1, "good" if is_good else "refused")
 
+    def keys_age(self, age_s: float) -> None:
+        """For how long nobody has known whether the keys in force are still those of the keys file."""
+        self.key_age.set(age_s)
+
     def num_tasks(self, count: int) -> None:
         self.tasks.set(count)
 
@@ -394,6 +398,11 @@ class Metrics:
         page.histogram("inferd_event_loop_lag_seconds", "How late the event loop came to a timer.", self.loop)
         page.histogram("inferd_http_request_duration_seconds", "HTTP, to the last byte.", self.http_duration, "route")
         page.gauge("inferd_keys", "Keys known from the keys file.", self.keys)
+        page.gauge(
+            "inferd_keys_file_age_seconds",
+            "Seconds since the keys in force were last seen to be those of the keys file.",
+            self.key_age,
+        )
         page.counter("inferd_keys_file_readings", "Readings of the keys file.", self.key_readings, "outcome")
         page.gauge("inferd_asyncio_tasks", "Tasks of the server's event loop.", self.tasks)
         return page

@@ -12,7 +12,10 @@ from pathlib import Path
 import yaml
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.regular_file import read_regular
 from inferd.server.settings_fields import ENV_PREFIX
+
+_MAX_BYTES = 2**20
 
 
 def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:
@@ -21,7 +24,7 @@ def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:
     Raises `ConfigError` for a file that cannot be read, is no mapping, or has a key twice or a key that is no setting.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"cannot read the settings file {path}: {reason}") from error

@@ -34,6 +34,10 @@ class Metrics(Protocol):
         """The keys file was read, and so many of its keys are known; not `is_good`: it was refused, and those stay."""
         ...
 
+    def keys_age(self, age_s: float) -> None:
+        """For how long nobody has known whether the keys in force are still those of the keys file."""
+        ...
+
     def num_tasks(self, count: int) -> None:
         """Tasks of the event loop, now."""
         ...

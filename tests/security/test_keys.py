@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
 import os
+import pty
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +30,7 @@ from inferd.server.keys import KEY_PREFIX, KeyEntry, append_entry, digest_of, en
 from inferd.server.metrics import Metrics
 from inferd.server.quotas import KeyAccount, Quota, duration_text
 from inferd.server.settings import Settings
+from inferd.server.settings_sources import read_yaml
 from inferd.server.startup import make_plan
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 
@@ -170,7 +176,8 @@ def test_a_change_is_taken_whole_and_a_bad_one_not_at_all(tmp_path: Path, caplog
     assert keyring.find(TWO) and not keyring.find(ONE)
     assert [record.getMessage().endswith("the 1 keys read before stay in force") for record in caplog.records] == [True]
     path.unlink()
-    asyncio.run(keyring.look())
+    for _ in range(2):
+        asyncio.run(keyring.look())
     assert keyring.find(TWO)
     other = written(tmp_path / "other", entry(ONE), entry(TWO))
     path.symlink_to(other)
@@ -209,6 +216,148 @@ def test_what_nobody_expected_is_told_and_the_file_is_read_again(
     asyncio.run(scene())
     assert read == [(1, True), (1, False), (1, True)]
     assert any(record.exc_info for record in caplog.records)
+
+
+NOT_FILES: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a link to a FIFO": lambda path: (os.mkfifo(path.with_name("fifo")), path.symlink_to(path.with_name("fifo"))),
+    "a directory": Path.mkdir,
+    "a device that never ends": lambda path: path.symlink_to("/dev/zero"),
+    "a terminal": lambda path: path.symlink_to(os.ttyname(pty.openpty()[1])),
+    "a socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "too much": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 2**40),
+}
+
+
+@pytest.mark.parametrize("make", NOT_FILES.values(), ids=NOT_FILES)
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], object]
+) -> None:
+    """At start, and in place of the file that was read then; what comes after it is read."""
+    path = tmp_path / "keys"
+    make(path)
+    for read in (read_keys, lambda path: read_yaml(path, ()), lambda path: append_entry(path, entry(ONE))):
+        with pytest.raises(ConfigError):
+            read(path)
+    path.rename(tmp_path / "odd")
+    keyring = Keyring((), (), written(path, entry(ONE)))
+    path.unlink()
+    (tmp_path / "odd").rename(path)
+    for _ in range(3):
+        asyncio.run(keyring.look())
+    assert keyring.find(ONE)
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) <= 1
+    path.rename(tmp_path / "gone")
+    written(path, entry(TWO))
+    asyncio.run(keyring.look())
+    assert keyring.find(TWO) and not keyring.find(ONE)
+
+
+def test_a_file_that_could_not_be_read_is_tried_again_at_each_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unchanged as it is: what was wrong is not in it."""
+    path = written(tmp_path / "keys", entry(ONE))
+    keyring = Keyring((), (), path)
+    written(path, entry(TWO))
+    os.utime(path, ns=(1, 1))
+
+    def refuse(path: Path, num_bytes: int) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("inferd.server.keys.read_regular", refuse)
+        for _ in range(3):
+            asyncio.run(keyring.look())
+    assert keyring.find(ONE) and not keyring.find(TWO)
+    assert len(caplog.records) == 1, "said once"
+    asyncio.run(keyring.look())
+    assert keyring.find(TWO) and not keyring.find(ONE)
+
+
+def test_a_file_that_does_not_answer_is_reported_and_read_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a network mount that hangs."""
+    monkeypatch.setattr("inferd.server.keyring.OVERDUE_S", 0.01)
+    path, ages = written(tmp_path / "keys", entry(ONE)), list[float]()
+    reported, answers = asyncio.Event(), threading.Event()
+
+    def on_age(age_s: float) -> None:
+        ages.append(age_s)
+        if caplog.records:
+            reported.set()
+
+    keyring = Keyring((), (), path, on_age=on_age)
+    stat = Path.stat
+
+    def hang(self: Path, **options: Any) -> os.stat_result:
+        if self == path:
+            assert answers.wait(20)
+        return stat(self, **options)
+
+    async def scene() -> None:
+        looking = asyncio.create_task(keyring.look(0.005))
+        await asyncio.wait_for(reported.wait(), 20)
+        assert keyring.find(ONE)
+        written(path, entry(TWO))
+        os.utime(path, ns=(1, 1))
+        answers.set()
+        await asyncio.wait_for(looking, 20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", hang)
+        asyncio.run(scene())
+    assert keyring.find(TWO) and not keyring.find(ONE)
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["ERROR", "WARNING"]
+    assert max(ages) > 0.01, "it grows while nothing is known"
+    assert ages[-1] < max(ages)
+
+
+def test_keys_age_while_the_file_is_wrong(tmp_path: Path) -> None:
+    path, ages = written(tmp_path / "keys", entry(ONE)), list[float]()
+    keyring = Keyring((), (), path, on_age=ages.append)
+    asyncio.run(keyring.look())
+    path.write_text("keys: [")
+    for _ in range(3):
+        asyncio.run(keyring.look())
+    assert ages[0] < 1e-3 < ages[-1] or ages[0] < ages[1] < ages[2] < ages[3]
+    written(path, entry(ONE))
+    os.utime(path, ns=(1, 1))
+    asyncio.run(keyring.look())
+    assert ages[-1] < ages[-2]
+
+
+HANGS = """
+import asyncio, pathlib, sys, threading
+from inferd.server.keyring import Keyring
+
+path = pathlib.Path(sys.argv[1])
+keyring = Keyring((), (), path)
+stat, hung = pathlib.Path.stat, threading.Event()
+
+def hang(self, **options):
+    hung.set()
+    threading.Event().wait()
+
+async def main():
+    watching = asyncio.create_task(keyring.watch(0.001))
+    pathlib.Path.stat = hang
+    await asyncio.to_thread(hung.wait)
+    watching.cancel()
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_a_file_that_never_answers_keeps_no_server_from_ending(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys", entry(ONE))
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
 def test_what_was_used_outlives_a_reload(tmp_path: Path) -> None:
