@@ -5,9 +5,9 @@ Renders and encodes on threads. Knows nothing of sampling.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from inferd.engine.api.errors import RequestError
@@ -21,8 +21,7 @@ from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
-from inferd.server.text.token_bytes import TokenBytes
-from inferd.server.text.tokenizer import NoCutError, TooManyTokensError
+from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError
 
 T = TypeVar("T")
 
@@ -144,10 +143,10 @@ class Prompts:
 
     async def read_back(self, prompts: tuple[Prompt, ...], skip_special: bool) -> tuple[Prompt, ...]:
         """The prompts with what an answer may show of them: their text, and the place of each id in it."""
-        table = self._model.tokenizer.bytes
+        tokenizer = self._model.tokenizer
 
         def work() -> tuple[Prompt, ...]:
-            return tuple(_read_back(prompt, table, skip_special) for prompt in prompts)
+            return tuple(_read_back(prompt, tokenizer, skip_special) for prompt in prompts)
 
         return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
@@ -225,12 +224,13 @@ class Prompts:
         raise errors.context_too_long(param, limit, len(token_ids), asked or None)
 
 
-def _read_back(prompt: Prompt, table: TokenBytes, skip_special: bool) -> Prompt:
+def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prompt:
     """A text that the caller wrote stays as it was written."""
-    detokenizer = Detokenizer(table, (), skip_special)
+    if prompt.text is not None:
+        return replace(prompt, offsets=tokenizer.offsets(prompt.text, prompt.token_ids))
+    detokenizer = Detokenizer(tokenizer.bytes, (), skip_special)
     pieces = [detokenizer.feed(token_id) for token_id in prompt.token_ids]
-    offsets = tuple(itertools.accumulate(map(len, pieces[:-1]), initial=0))
-    return replace(prompt, text="".join(pieces) if prompt.text is None else prompt.text, offsets=offsets)
+    return replace(prompt, text="".join(pieces), offsets=tuple(accumulate(map(len, pieces[:-1]), initial=0)))
 
 
 def _num_chars(messages: Sequence[object]) -> int:

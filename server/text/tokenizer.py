@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Generator, Iterable, Mapping
-from itertools import chain
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -18,6 +18,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.text.cuts import MAX_PART, PART, Span, cuts_of
+from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.token_bytes import BYTE_OF_CHAR, TokenBytes
 
 MAX_WHOLE = 2**20
@@ -115,6 +116,26 @@ class Tokenizer:
                 break
         ids = (*before, *chain.from_iterable(parts if kept is None else reversed(parts)), *behind)
         return ids[-(kept or 0) :]
+
+    def offsets(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Where in `text` each of its ids begins; the ids must be those of `encode`, with what it adds or without.
+
+        What a token stands for reaches to the next one's beginning. It is nothing for what `encode` adds, and for all
+        parts of a character but one.
+        """
+        before, behind = self._frame or ((), ())
+        for num_before, num_behind in ((len(before), len(behind)), (0, 0)):
+            detokenizer = Detokenizer(self.bytes, (), skip_special=False)
+            own = token_ids[num_before : len(token_ids) - num_behind]
+            pieces = [*[""] * num_before, *map(detokenizer.feed, own), *[""] * num_behind]
+            if "".join(pieces) == text:
+                return tuple(accumulate(map(len, pieces[:-1]), initial=0))
+        # The tokenizer rewrites texts, or drops some of them: the library knows which characters a token was made of.
+        read = [self._backend.encode_batch([text], add_special_tokens=adds)[0] for adds in (False, True)]
+        spans = next(encoding.offsets for encoding in read if encoding.ids == list(token_ids))
+        ends = accumulate((end for _, end in spans), max)
+        begins = (min(end, start) if last else end for end, (start, last) in zip(ends, spans[1:], strict=False))
+        return tuple(accumulate(begins, max, initial=0))
 
     def size_of(self, text: str) -> tuple[int, int]:
         """(bytes, tokens that they are at the least); 0 tokens where this tokenizer may make one of any number."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from typing import Any
 
 import httpx
@@ -89,6 +92,28 @@ def test_a_harness_scores_a_batch_of_prompts_as_ids(http: httpx.Client, router: 
         assert scored_by_harness(choice, 1) == (-1.5 * (end - 1), False)
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
     assert answer["usage"]["completion_tokens"] == 2 * max_tokens
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_offsets_of_an_echoed_text_count_its_special_tokens(
+    http: httpx.Client, router: Any, skips: bool, is_stream: bool
+) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>"
+    ids = list(router.model.tokenizer.encode(text, True))
+    body = {
+        "prompt": text, "echo": True, "logprobs": 0, "max_tokens": 1, "skip_special_tokens": skips, "stream": is_stream,
+    }  # fmt: skip
+    answer = http.post("/v1/completions", json=body)
+    bodies = re.findall(r"^(?:data: )?({.*)$", answer.text, re.MULTILINE)
+    choices = [choice for body in bodies for choice in json.loads(body)["choices"]]
+    said = "".join(choice["text"] for choice in choices)
+    logged = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    offsets = [offset for logprobs in logged for offset in logprobs["text_offset"]]
+    tokens = [token for logprobs in logged for token in logprobs["tokens"]]
+    assert said.startswith(text)
+    assert [said[a:b] for a, b in itertools.pairwise((*offsets, len(said)))] == tokens
+    assert len(offsets) == len(ids) + 1
 
 
 def test_the_chosen_token_is_always_among_the_likely_ones(client: openai.OpenAI, router: Any, script: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +266,61 @@ def test_a_tokenizer_config_without_end_is_refused_or_told(checkpoint: Path) -> 
             assert json.loads(load(checkpoint).tokenizer_info)["inferd_test"] is not None
         except ModelError:
             assert depth > 100
+
+
+SPECIAL = (
+    "<|im_start|>",
+    "hi",
+    "<|im_end|>",
+    "  caf\u00e9",
+    "<tool_call>",
+    " \U0001f600" * 2,
+    "\n",
+    "\u65e5",
+    "e\u0301",
+)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_offsets_say_what_each_token_of_a_text_is(checkpoint: Path, seed: int, adds: bool) -> None:
+    rng = random.Random(seed)
+    for tokenizer in (load(checkpoint).tokenizer, with_frame(checkpoint)):
+        text = "".join(rng.choices(SPECIAL, k=8))
+        ids = tokenizer.encode(text, adds)
+        num_added = (len(ids) - len(tokenizer.encode(text, False))) // 3
+        offsets = tokenizer.offsets(text, ids)
+        said = [text[a:b] for a, b in itertools.pairwise((*offsets, len(text)))]
+        assert said[:num_added] == [""] * num_added
+        assert said[len(said) - 2 * num_added :] == [""] * 2 * num_added
+        assert "".join(said) == text
+        for token_id, part in zip(ids, said, strict=True):
+            own = tokenizer.bytes.of(token_id)
+            # A part of a character is a continuation, or a beginning without its end.
+            is_whole = own.decode("utf-8", "ignore").encode() == own
+            assert not is_whole or part.encode() == own or (part == "" and token_id in tokenizer.special_ids.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "parts"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, "The OLD", ["The", " OLD"]),
+        (
+            {"normalizer": {"type": "Prepend", "prepend": "xy"}},
+            "<|im_end|>\U0001f600b",
+            ["<|im_end|>", "\U0001f600", "b"],
+        ),
+    ],
+)
+def test_offsets_of_a_text_that_is_rewritten(
+    checkpoint: Path, change: dict[str, Any], text: str, parts: list[str]
+) -> None:
+    json_file = checkpoint / "tokenizer.json"
+    json_file.write_text(json.dumps(json.loads(json_file.read_text()) | change))
+    tokenizer = with_frame(checkpoint)
+    ids = tokenizer.encode(text, True)
+    offsets = tokenizer.offsets(text, ids)
+    said = [text[a:b] for a, b in itertools.pairwise((*offsets, len(text)))]
+    assert (said[0], said[-2:]) == ("", ["", ""]), "what is added shows nothing"
+    assert "".join(said) == text
+    assert set(accumulate(map(len, parts[:-1]))) <= set(offsets)
