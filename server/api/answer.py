@@ -44,13 +44,28 @@ class Counts:
     num_output: int = 0
     num_reasoning: int = 0
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
+    num_unsent: int = 0
+    """Of `num_output`: those whose text is held back."""
+    _unsent_by_choice: dict[int, int] = field(default_factory=dict)
 
     def add(self, event: TextDelta, request: GenerateRequest) -> None:
         self.num_output += len(event.token_ids)
         self.num_reasoning += event.num_reasoning_tokens
+        self.hold(event.choice, event.num_unsent_tokens)
         if event.choice % request.n == 0:
             prompt = event.choice // request.n
             self.cached_by_prompt[prompt] = max(self.cached_by_prompt.get(prompt, 0), event.num_cached_tokens)
+
+    def hold(self, choice: int, num_unsent: int) -> None:
+        """Of so many tokens of a choice the text has yet to come."""
+        self.num_unsent += num_unsent - self._unsent_by_choice.get(choice, 0)
+        self._unsent_by_choice[choice] = num_unsent
+
+    def usage_sent(self) -> Json:
+        """Of the text that is out."""
+        num_output = self.num_output - self.num_unsent
+        num_cached = sum(self.cached_by_prompt.values())
+        return usage(self.num_prompt, num_output, num_cached, min(self.num_reasoning, num_output))
 
     def usage(self) -> Json:
         return usage(self.num_prompt, self.num_output, sum(self.cached_by_prompt.values()), self.num_reasoning)
@@ -99,6 +114,10 @@ class Chunks:
     def count(self, event: TextDelta) -> None:
         self._counts.add(event, self._request)
 
+    def ended(self, choice: int) -> None:
+        """All text of a choice is out, or will never be."""
+        self._counts.hold(choice, 0)
+
     def chunk(self, choice: Json, extra: Json | None = None) -> bytes:
         """One event with one choice; `extra` are fields of the chunk itself."""
         return self._event([choice], self._running_usage(), extra or {})
@@ -108,7 +127,7 @@ class Chunks:
         return (self._event([], self._counts.usage(), extra) if self._shape.include_usage else b"") + DONE
 
     def _running_usage(self) -> Json | None:
-        return self._counts.usage() if self._shape.continuous_usage else None
+        return self._counts.usage_sent() if self._shape.continuous_usage else None
 
     def _event(self, choices: list[Json], usage: Json | None, extra: Json) -> bytes:
         tail = extra

@@ -58,8 +58,9 @@ class ChatRendering(ChunkRendering):
             case PromptRead():
                 return b""  # scored prompts are not streamed
             case TextDelta():
+                role = self._role(event.choice)
                 self._chunks.count(event)
-                return self._role(event.choice) + self._text(event)
+                return role + self._text(event)
             case ReasoningDelta():
                 return self._delta(event.choice, _reasoning(event.text))
             case ToolCallStart():
@@ -70,6 +71,7 @@ class ChatRendering(ChunkRendering):
                 call = {"index": event.index, "function": {"arguments": event.text}}
                 return self._delta(event.choice, {"tool_calls": [call]})
             case Finished():
+                self._chunks.ended(event.choice)
                 end: Json = {"delta": {}, "finish_reason": self._reason(event.reason), "stop_reason": event.stop_reason}
                 return self._role(event.choice) + self._chunk(event.choice, end)
 

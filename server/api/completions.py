@@ -63,6 +63,7 @@ class TextRendering(ChunkRendering):
                 self._chunks.count(event)
                 return self._text(event)
             case Finished():
+                self._chunks.ended(event.choice)
                 end: Json = {"text": "", "finish_reason": event.reason, "stop_reason": event.stop_reason}
                 return self._chunk(event.choice, end)
             case ReasoningDelta() | ToolCallStart() | ToolCallArguments():

@@ -7,6 +7,7 @@ no HTTP.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -41,6 +42,10 @@ class Choice:
         self._awaits_prompt = request.reads_prompt
         self._prompt_logprobs: list[WireLogprobs] = []
         self._num_tokens = self._num_chars = self._num_prompt_chars = 0
+        self._num_partial = 0
+        """Tokens since the last that completed a character."""
+        self._unsent: deque[int] = deque()
+        """Characters up to the end of each token before those whose text may not be out."""
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         """The events of one delta. Raises `RequestError` where the engine failed the choice."""
@@ -78,15 +83,21 @@ class Choice:
             self._answer.token(self._num_chars)
             is_end = delta.stop_token_id is not None and num_read == len(delta.token_ids)
             piece = "" if is_end and not self._request.include_stop else self._detokenizer.feed(token_id)
+            self._num_partial += 1
             if piece:
                 self._num_chars += len(piece)
+                self._unsent.extend([self._num_chars] * self._num_partial)
+                self._num_partial = 0
                 self._answer.feed(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
             repeats = self._repetition.feed(token_id) and self._num_tokens >= self._request.params.min_tokens
             # An end of the model's own, which its last token is, goes first.
             self._repeats = repeats and not (num_read == len(delta.token_ids) and delta.finish_reason is not None)
             if self._stops.match is not None or self._repeats or self._answer.is_full:
                 break
-        yield from self._answer.events(delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens)
+        while self._unsent and self._unsent[0] <= self._num_chars - self._stops.num_held:
+            self._unsent.popleft()
+        num_unsent = len(self._unsent) + self._num_partial
+        yield from self._answer.events(delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens, num_unsent)
 
     def _end(self, delta: Delta) -> Iterator[Event]:
         """The text still held back, then the end. Raises `RequestError` for an answer that was given up."""

@@ -53,6 +53,9 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     num_cached_tokens: int
     num_reasoning_tokens: int = 0
     """Tokens of this choice, these or earlier ones, that are now known to be reasoning."""
+    num_unsent_tokens: int = 0
+    """Tokens of this choice, these or earlier ones, whose text is held back: a part of a character, or what may become
+    a stop string."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Answer(Protocol):
         ...
 
     def events(
-        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
     ) -> Iterator[Event]:
         """What became certain since the last call, with the tokens it came with."""
         ...
@@ -82,11 +82,11 @@ class PlainAnswer:
         pass
 
     def events(
-        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
     ) -> Iterator[Event]:
         text, self._pieces = "".join(self._pieces), []
         if text or token_ids:
-            yield TextDelta(self._choice, text, token_ids, scored, num_cached_tokens)
+            yield TextDelta(self._choice, text, token_ids, scored, num_cached_tokens, 0, num_unsent)
 
 
 class ReadAnswer:
@@ -116,7 +116,7 @@ class ReadAnswer:
         self._pieces += self._reader.finish()
 
     def events(
-        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int
+        self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
     ) -> Iterator[Event]:
         pieces, self._pieces = joined(self._pieces), []
         content = ""
@@ -124,14 +124,14 @@ class ReadAnswer:
             content, pieces = pieces[0].text, pieces[1:]
         num_more = self._more_reasoning()
         if content or token_ids or num_more:
-            yield TextDelta(self._choice, content, token_ids, scored, num_cached_tokens, num_more)
-        yield from self._events_of(pieces, num_cached_tokens)
+            yield TextDelta(self._choice, content, token_ids, scored, num_cached_tokens, num_more, num_unsent)
+        yield from self._events_of(pieces, num_cached_tokens, num_unsent)
 
-    def _events_of(self, pieces: Iterable[Piece], num_cached_tokens: int) -> Iterator[Event]:
+    def _events_of(self, pieces: Iterable[Piece], num_cached_tokens: int, num_unsent: int) -> Iterator[Event]:
         for piece in pieces:
             match piece:
                 case Content():
-                    yield TextDelta(self._choice, piece.text, (), (), num_cached_tokens)
+                    yield TextDelta(self._choice, piece.text, (), (), num_cached_tokens, 0, num_unsent)
                 case Reasoning():
                     if self._reading.shows_reasoning:
                         yield ReasoningDelta(self._choice, piece.text)

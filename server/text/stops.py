@@ -49,6 +49,11 @@ class StopStrings:
         self._held = ""
         self.match: Match | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
     def feed(self, piece: str, is_armed: bool = True) -> str:
         """The text that can be let go after this piece; once `match` is set, all that will ever be.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -81,7 +82,33 @@ def test_usage_comes_only_where_asked_for(client: openai.OpenAI, router: Any, sc
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert plain.usage is not None
     assert counts == sorted(counts)
+    assert counts[0] == 0, "who speaks is no token"
     assert counts[-1] == plain.usage.completion_tokens
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stop", [None, ["ne twx"], ["tw", "\U0001f600 done"]])
+def test_usage_counts_the_tokens_whose_text_is_out(
+    http: httpx.Client, router: Any, script: Any, cuts: Any, path: str, stop: list[str] | None
+) -> None:
+    text = "one two caf\u00e9 \U0001f600\U0001f600 done"
+    table = router.model.tokenizer.bytes
+    pieces = [table.of(token_id) for token_id in router.model.tokenizer.encode(text, False)] + [b"the end's"]
+    router.will(script(text=text, cuts=cuts))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "x", "messages": MESSAGES}
+    body.pop("messages" if path == "/v1/completions" else "prompt")
+    answer = http.post(path, json={**body, "stop": stop, "stream": True, "stream_options": options, "max_tokens": 99})
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    said = b""
+    for chunk in chunks[:-2]:
+        choice = chunk["choices"][0]
+        said += (choice["text"] if "text" in choice else choice["delta"].get("content") or "").encode()
+        num_tokens = chunk["usage"]["completion_tokens"]
+        assert len(b"".join(pieces[:num_tokens])) <= len(said), "never ahead"
+        assert len(said) < len(b"".join(pieces[: num_tokens + 1])), "and never behind"
+    assert chunks[-2]["usage"] == chunks[-1]["usage"], "the chunk with the reason counts all"
 
 
 @pytest.mark.parametrize("cuts", CUTS)
