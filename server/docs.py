@@ -63,7 +63,7 @@ def rule_of(schema: Schema) -> str:
         return " or ".join(f"`{orjson.dumps(value).decode()}`" for value in schema["enum"])
     kind = schema.get("type", "any value")
     if isinstance(kind, list):
-        return " or ".join(kind)
+        return rule_of({**schema, "type": next(name for name in kind if name != "null")})
     if kind in ("integer", "number"):
         return f"{kind}{_range(schema.get('minimum'), schema.get('maximum'))}"
     if kind == "string":
@@ -90,12 +90,16 @@ def _characters(text: Schema) -> str:
 
 def _object(schema: Schema) -> str:
     properties = schema.get("properties", {})
-    if properties and all(value.get("type") in ("integer", "boolean", "number") for value in properties.values()):
+    if properties and all(_is_plain(value.get("type")) for value in properties.values()):
         return "object: " + ", ".join(f"`{name}` {rule_of(value)}" for name, value in properties.items())
     if isinstance(schema.get("additionalProperties"), dict):
         count = _count(None, schema.get("maxProperties"))
         return f"object of {count}keys, each {rule_of(schema['additionalProperties'])}"
     return "object"
+
+
+def _is_plain(kind: object) -> bool:
+    return kind in [form for name in ("integer", "boolean", "number") for form in (name, [name, "null"])]
 
 
 def _range(low: float | None, high: float | None) -> str:

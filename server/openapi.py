@@ -8,15 +8,17 @@ from typing import Any
 
 from inferd.server import anthropic_errors, errors
 from inferd.server.api.body import WARNING_HEADER
-from inferd.server.api.routes import HEALTH, READY, ROUTES, Access, Route
+from inferd.server.api.routes import EMBEDDINGS, HEALTH, READY, ROUTES, Access, Route
 from inferd.server.schema.fields import RequestFields, Wire, wire_fields
-from inferd.server.schema.kinds import Schema, Text
+from inferd.server.schema.kinds import Schema, Text, or_null
 from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER
 from inferd.server.schema.timeouts import HEADER, TIMEOUT
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """What every route may answer: the head, the method or the body of a request may be wrong, and so may the server."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
+_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,)}
+"""What a route may answer besides: an engine need not give hidden states."""
 
 _SECONDS, _MILLISECONDS, _TEXT = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 1}, Text().schema()
 _RETRY: dict[str, Schema] = {"Retry-After": _SECONDS, "Retry-After-Ms": _MILLISECONDS}
@@ -64,13 +66,17 @@ def schema_of(fields: type[RequestFields]) -> Schema:
     properties = {name: _property(wire) for name, wire in declared.items()}
     for alias, name in fields.aliases.items():
         properties[alias] = {**_property(declared[name]), "description": f"Another name of `{name}`."}
-    return {
+    schema = {
         "type": "object",
         "description": (fields.__doc__ or "").strip(),
         "properties": properties,
         "required": [name for name, wire in declared.items() if wire.required],
         "additionalProperties": False,
     }
+    only_one = [
+        {"anyOf": [{"properties": {one: {"type": "null"}}} for one in names]} for names in fields.aliases.items()
+    ]
+    return {**schema, "allOf": only_one} if only_one else schema
 
 
 def default_of(wire: Wire) -> object:
@@ -87,20 +93,12 @@ def _property(wire: Wire) -> Schema:
     described: Schema = {"description": text} if text else {}
     if default is not None:
         described["default"] = default
-    return {**(schema if wire.required else _or_null(schema)), **described}
+    return {**(schema if wire.required else or_null(schema)), **described}
 
 
 def _described(wire: Wire) -> str:
     text = wire.about if wire.has_effect else f"Accepted, and without effect. {wire.about}".strip()
     return f"{text} Where it is not given: {wire.unset}." if default_of(wire) is None and wire.unset else text
-
-
-def _or_null(schema: Schema) -> Schema:
-    """JSON null stands for "not given" in every field that need not be."""
-    if isinstance(schema.get("type"), str) and "enum" not in schema:
-        return {**schema, "type": [schema["type"], "null"]}
-    options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
-    return {"anyOf": [*options, {"type": "null"}]}
 
 
 def _operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
 
 
 def _responses(route: Route) -> dict[str, Any]:
-    statuses = {*_ANY_REQUEST, *((404,) if "{" in route.path else ()), *((503,) if route in (HEALTH, READY) else ())}
+    statuses = {*_ANY_REQUEST, *((404,) if "{" in route.path else ()), *_MORE.get(route, ())}
     statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
     if route.fields is not None:
         statuses |= set(_ANSWERED_WITH_BODY)

@@ -35,6 +35,8 @@ class Tier:
     options: tuple[str, ...] = ()
     is_long: bool = False
     """Run with `--long` only."""
+    program: tuple[str, ...] = ()
+    """Run in place of pytest."""
 
 
 TIERS = (
@@ -49,6 +51,7 @@ TIERS = (
     # each other's.
     Tier("reliability", 90, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
     Tier("security", 40, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
+    Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
 )
 QUICK = Tier(
     "quick", 90,
@@ -93,6 +96,8 @@ def main() -> int:
 
 def _run(tier: Tier, folders: list[str], options: argparse.Namespace) -> int:
     command = [options.python, "-m", "pytest", "-q", *folders, *tier.options]
+    if tier.program:
+        return subprocess.run([options.python, *tier.program], cwd=ROOT, check=False).returncode
     if tier.workers:
         # Files in the order of `conftest.LONGEST_FIRST`, and not by how many tests they hold.
         command += ["-n", str(tier.workers), "--dist", tier.by, "--no-loadscope-reorder"]

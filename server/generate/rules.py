@@ -34,8 +34,6 @@ def _check_generation(wire: GenerationFields) -> None:
         raise _needs("prompt_logprobs", "'stream' is disabled")
     if wire.include_metrics and wire.stream and not (wire.stream_options and wire.stream_options.include_usage):
         raise _needs("include_metrics", "'stream_options.include_usage' or no 'stream' is asked for")
-    if wire.truncate_prompt_tokens == 0:
-        raise errors.below_min("truncate_prompt_tokens", 1, 0)
     if wire.request_id is not None and not is_sane_id(wire.request_id):
         rule = "Expected letters, digits, '.', '_', ':' or '-'."
         raise errors.invalid_value("request_id", wire.request_id, rule)

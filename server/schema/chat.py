@@ -54,8 +54,9 @@ class Tool:
         return {**tool, "function": function}
 
     def schema(self) -> Schema:
-        function = object_schema(function_schema(), ("name",))
-        return object_schema({"type": Choice(("function",)).schema(), "function": function}, ("type", "function"))
+        function = object_schema(function_schema(), ("name",), TOOL_WITHOUT_EFFECT)
+        tool = {"type": Choice(("function",)).schema(), "function": function}
+        return object_schema(tool, ("type", "function"), TOOL_WITHOUT_EFFECT)
 
 
 FUNCTION = ("description", "parameters", "strict")

@@ -44,7 +44,7 @@ class EmbeddingRequest(RequestFields):
         Boolean(), "Begin and end a text as the tokenizer does with every text.", unset="true"
     )
     truncate_prompt_tokens: int | None = wire(
-        Integer(-1),
+        Integer(1, also=(-1,)),
         "Keep the last so many tokens of each input; -1 keeps what the context holds. Without it nothing is ever cut: "
         "an input that is too long is refused.",
         unset="never cut",

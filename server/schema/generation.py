@@ -219,7 +219,7 @@ class SharedFields(RequestFields):
         area=PROMPT,
     )
     truncate_prompt_tokens: int | None = wire(
-        Integer(-1),
+        Integer(1, also=(-1,)),
         "Keep the last so many tokens of the prompt, however long it is; -1 keeps what leaves room for the answer. "
         "Without it nothing is ever cut: a prompt that is too long is refused.",
         unset="never cut",

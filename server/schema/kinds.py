@@ -49,6 +49,8 @@ class Integer:
     low: int | None = None
     high: int | None = None
     name: str = "an integer"
+    also: tuple[int, ...] = ()
+    """Values outside of the bounds that mean something of their own."""
 
     def accepts(self, value: object) -> bool:
         return type(value) is int or (type(value) is float and value.is_integer())
@@ -58,6 +60,8 @@ class Integer:
             value = int(value)
         if type(value) is not int:
             raise errors.invalid_type(where, self.name, value)
+        if value in self.also:
+            return value
         if self.low is not None and value < self.low:
             raise errors.below_min(where, self.low, value)
         if self.high is not None and value > self.high:
@@ -65,7 +69,8 @@ class Integer:
         return value
 
     def schema(self) -> Schema:
-        return _schema("integer", minimum=self.low, maximum=self.high)
+        bounded = _schema("integer", minimum=self.low, maximum=self.high)
+        return {"anyOf": [bounded, {"enum": list(self.also)}]} if self.also else bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,10 +391,24 @@ def check_properties(
     return {key: item for key, item in value.items() if key not in dropped} if dropped else value
 
 
-def object_schema(properties: Mapping[str, Schema], required: Collection[str] = ()) -> Schema:
-    """An object with these keys and no others, as `check_properties` takes it."""
-    named: Schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+def object_schema(
+    properties: Mapping[str, Schema], required: Collection[str] = (), without_effect: Collection[str] = ()
+) -> Schema:
+    """An object with these keys and no others, as `check_properties` takes it: null is "not given"."""
+    told = {name: schema if name in required else or_null(schema) for name, schema in properties.items()}
+    told |= {name: {} for name in without_effect}
+    named: Schema = {"type": "object", "properties": told, "additionalProperties": False}
     return {**named, "required": list(required)} if required else named
+
+
+def or_null(schema: Schema) -> Schema:
+    """JSON null stands for "not given" where a value need not be."""
+    if not schema or "null" in schema.get("type", ()) or None in schema.get("enum", ()):
+        return schema
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    return {"anyOf": [*options, {"type": "null"}]}
 
 
 def _schema(json_type: str, **rules: object) -> Schema:

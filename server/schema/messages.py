@@ -54,13 +54,25 @@ class Messages:
         return tuple(_message(item, f"{where}[{i}]", counts) for i, item in enumerate(value))
 
     def schema(self) -> Schema:
-        text_part = {"type": "object", "properties": {"type": {"enum": ["text", "refusal"]}}, "required": ["type"]}
-        content = {"anyOf": [Text().schema(), {"type": "array", "items": text_part}, {"type": "null"}]}
-        others = {name: {"type": ["string", "null"]} for name in _TEXTS}
-        call = object_schema({"name": Text().schema(), "arguments": {"type": ["string", "null"]}}, ("name",))
-        calls = {"type": ["array", "null"], "items": {"type": "object", "properties": {"function": call}}}
-        properties = {"role": Choice(ROLES).schema(), "content": content, "tool_calls": calls, **others}
-        message = {"type": "object", "properties": properties, "required": ["role"]}
+        text = Text().schema()
+        parts = [
+            object_schema({"type": {"const": kind}, kind: text}, ("type", kind), PART_WITHOUT_EFFECT)
+            for kind in ("text", "refusal")
+        ]
+        content = {"anyOf": [text, {"type": "array", "items": {"anyOf": parts}}, {"type": "null"}]}
+        function = object_schema({"name": text, "arguments": text}, ("name",), CALLED_FUNCTION_WITHOUT_EFFECT)
+        call = {"function": function, "id": text, "type": {"const": "function"}}
+        items = object_schema(call, ("function",), CALL_WITHOUT_EFFECT)
+        calls = {"type": "array", "items": items, "maxItems": 1_024}
+        properties: dict[str, Schema] = {"role": Choice(ROLES).schema(), "content": content, "tool_calls": calls}
+        properties |= dict.fromkeys(_TEXTS, text)
+        properties["function_call"] = {"type": "null"}
+        says = {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]}
+        calls_only = {
+            "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+            "required": ["tool_calls"],
+        }
+        message = {**object_schema(properties, ("role",), MESSAGE_WITHOUT_EFFECT), "anyOf": [says, calls_only]}
         return {"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES}
 
 

@@ -61,7 +61,8 @@ class FunctionTool:
         }
 
     def schema(self) -> Schema:
-        return object_schema({"type": {"const": "function"}, **function_schema(), **_NO_TOOL_OPTIONS}, ("type", "name"))
+        tool = {"type": {"const": "function"}, **function_schema(), **_NO_TOOL_OPTIONS}
+        return object_schema(tool, ("type", "name"), TOOL_WITHOUT_EFFECT)
 
 
 _TOOL_OPTIONS = ("defer_loading", "async", "allowed_callers", "output_schema")
@@ -109,7 +110,7 @@ class ToolChoiceOption:
         return AskedChoice(value, ToolChoice("required", (_named(value, where),), is_single=True))
 
     def schema(self) -> Schema:
-        tool = object_schema({"type": {"const": "function"}, "name": {"type": "string"}}, ("type", "name"))
+        tool = object_schema({"type": {"const": "function"}, "name": Text(1).schema()}, ("type", "name"))
         tools = {"type": "array", "items": tool, "minItems": 1, "maxItems": MAX_NAMED}
         allowed: dict[str, Schema] = {
             "type": {"const": "allowed_tools"},

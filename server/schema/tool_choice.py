@@ -50,7 +50,7 @@ class ToolChoiceKind:
 
     def schema(self) -> Schema:
         tool = object_schema(
-            {"type": {"const": "function"}, "function": object_schema({"name": {"type": "string"}}, ("name",))},
+            {"type": {"const": "function"}, "function": object_schema({"name": Text(1).schema()}, ("name",))},
             ("type", "function"),
         )
         allowed = object_schema(

@@ -127,6 +127,12 @@ def test_every_field_is_in_it_with_its_bounds_and_default(described: dict[str, A
         ({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"x": 1}}, False),
         ({"messages": [{"role": "user", "content": "x"}], "repetition_detection": {"max_pattern_size": 300}}, False),
         ({}, False),
+        ({"messages": [{"role": "user"}]}, False),
+        ({"messages": [{"role": "tool", "content": None}]}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "truncate_prompt_tokens": 0}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "truncate_prompt_tokens": -1, "max_tokens": -1}, True),
+        ({"messages": [{"role": "user", "content": "x"}], "rid": "a", "request_id": "b"}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "rid": None, "request_id": "b"}, True),
     ],
 )
 def test_a_body_is_valid_where_the_server_takes_it(
