@@ -125,7 +125,7 @@ class _Writer:
     def _value(self, schema: dict[str, Any], depth: int) -> Any:
         rng = self._rng
         options = schema.get("anyOf") or schema.get("oneOf")
-        if options:
+        if options and "properties" not in schema:
             some = [option for option in options if option.get("type") != "null"]
             return self._value(rng.choice(some or options), depth)
         if "const" in schema:

@@ -23,7 +23,7 @@ PYTHON = os.environ["INFERD_PYTHON"]
 READY_S, RUN_S = 60, 100
 ADMIN_KEY = "sk-admin"
 UNTRUE = "positive_data_acceptance"
-"""Fields constrain each other in ways that no schema tells: `tool_choice` needs `tools`. Some valid bodies are refused."""
+"""Fields constrain each other in ways that no schema tells: `tool_choice` needs `tools`. Such bodies are refused."""
 SERVE = "from inferd.server.cli import main; main()"
 
 
