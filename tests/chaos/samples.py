@@ -42,6 +42,8 @@ class Sample:
     num_blocks_used: int
     num_open: int
     """Requests that the load generator waits for."""
+    num_asked: int
+    """Requests that were over."""
 
 
 def engine_of(server: psutil.Process) -> psutil.Process | None:
@@ -65,14 +67,16 @@ def usage_of(process: psutil.Process) -> Usage:
         return Usage(memory.rss, memory.pss, memory.uss, process.num_fds(), process.num_threads(), len(sockets))
 
 
-async def take(server: psutil.Process, client: Client, at_s: float, num_open: int, *, is_rest: bool) -> Sample:
+async def take(
+    server: psutil.Process, client: Client, at_s: float, num_open: int, num_asked: int, *, is_rest: bool
+) -> Sample:
     """One sample. Raises `psutil.NoSuchProcess` and `httpx.HTTPError` where a process is not there."""
     engine = engine_of(server)
     if engine is None:
         raise psutil.NoSuchProcess(server.pid, msg="it has no engine")
     num_tasks = int(metric(await client.text("/metrics"), "inferd_asyncio_tasks"))
     used = (await client.state())["kv_cache"]["used"]
-    return Sample(at_s, is_rest, usage_of(server), usage_of(engine), num_tasks, used, num_open)
+    return Sample(at_s, is_rest, usage_of(server), usage_of(engine), num_tasks, used, num_open, num_asked)
 
 
 def metric(page: str, name: str) -> float:

@@ -198,7 +198,8 @@ class Soak:
 
     async def _sample(self, *, is_rest: bool) -> None:
         at_s = time.monotonic() - self._started_s
-        sample = await take(self._server, self._client, at_s, self._load.num_open, is_rest=is_rest)
+        num_open, num_asked = self._load.num_open, self._ledger.num_asked
+        sample = await take(self._server, self._client, at_s, num_open, num_asked, is_rest=is_rest)
         self._ledger.samples.append(sample)
 
     def _write(self) -> None:
@@ -237,7 +238,7 @@ def report(options: Options, ledger: Ledger) -> str:
         f"{ledger.num_compared:,} answers were asked for twice and compared; {len(ledger.violations)} violations.",
         f"{len(rests)} times at rest after the warm-up, when nothing was asked and all that was asked had ended; KV "
         f"blocks held then: {f'YES, in {len(held)} of them' if held else 'none'}. Slopes by Theil-Sen with Sen's "
-        "interval.",
+        f"interval. At this rate 1 B a request is {options.rate * 3600 / 1024:.1f} KiB an hour.",
         table(found) if found else "Nothing was measured at rest after the warm-up yet.",
         *(f"- {violation}" for violation in ledger.violations[:20]),
     ]

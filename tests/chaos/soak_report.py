@@ -13,14 +13,13 @@ from tests.chaos.samples import Sample
 from tests.chaos.slopes import Slope, theil_sen
 
 MIB = 1 << 20
-MAX_WARM_UP_S = 1800.0
+MAX_WARM_UP = 1_800
+"""Requests after which KV blocks were touched, caches are full and allocators have found their size: it took some 1,300
+(2 cores, Zen 4, 2026-11-21)."""
 WARM_UP_SHARE = 0.5
-"""Of the whole, at most: KV blocks are touched for the first time, caches fill, allocators find their size. That takes
-some 1,300 requests (2 cores, Zen 4, 2026-11-21): half an hour at the rate that is asked by default.
-"""
-MIN_MEASURED_S = 1200.0
-"""Less than this behind the warm-up decides nothing about an hour."""
-_HOUR_S = 3600.0
+"""Share of all requests that the warm-up takes at most."""
+MIN_MEASURED = 1_200
+"""Requests behind the warm-up: fewer decide nothing."""
 
 T = TypeVar("T")
 
@@ -30,25 +29,30 @@ class Quantity:
     """What is to stay as it is."""
 
     name: str
-    unit: str
-    most_per_hour: float | None
+    is_memory: bool
+    """Whether it is counted in bytes, and its growth by request; else it is a number, and grows by 1,000 requests."""
+    most: float | None
     """Growth that is borne; None: it is shown, and decides nothing."""
     of: Callable[[Sample], float]
 
 
+MOST_BYTES = 64.0
+"""A request. Whatever is kept of one takes more: its id alone is a string of 85 bytes."""
+MOST_HANDLES = 0.1
+"""In 1,000 requests."""
 QUANTITIES = (
-    Quantity("server RSS", "MiB", 1.0, lambda sample: sample.server.rss_bytes / MIB),
-    Quantity("server private", "MiB", 1.0, lambda sample: sample.server.private_bytes / MIB),
-    Quantity("server PSS", "MiB", None, lambda sample: sample.server.pss_bytes / MIB),
-    Quantity("engine RSS", "MiB", 1.0, lambda sample: sample.engine.rss_bytes / MIB),
-    Quantity("engine private", "MiB", 1.0, lambda sample: sample.engine.private_bytes / MIB),
-    Quantity("engine PSS", "MiB", None, lambda sample: sample.engine.pss_bytes / MIB),
-    Quantity("server descriptors", "", 1.0, lambda sample: sample.server.num_fds),
-    Quantity("engine descriptors", "", 1.0, lambda sample: sample.engine.num_fds),
-    Quantity("server threads", "", 1.0, lambda sample: sample.server.num_threads),
-    Quantity("engine threads", "", 1.0, lambda sample: sample.engine.num_threads),
-    Quantity("server sockets", "", 1.0, lambda sample: sample.server.num_sockets),
-    Quantity("asyncio tasks", "", 1.0, lambda sample: sample.num_tasks),
+    Quantity("server RSS", True, MOST_BYTES, lambda sample: sample.server.rss_bytes),
+    Quantity("server private", True, MOST_BYTES, lambda sample: sample.server.private_bytes),
+    Quantity("server PSS", True, None, lambda sample: sample.server.pss_bytes),
+    Quantity("engine RSS", True, MOST_BYTES, lambda sample: sample.engine.rss_bytes),
+    Quantity("engine private", True, MOST_BYTES, lambda sample: sample.engine.private_bytes),
+    Quantity("engine PSS", True, None, lambda sample: sample.engine.pss_bytes),
+    Quantity("server descriptors", False, MOST_HANDLES, lambda sample: sample.server.num_fds),
+    Quantity("engine descriptors", False, MOST_HANDLES, lambda sample: sample.engine.num_fds),
+    Quantity("server threads", False, MOST_HANDLES, lambda sample: sample.server.num_threads),
+    Quantity("engine threads", False, MOST_HANDLES, lambda sample: sample.engine.num_threads),
+    Quantity("server sockets", False, MOST_HANDLES, lambda sample: sample.server.num_sockets),
+    Quantity("asyncio tasks", False, MOST_HANDLES, lambda sample: sample.num_tasks),
 )
 
 
@@ -73,7 +77,7 @@ class Finding:
     first: float
     last: float
     slope: Slope
-    """Per hour."""
+    """Bytes a request, or number in 1,000 requests."""
     verdict: Verdict
 
 
@@ -81,24 +85,23 @@ def measured(samples: Sequence[Sample]) -> list[Sample]:
     """Those at rest, after the warm-up."""
     if not samples:
         return []
-    start_s = min(MAX_WARM_UP_S, WARM_UP_SHARE * samples[-1].at_s)
-    return [sample for sample in samples if sample.is_rest and sample.at_s >= start_s]
+    start = min(MAX_WARM_UP, WARM_UP_SHARE * samples[-1].num_asked)
+    return [sample for sample in samples if sample.is_rest and sample.num_asked >= start]
 
 
 def findings(samples: Sequence[Sample]) -> list[Finding]:
-    """One a quantity; none where fewer than two samples were taken at rest."""
-    rests = measured(samples)
+    """One a quantity; none where requests ended between no two samples at rest."""
+    rests = list({rest.num_asked: rest for rest in measured(samples)}.values())
     if len(rests) < 2:
         return []
-    is_enough = rests[-1].at_s - rests[0].at_s >= MIN_MEASURED_S
-    hours = [sample.at_s / _HOUR_S for sample in rests]
-    found = []
+    is_enough = rests[-1].num_asked - rests[0].num_asked >= MIN_MEASURED
+    judged = []
     for quantity in QUANTITIES:
-        values = [quantity.of(sample) for sample in rests]
-        slope = theil_sen(hours, values)
-        verdict = _verdict(slope, quantity.most_per_hour, is_enough=is_enough)
-        found.append(Finding(quantity, values[0], values[-1], slope, verdict))
-    return found
+        values, per = [quantity.of(sample) for sample in rests], 1 if quantity.is_memory else 1_000
+        slope = theil_sen([sample.num_asked / per for sample in rests], values)
+        verdict = _verdict(slope, quantity.most, is_enough=is_enough)
+        judged.append(Finding(quantity, values[0], values[-1], slope, verdict))
+    return judged
 
 
 def _verdict(slope: Slope, most: float | None, *, is_enough: bool) -> Verdict:
@@ -116,27 +119,33 @@ def held_blocks(samples: Sequence[Sample]) -> list[Sample]:
 
 def table(found: Sequence[Finding]) -> str:
     """Markdown, one row a quantity."""
-    rows = [
-        [
-            f"{one.quantity.name}{', ' + one.quantity.unit if one.quantity.unit else ''}",
-            f"{one.first:.1f}", f"{one.last:.1f}",
-            f"{one.slope.value:+.2f}", f"{one.slope.low:+.2f} to {one.slope.high:+.2f}", one.verdict.value,
-        ]
-        for one in found
-    ]  # fmt: skip
-    return markdown(["at rest", "first", "last", "an hour", "95%", "under 1 an hour"], rows)
+    return markdown(["at rest", "first", "last", "growth", "95%", "bound", ""], [_row(one) for one in found])
+
+
+def _row(one: Finding) -> list[str]:
+    is_memory, slope = one.quantity.is_memory, one.slope
+    size, digits, unit = (MIB, 0, " B a request") if is_memory else (1, 2, " in 1,000")
+    return [
+        f"{one.quantity.name}{', MiB' if is_memory else ''}",
+        f"{one.first / size:.1f}",
+        f"{one.last / size:.1f}",
+        f"{slope.value:+.{digits}f}{unit}",
+        f"{slope.low:+.{digits}f} to {slope.high:+.{digits}f}",
+        "" if one.quantity.most is None else f"{one.quantity.most:g}",
+        one.verdict.value,
+    ]
 
 
 def memory_chart(samples: Sequence[Sample]) -> str:
     """RSS of both processes under load, above the least that each had."""
-    lines = {quantity.name: [quantity.of(sample) for sample in samples] for quantity in QUANTITIES if quantity.unit}
+    lines = {q.name: [q.of(sample) / MIB for sample in samples] for q in QUANTITIES if q.is_memory}
     above = {name: [value - min(values) for value in values] for name, values in lines.items()}
     return _chart(samples, above, "MiB above its least")
 
 
 def handles_chart(samples: Sequence[Sample]) -> str:
     """Descriptors, threads, sockets and tasks under load."""
-    lines = {q.name: [q.of(sample) for sample in samples] for q in QUANTITIES if not q.unit}
+    lines = {q.name: [q.of(sample) for sample in samples] for q in QUANTITIES if not q.is_memory}
     return _chart(samples, lines, "number")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -49,15 +50,20 @@ def test_the_interval_holds_the_slope_as_often_as_it_says() -> None:
     assert 0.90 * 300 < held < 0.99 * 300
 
 
-def soaked(minutes: int, server_mib_an_hour: float = 0.0, tasks_an_hour: float = 0.0, blocks: int = 0) -> list[Sample]:
-    """A minute each, with 0.1 MiB of noise, behind a warm-up in which everything grows fast."""
+REQUESTS = 60
+"""Between two rests."""
+
+
+def soaked(rests: int, server_bytes: float = 0.0, tasks: float = 0.0, blocks: int = 0) -> list[Sample]:
+    """A minute each, with 16 KiB of noise, behind a warm-up in which everything grows fast. `server_bytes` a request,
+    `tasks` in 1,000."""
     random, made = Random(3), []
-    for i in range(minutes):
-        warm_mib = min(i, 29) * 5.0
-        rss = int((100 + warm_mib + server_mib_an_hour * i / 60 + random.gauss(0, 0.1)) * MIB)
+    for i in range(rests):
+        asked = REQUESTS * i
+        rss = int(100 * MIB + min(i, 29) * 5.0 * MIB + server_bytes * asked + random.gauss(0, 16 * 1024))
         server, engine = Usage(rss, rss, rss, 30, 6, 9), Usage(300 * MIB, 250 * MIB, 200 * MIB, 14, 10, 3)
-        tasks = 8 + round(tasks_an_hour * i / 60)
-        made.append(Sample(i * MINUTE_S, True, server, engine, tasks, blocks if i == minutes - 1 else 0, 0))
+        held = blocks if i == rests - 1 else 0
+        made.append(Sample(i * MINUTE_S, True, server, engine, 8 + round(tasks * asked / 1_000), held, 0, asked))
     return made
 
 
@@ -69,13 +75,13 @@ def verdicts(samples: list[Sample]) -> dict[str, Verdict]:
     ("samples", "name", "verdict"),
     [
         (soaked(90), "server RSS", Verdict.HELD),
-        (soaked(90, server_mib_an_hour=0.5), "server RSS", Verdict.HELD),
-        (soaked(90, server_mib_an_hour=1.0), "server RSS", Verdict.UNDECIDED),
-        (soaked(90, server_mib_an_hour=2.0), "server RSS", Verdict.GROWS),
-        (soaked(90, server_mib_an_hour=2.0), "engine RSS", Verdict.HELD),
-        (soaked(90, tasks_an_hour=10.0), "asyncio tasks", Verdict.GROWS),
+        (soaked(90, server_bytes=50), "server RSS", Verdict.HELD),
+        (soaked(90, server_bytes=64), "server RSS", Verdict.UNDECIDED),
+        (soaked(90, server_bytes=85), "server RSS", Verdict.GROWS),
+        (soaked(90, server_bytes=85), "engine RSS", Verdict.HELD),
+        (soaked(90, tasks=1.0), "asyncio tasks", Verdict.GROWS),
         (soaked(90), "asyncio tasks", Verdict.HELD),
-        (soaked(20, server_mib_an_hour=9.0), "server RSS", Verdict.UNDECIDED),  # too short to say
+        (soaked(20, server_bytes=900), "server RSS", Verdict.UNDECIDED),  # too few requests to say
     ],
 )
 def test_what_grows_is_told_from_what_does_not(samples: list[Sample], name: str, verdict: Verdict) -> None:
@@ -83,7 +89,7 @@ def test_what_grows_is_told_from_what_does_not(samples: list[Sample], name: str,
 
 
 def test_samples_under_load_decide_nothing() -> None:
-    busy = [replace(sample, is_rest=False) for sample in soaked(90, server_mib_an_hour=9.0)]
+    busy = [replace(sample, is_rest=False) for sample in soaked(90, server_bytes=900)]
     assert findings(busy) == []
     mixed = sorted([*soaked(90), *busy], key=lambda sample: sample.at_s)
     assert set(verdicts(mixed).values()) == {Verdict.HELD, Verdict.SHOWN}
@@ -95,9 +101,9 @@ def test_a_block_that_is_held_at_rest_is_seen() -> None:
 
 
 def test_the_soaks_table_and_plots() -> None:
-    samples = soaked(90, server_mib_an_hour=2.0)
+    samples = soaked(90, server_bytes=300)
     row = next(line for line in table(findings(samples)).splitlines() if "server RSS" in line)
-    assert "GROWS" in row and "+2.0" in row
+    assert "GROWS" in row and re.search(r"\+(29\d|30\d) B a request", row) and "| 64 |" in " ".join(row.split())
     for chart in (memory_chart(samples), handles_chart(samples)):
         texts = {one.text for one in ElementTree.fromstring(chart).iter("{http://www.w3.org/2000/svg}text")}
         assert texts & {"server RSS", "asyncio tasks"}
