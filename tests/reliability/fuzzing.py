@@ -131,7 +131,7 @@ class _Writer:
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return rng.choice(schema["enum"])
+            return copy.deepcopy(rng.choice(schema["enum"]))  # what is spoilt later is not the schema
         kind = schema.get("type")
         write = self._writers().get(rng.choice(kind) if isinstance(kind, list) else kind)
         return rng.choice(("x", 1, {}, [], True)) if write is None else write(schema, depth)
