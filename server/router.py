@@ -44,8 +44,17 @@ logger = logging.getLogger(__name__)
 _REPLAYED_AT_ONCE = 2**17
 """Ids of requests that are sent again before the event loop may do something else (some milliseconds)."""
 
+_READ_AT_ONCE = 256
+"""Deltas that are read before the event loop may do something else (some 3 ms)."""
+
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
 _GUILTY = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
+
+
+def _cost_of(output: StepOutput) -> int:
+    """How long a message takes to read, in deltas of one token; one with a part of a long prompt's scores is full."""
+    is_scored = bool(output.deltas) and bool(output.deltas[0].prompt_logprobs)
+    return _READ_AT_ONCE if is_scored else len(output.deltas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +204,16 @@ class Router:
         `StartError` where it cannot start.
         """
         assert self._client is not None, "no engine was attached"
-        client = self._client
+        client, num_read = self._client, 0
         while True:
             message = await client.receive()
             match message:
                 case StepOutput():
                     self._deliver(message)
-                    if message.deltas and message.deltas[0].prompt_logprobs:
-                        # A long one, behind which more may wait: those that are here are read without a turn between.
+                    num_read += _cost_of(message)
+                    if num_read >= _READ_AT_ONCE:
+                        # Messages that have come already are received without giving others a turn.
+                        num_read = 0
                         await asyncio.sleep(0)
                 case Phase():
                     self._metrics.phase(message)

@@ -35,9 +35,10 @@ from inferd.server.text.lanes import Lanes
 
 T = TypeVar("T")
 
-_LARGE_ANSWER = 20_000
+_LARGE_ANSWER = 10_000
 """Log probabilities from which on a plain answer, or the prompt of a stream, is rendered on a thread (about 1 us
-each)."""
+each). What else a plain answer is made of counts as so many of them as take as long: an event as one."""
+_CHOICE_SIZE = 20
 
 
 class Rendering(Protocol):
@@ -135,12 +136,12 @@ async def respond(
     if shape.is_stream:
         data = _streamed(events, rendering, extra, service.lanes, per_token)
         return sse.EventStream(data, rendering, generation.abort, headers, service.keep_alive_s)
-    num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
+    num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     def work() -> bytes:
         return exact(orjson.dumps(rendering.plain(extra())))
 
-    size = num_scored * per_token
+    size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
     body = work() if size < _LARGE_ANSWER else await service.lanes.run(work, size)
     return Response(body, headers=dict(headers), media_type="application/json")
 
@@ -162,11 +163,12 @@ async def _streamed(
     yield rendering.end(extra())
 
 
-async def _taken_in(events: AsyncGenerator[Event, None], rendering: Rendering) -> int:
-    """Gives `rendering` every event; returns how many tokens came with log probabilities."""
-    num_scored = 0
+async def _taken_in(events: AsyncGenerator[Event, None], rendering: Rendering) -> tuple[int, int]:
+    """Gives `rendering` every event; returns how many there were, and how many tokens had log probabilities."""
+    num_events = num_scored = 0
     async for event in events:
         rendering.add(event)
+        num_events += 1
         if isinstance(event, (TextDelta, PromptRead)):
             num_scored += len(event.scored)
-    return num_scored
+    return num_events, num_scored

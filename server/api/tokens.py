@@ -17,6 +17,8 @@ from inferd.server.text.template import conversation_of
 
 MAX_TEXT_BYTES = 2**24
 """Bytes of a text that is written for ids: as many as the largest body has by default."""
+_PART = 2**18
+"""Characters of a text that are encoded at a time."""
 
 
 class TokensApi:
@@ -61,7 +63,10 @@ class TokensApi:
             if num_bytes > MAX_TEXT_BYTES:
                 rule = f"They are a text of {num_bytes} bytes, and at most {MAX_TEXT_BYTES} are written."
                 raise errors.invalid_value("tokens", f"{len(wire.tokens)} ids", rule)
-            return exact(orjson.dumps({"prompt": service.model.tokenizer.decode(wire.tokens, skip_special=False)}))
+            text = service.model.tokenizer.decode(wire.tokens, skip_special=False)
+            # No other thread runs while orjson encodes: of 9 MB that is 20 ms.
+            parts = (orjson.dumps(text[start : start + _PART])[1:-1] for start in range(0, len(text), _PART))
+            return exact(b'{"prompt":"' + b"".join(parts) + b'"}')
 
         data = await service.lanes.run(work, len(wire.tokens))
         return Response(data, headers=dict(body.headers), media_type="application/json")

@@ -159,8 +159,12 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
             read(index)
             if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
                 await asyncio.sleep(0)
+        num_read = 0
         while reads:
             task = await ended.get()
+            num_read += 1
+            if num_read % _CHOICES_AT_ONCE == 0:
+                await asyncio.sleep(0)  # of reads that have ended already one is got after another at once
             index, delta = reads.pop(task), task.result()
             if delta.finish_reason is None:
                 read(index)

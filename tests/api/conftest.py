@@ -11,8 +11,10 @@ import contextlib
 import gc
 import socket
 import struct
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from inferd.server.connection import ConnectionLimits
 from inferd.server.listening import http_config
 from inferd.server.loop_probe import LoopProbe
 from inferd.server.metrics import Metrics
+from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -250,30 +253,59 @@ LOOP_BOUND_S = 0.05
 
 
 class Beats:
-    """The longest that a server's loop was held up since `reset`, by what advances all of `clocks`."""
+    """The longest that a server's loop was held up since `reset`, by what advances all of `clocks`, and by what."""
 
     def __init__(self, *clocks: Callable[[], float]) -> None:
         self.worst_s = 0.0
+        self.worst_stack = ""
+        """What the loop's thread was seen doing while it was held up for longest."""
         self.loop: asyncio.AbstractEventLoop
         self.probe = LoopProbe(self._seen, 0.005, clocks)
+        self._thread_id: int | None = None
+        self._beat_s = 0.0
+        self._stack = ""
+        threading.Thread(target=self._watch, name="who-holds-the-loop", daemon=True).start()
 
     def _seen(self, lag_s: float) -> None:
         self.loop = asyncio.get_running_loop()
-        self.worst_s = max(self.worst_s, lag_s)
+        self._thread_id, self._beat_s = threading.get_ident(), time.monotonic()
+        if lag_s > self.worst_s:
+            self.worst_s, self.worst_stack = lag_s, self._stack
+        self._stack = ""
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(0.01)
+            late_s = time.monotonic() - self._beat_s
+            frame = sys._current_frames().get(self._thread_id or 0)
+            if frame is not None and late_s > _HELD_S and not self._stack:
+                self._stack = "".join(traceback.format_stack(frame)[-_NUM_FRAMES:])
 
     def reset(self) -> None:
         gc.freeze()  # as the daemon does: a collection of all that the tests have imported takes 0.1 s
-        self.worst_s = 0.0
+        self.worst_s, self.worst_stack = 0.0, ""
+
+    def check(self) -> None:
+        """Raises `AssertionError` with the function that held the loop, as far as it was seen."""
+        assert self.worst_s < LOOP_BOUND_S, (
+            f"a callback held up the event loop for {self.worst_s * 1e3:.0f} ms, in:\n{self.worst_stack or 'not seen'}"
+        )
+
+
+_HELD_S = 0.02
+"""From so long after the last beat on it is looked who holds the loop."""
+_NUM_FRAMES = 8
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, probe: LoopProbe | None) -> None:
+    def __init__(self, config: uvicorn.Config, probe: LoopProbe | None, on_startup: Callable[[], None]) -> None:
         super().__init__(config)
-        self._probe = probe
+        self._probe, self._on_startup = probe, on_startup
         self.is_up = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._on_startup()
         if self._probe is not None:
             self._probe.start()
         self.is_up.set()
@@ -282,17 +314,18 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def serving(
     model: ServedModel,
-    router: ScriptedRouter,
+    router: ScriptedRouter | Router,
     options: AppOptions,
     root_path: str = "",
     metrics: Metrics | None = None,
     limits: ConnectionLimits | None = None,
     probe: LoopProbe | None = None,
+    on_startup: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """A server on a free port of the loopback; gives its URL."""
+    """A server on a free port of the loopback; gives its URL. `on_startup` is called on its event loop."""
     metrics = metrics or Metrics("tiny")
     app = create_app(model, router, metrics, options)
-    server = _Server(http_config(app, metrics, limits, root_path), probe)
+    server = _Server(http_config(app, metrics, limits, root_path), probe, on_startup)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=uvloop.run, args=(server.serve([listener]),))
         thread.start()
@@ -333,7 +366,7 @@ def calm_loop(shared_beats: Beats) -> Iterator[None]:
     """In no test does a callback hold up the loop of the server that they share."""
     shared_beats.reset()
     yield
-    assert shared_beats.worst_s < LOOP_BOUND_S, "a callback held up the event loop"
+    shared_beats.check()
 
 
 @pytest.fixture
