@@ -91,7 +91,8 @@ def messages_of(items: Iterable[Placed]) -> list[Message]:
 class _Turn:
     """What an assistant has done since others last spoke."""
 
-    reasoning: str = ""
+    reasoning: list[str] = field(default_factory=list)
+    """Texts, joined once at the end."""
     text: str | None = None
     calls: list[Message] = field(default_factory=list)
 
@@ -103,7 +104,8 @@ class _Turn:
     def add(self, item: Item, where: str, counts: Counts) -> None:
         match item["type"]:
             case "reasoning":
-                self.reasoning += ("\n" if self.reasoning else "") + text_of(item)
+                text = text_of(item)
+                self.reasoning += [text] if text or self.reasoning else []
             case "function_call":
                 arguments = read_arguments(item["arguments"], where, counts)
                 function = {"name": item["name"], "arguments": arguments}
@@ -119,7 +121,8 @@ class _Turn:
         if self.text is not None:
             message["content"] = self.text
         if self.reasoning:
-            message |= {"reasoning": self.reasoning, "reasoning_content": self.reasoning}
+            reasoning = "\n".join(self.reasoning)
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if self.calls:
             message["tool_calls"] = self.calls
         yield message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from inferd.server import errors
 from inferd.server.schema.kinds import Boolean, Choice, Json, Schema, Text, check_array, check_properties, object_schema
@@ -77,7 +78,7 @@ class Turns:
         conversation = _Conversation()
         for i, turn in enumerate(value):
             conversation.add(turn, f"{where}[{i}]")
-        return tuple(conversation.messages)
+        return conversation.finished()
 
     def schema(self) -> Schema:
         kinds = tuple(dict.fromkeys(kind for some in _BLOCKS.values() for kind in some))
@@ -89,18 +90,18 @@ class Turns:
 def joined(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Neighbours that say something as the user, or as the system, become one message."""
     result: list[Message] = []
-    for message in messages:
-        before = result[-1] if result else None
-        if before is not None and before["role"] == message["role"] and message["role"] in ("user", "system"):
-            result[-1] = {**before, "content": f"{before['content']}\n{message['content']}"}
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        first, *others = group
+        if role in ("user", "system") and others:
+            result.append({**first, "content": "\n".join(str(message["content"]) for message in (first, *others))})
         else:
-            result.append(message)
+            result += [first, *others]
     return tuple(result)
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """Messages so far."""
+    """Messages so far. What one says in several blocks is joined once, at the end."""
 
     messages: list[dict[str, object]] = field(default_factory=list)
     _functions: dict[str, str] = field(default_factory=dict)
@@ -128,9 +129,7 @@ class _Conversation:
 
     def _say(self, role: str, text: str) -> None:
         """More of what the last message says, where that has the same role."""
-        message = self._message(role)
-        said = message.get("content")
-        message["content"] = f"{said}\n{text}" if said else text
+        _append(self._message(role), "content", text)
 
     def _message(self, role: str) -> dict[str, object]:
         if not self.messages or self.messages[-1]["role"] != role:
@@ -143,10 +142,7 @@ class _Conversation:
         thought = Text().read(given["thinking"], f"{where}.thinking")
         if given.get("signature") is not None:
             Text().read(given["signature"], f"{where}.signature")
-        message = self._message(role)
-        before = message.get("reasoning")
-        # Templates read the one name or the other.
-        message["reasoning"] = message["reasoning_content"] = f"{before}\n{thought}" if before else thought
+        _append(self._message(role), "reasoning", thought)
 
     def _add_call(self, role: str, block: Block, where: str) -> None:
         given = check_properties(block, where, ("type", "id", "name", "input"), _TOOL_MARKS)
@@ -168,6 +164,25 @@ class _Conversation:
         if call_id in self._functions:
             message["name"] = self._functions[call_id]
         self.messages.append(message)
+
+    def finished(self) -> tuple[Message, ...]:
+        """Every message, with its texts joined."""
+        for message in self.messages:
+            for name in ("content", "reasoning"):
+                if isinstance(texts := message.get(name), list):
+                    message[name] = "\n".join(texts)
+            if "reasoning" in message:
+                message["reasoning_content"] = message["reasoning"]  # templates read the one name or the other
+        return tuple(self.messages)
+
+
+def _append(message: dict[str, object], name: str, text: str) -> None:
+    """One more text, on a line of its own behind what is there."""
+    texts = message.setdefault(name, [])
+    assert isinstance(texts, list)
+    if texts == [""]:
+        texts.clear()
+    texts.append(text)
 
 
 def _blocks(value: object, where: str, kinds: tuple[str, ...]) -> Iterator[tuple[Block, str]]:

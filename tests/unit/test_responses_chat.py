@@ -106,3 +106,8 @@ def test_refusals_are_told_in_the_callers_words(
     with pytest.raises(RequestError) as caught, in_callers_words():
         raise RequestError("invalid_value", message, param)
     assert (caught.value.code, caught.value.message, caught.value.param) == ("invalid_value", told, told_param)
+
+
+@pytest.mark.parametrize(("thoughts", "joined"), [(["a", "b"], "a\nb"), (["", "a"], "a"), (["a", "", "b"], "a\n\nb")])
+def test_thoughts_in_a_row_are_joined_once(thoughts: list[str], joined: str) -> None:
+    assert messages(user("q"), *map(thought, thoughts), said("x"))[1]["reasoning"] == joined
