@@ -40,9 +40,9 @@ class Clues:
 _Rule = tuple[Callable[[Clues], bool], str]
 
 _CALL_RULES: tuple[_Rule, ...] = (
-    (lambda clues: not clues.shows_tools and not clues.has("<|channel|>", "to=functions"), "hermes"),
+    (lambda clues: not clues.shows_tools and not clues.has("<|channel|>", "<|call|>"), "hermes"),
     (lambda clues: clues.has("<|tool_call>call:"), "gemma4"),
-    (lambda clues: clues.has("<|channel|>", "to=functions"), HARMONY),
+    (lambda clues: clues.has("<|channel|>", "<|call|>"), HARMONY),
     (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), "deepseek_v3"),
     (lambda clues: clues.has("<\uff5ctool\u2581call\u2581begin\uff5c>"), "deepseek_v31"),
     (lambda clues: clues.has("[TOOL_CALLS]", "[ARGS]"), "mistral_args"),

@@ -8,7 +8,7 @@ templates and no requests.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,9 +37,14 @@ class Shown:
     system: bool = True
     empty: Empty = "text"
     """How an assistant's missing content beside calls has to be given for the calls to be shown."""
+    content_beside_calls: bool = True
+    """Whether a message that has both is shown with both."""
+    several_calls: bool = True
+    """Whether a message may have more than one."""
 
 
-_NAME, _CITY, _RESULT, _SYSTEM = "probe_weather_7f3", "Paris-7f3", "result-7f3", "system-7f3"
+_NAME, _CITY, _OTHER_CITY = "probe_weather_7f3", "Paris-7f3", "Rome-7f3"
+_RESULT, _SYSTEM, _SAID = "result-7f3", "system-7f3", "said-7f3"
 _PROBE_TOOL: Tool = {
     "type": "function",
     "function": {
@@ -58,7 +63,14 @@ _CALL: Message = {
     "id": "probe7f3a",
     "function": {"name": _NAME, "arguments": {"city": _CITY}},
 }
+_OTHER_CALL: Message = {
+    "type": "function",
+    "id": "probe7f3b",
+    "function": {"name": _NAME, "arguments": {"city": _OTHER_CITY}},
+}
 _RESULT_MESSAGE: Message = {"role": "tool", "tool_call_id": "probe7f3a", "name": _NAME, "content": _RESULT}
+
+_OTHER_RESULT_MESSAGE: Message = {**_RESULT_MESSAGE, "tool_call_id": "probe7f3b"}
 
 
 def _said(role: str, content: str) -> Message:
@@ -84,7 +96,16 @@ def probe(render: Render) -> Shown:
         return Shown(calls=False, results=_RESULT in prompt, system=has_system)
     # The shortest makes nothing of the content that is not there: neither "None" nor a turn without a word.
     empty = min(showing, key=lambda empty: len(showing[empty]))
-    return Shown(results=_RESULT in showing[empty], system=has_system, empty=empty)
+    both = render([_USER, {**_said("assistant", _SAID), "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
+    calls = {"role": "assistant", **_CONTENT[empty], "tool_calls": [_CALL, _OTHER_CALL]}
+    several = render([_USER, calls, _RESULT_MESSAGE, _OTHER_RESULT_MESSAGE], [_PROBE_TOOL]) or ""
+    return Shown(
+        results=_RESULT in showing[empty],
+        system=has_system,
+        empty=empty,
+        content_beside_calls=_SAID in both and _CITY in both,
+        several_calls=_CITY in several and _OTHER_CITY in several,
+    )
 
 
 def _shows_tools(render: Render) -> bool:
@@ -106,7 +127,7 @@ class Fallback:
         """The messages as the template is to be given them; with the tools, if it does not show tools itself."""
         told: list[Message] = []
         results: list[str] = []
-        for message in messages:
+        for message in messages if self._keeps_turns else self._split(messages):
             if message["role"] == "tool" and not self.shown.results:
                 results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             elif results and message["role"] == "user":
@@ -119,6 +140,31 @@ class Fallback:
                 results = []
         told += [_said("user", "\n".join(results))] if results else []
         return self._with_tools(told, tools) if tools and not self.shown.tools else told
+
+    @property
+    def _keeps_turns(self) -> bool:
+        return not self.shown.calls or (self.shown.content_beside_calls and self.shown.several_calls)
+
+    def _split(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """An assistant's turn as several, each with what the template shows of one, and results behind their call."""
+        at = 0
+        while at < len(messages):
+            message, calls = messages[at], messages[at].get("tool_calls")
+            at += 1
+            if not isinstance(calls, list) or not calls:
+                yield message
+                continue
+            results: list[Message] = []
+            while at < len(messages) and messages[at]["role"] == "tool":
+                results.append(messages[at])
+                at += 1
+            if message.get("content") and not self.shown.content_beside_calls:
+                yield {key: value for key, value in message.items() if key != "tool_calls"}
+                message = {key: value for key, value in message.items() if key != "content"}
+            if self.shown.several_calls or len(calls) == 1:
+                yield from (message, *results)
+            else:
+                yield from _one_by_one(message, calls, results)
 
     def _written(self, message: Message) -> Message:
         """With its calls in its content, or with its content as the template takes it."""
@@ -145,6 +191,19 @@ class Fallback:
         if first["role"] == "user":
             return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
         return [_said("user", text), *messages]
+
+
+def _one_by_one(message: Message, calls: list[Message], results: list[Message]) -> Iterator[Message]:
+    """Each call in a message of its own, and its results behind it; those of no call at the end."""
+    by_call: dict[object, list[Message]] = {}
+    for result in results:
+        by_call.setdefault(result.get("tool_call_id"), []).append(result)
+    for i, call in enumerate(calls):
+        kept = message if i == 0 else {"role": message["role"]}
+        yield {**kept, "tool_calls": [call]}
+        yield from by_call.pop(call.get("id"), ())
+    for rest in by_call.values():
+        yield from rest
 
 
 def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:

@@ -42,7 +42,13 @@ STRAY_TURN = (
     "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
     "{% if m.content is not none %}" + TURN + "{% endif %}{% endfor %}"
 )
-TEXT_ALONE = NONE_SHOWN = Shown(tools=False, calls=False, results=False)
+ONE_CALL = (
+    "{{ tools | tojson }}{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('single') }}{% endif %}<call>{{ m.tool_calls[0].function | tojson }}{% else %}"
+    + TURN
+    + "{% endif %}{% endfor %}"
+)
+NONE_SHOWN = Shown(tools=False, calls=False, results=False)
 
 TEMPLATES: dict[str, tuple[str, Shown]] = {
     "chatml": (CHATML, NONE_SHOWN),
@@ -54,7 +60,8 @@ TEMPLATES: dict[str, tuple[str, Shown]] = {
     "content is trimmed": (NATIVE.replace("CONTENT", "{{ m.content | trim }}"), Shown()),
     "content is added to": (NATIVE.replace("CONTENT", "{{ m.content + '!' }}"), Shown()),
     "calls as text with long ids": (LONG_IDS, Shown()),
-    "calls beside null alone": (NULL_ALONE, Shown(empty="null")),
+    "calls beside null alone": (NULL_ALONE, Shown(empty="null", content_beside_calls=False)),
+    "one call a turn and no content": (ONE_CALL, Shown(content_beside_calls=False, several_calls=False)),
     "a stray turn for empty content": (STRAY_TURN, Shown(empty="null")),
     "refuses everything": ("{{ raise_exception('no') }}", Shown(calls=False, results=False, system=False)),
 }  # fmt: skip
@@ -90,7 +97,7 @@ def test_what_a_template_shows_is_found_out(name: str) -> None:
 @pytest.mark.parametrize("said", ["", "I look."])
 def test_every_template_shows_tools_calls_and_results(name: str, said: str) -> None:
     template = made(TEMPLATES[name][0])
-    called = {**TALK[1], "content": said} if said and name != "calls beside null alone" else TALK[1]
+    called = {**TALK[1], "content": said} if said else TALK[1]
     prompt = template.render(Conversation([TALK[0], called, *TALK[2:]], tools=[TOOL]))
     for text in (
         "get_weather",
@@ -135,6 +142,18 @@ def test_a_result_and_what_the_user_says_behind_it_are_one_turn() -> None:
 
 def test_tools_that_are_not_wanted_are_not_told() -> None:
     assert "# Tools" not in made(CHATML).render(Conversation(TALK))
+
+
+def test_a_turn_is_split_where_the_template_shows_one_call_alone() -> None:
+    """Each result stands behind its call, also where the caller sent them in another order."""
+    calls = [{**CALL, "id": name, "function": {**CALL["function"], "name": name}} for name in ("first", "second")]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("other", "second", "first")]
+    talk = [USER, {"role": "assistant", "content": "I look.", "tool_calls": calls}, *results, ANSWER]
+    prompt = made(ONE_CALL).render(Conversation(talk))
+    order = ("I look.", "<call>", '"first"', "of first", "<call>", '"second"', "of second", "of other", "Fine.")
+    at = 0
+    for text in order:
+        at = prompt.index(text, at) + 1
 
 
 def test_messages_are_left_as_they_were() -> None:

@@ -234,7 +234,7 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
     ),
     "Granite 3.3": (Clues("respond only with <|tool_call|> followed by a JSON list of tools used.", (), "granite"),
                     "granite", "none"),
-    "gpt-oss": (Clues("<|start|>assistant<|channel|>analysis<|message|> commentary to=functions.", (), "gpt_oss"),
+    "gpt-oss": (Clues("<|channel|>analysis 'to=' 'functions.' + name + '<|channel|>commentary <|call|>", (), "gpt_oss"),
                 "harmony", "harmony"),
     "a base model": (Clues(), "none", "none"),
 }  # fmt: skip
