@@ -20,11 +20,11 @@ import msgspec
 import zmq
 
 from inferd.engine.api import garbage
-from inferd.engine.api.client import HIGH_WATER_MARK, from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.config import precision_of
 from inferd.engine.api.errors import ConfigError, StartError
 from inferd.engine.api.flight import FlightRecord
-from inferd.engine.api.heartbeat import HEARTBEAT_FILE, EnginePhase, Heartbeat
+from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
 from inferd.engine.api.logs import configure
 from inferd.engine.api.messages import (
     Abort,
@@ -127,9 +127,11 @@ def main(line: bytes, promoted: threading.Event) -> int:
     launch = msgspec.json.decode(line, type=Launch)
     configure(launch.log_style)
     run_dir = Path(launch.run_dir)
-    # All that lies in the run directory is opened before the first message: then it is taken away.
-    flight = FlightRecord(run_dir / "flight")
-    with Heartbeat(run_dir / HEARTBEAT_FILE) as heartbeat:
+    flight = FlightRecord(launch.flight_fd)
+    with Heartbeat(launch.heartbeat_fd) as heartbeat:
+        os.close(launch.flight_fd)
+        os.close(launch.heartbeat_fd)
+        # The sockets are connected before the first message: then the run directory is taken away.
         link = EngineLink(run_dir, launch.generation, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
@@ -259,8 +261,7 @@ def _be_killed_with_the_server(launch: Launch) -> None:
     """
     if sys.platform != "linux":
         return
-    # The name of a file: where files go on under another name while they are open (NFS), their directory stays.
-    while (Path(launch.run_dir) / HEARTBEAT_FILE).exists():
+    while (Path(launch.run_dir) / TO_ENGINE).exists():
         time.sleep(_SEALED_POLL_S)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launch.server_pid:

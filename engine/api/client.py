@@ -21,8 +21,12 @@ HIGH_WATER_MARK = 100_000
 """Frames a socket holds before sending fails; the router's bound on waiting requests keeps far below it."""
 
 
+TO_ENGINE = "to-engine"
+"""A socket in an engine's run directory, until the server takes that away."""
+
+
 def to_engine_endpoint(run_dir: Path) -> str:
-    return f"ipc://{run_dir}/to-engine"
+    return f"ipc://{run_dir}/{TO_ENGINE}"
 
 
 def from_engine_endpoint(run_dir: Path) -> str:

@@ -1,20 +1,18 @@
 """What the engine is computing, in shared memory: which requests the launched steps hold, and how long they may take.
 
 Written before a step is launched and cleared when its results have come, so that what stands there after a death is the
-step that died. A small file that engine and supervisor both map, as the heartbeat is. Knows no step's content.
+step that died. Engine and supervisor both map it, as they map the heartbeat. Knows no step's content.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import struct
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Protocol
 
-from inferd.engine.api.heartbeat import open_map
+from inferd.engine.api.shared_memory import open_map
 from inferd.engine.api.work import StepWork
 
 _NUM_STEPS = 2
@@ -29,6 +27,11 @@ Rows = Sequence[tuple[int, int]]
 def tag_of(request_id: str) -> int:
     """64 bits that stand for a request id, in both processes."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little")
+
+
+def flight_bytes(max_rows: int) -> int:
+    """What a record of steps of up to `max_rows` rows takes."""
+    return _NUM_STEPS * (_COUNT.size + max_rows * _ROW.size)
 
 
 class Recorder(Protocol):
@@ -57,8 +60,9 @@ NO_RECORDER: Recorder = _NoRecorder()
 class FlightRecord:
     """The engine's side."""
 
-    def __init__(self, file: Path) -> None:
-        self._map = open_map(file)
+    def __init__(self, descriptor: int) -> None:
+        """`descriptor`: of `flight_bytes` in shared memory."""
+        self._map = open_map(descriptor)
         self._step_bytes = len(self._map) // _NUM_STEPS
 
     def launched(self, step_id: int, rows: Rows) -> None:
@@ -73,11 +77,11 @@ class FlightRecord:
 
 
 class FlightReader:
-    """The supervisor's side; makes the file, for steps of up to `max_rows` rows."""
+    """The supervisor's side."""
 
-    def __init__(self, file: Path, max_rows: int) -> None:
-        self._step_bytes = _COUNT.size + max_rows * _ROW.size
-        self._map: mmap.mmap = open_map(file, num_bytes=_NUM_STEPS * self._step_bytes)
+    def __init__(self, descriptor: int) -> None:
+        self._map = open_map(descriptor)
+        self._step_bytes = len(self._map) // _NUM_STEPS
 
     def in_flight(self) -> dict[int, int]:
         """Tag -> positions, of every request in a step that was launched and has not ended."""

@@ -1,27 +1,24 @@
 """The engine's pulse in shared memory: one writer (a thread of the engine process), one reader (the supervisor).
 
-A small file mapped by both, so that reading it asks nothing of the engine: a hung engine answers no message, but its
+Both map it, so that reading it asks nothing of the engine: a hung engine answers no message, but its
 last beat can still be read. The beat comes from a thread, so a long step does not stop it; a stopped process does.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import threading
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from inferd.engine.api.shared_memory import open_map
+
 _LAYOUT = struct.Struct("<QdddQBBQQ")
-_SIZE = 64
+HEARTBEAT_BYTES = 64
 BEAT_INTERVAL_S = 0.25
-HEARTBEAT_FILE = "heartbeat"
-"""In an engine's run directory, until the server takes it away."""
 
 
 class EnginePhase(IntEnum):
@@ -53,8 +50,9 @@ class Pulse:
 class Heartbeat:
     """The engine's side: a thread that beats, and the fields the core loop keeps current."""
 
-    def __init__(self, file: Path) -> None:
-        self._map = open_map(file)
+    def __init__(self, descriptor: int) -> None:
+        """`descriptor`: of `HEARTBEAT_BYTES` in shared memory."""
+        self._map = open_map(descriptor)
         self._stopped = threading.Event()
         self._num_beats = 0
         self.phase = EnginePhase.LOADING
@@ -99,10 +97,10 @@ class Heartbeat:
 
 
 class HeartbeatReader:
-    """The supervisor's side; makes the file."""
+    """The supervisor's side."""
 
-    def __init__(self, file: Path) -> None:
-        self._map = open_map(file, num_bytes=_SIZE)
+    def __init__(self, descriptor: int) -> None:
+        self._map = open_map(descriptor)
 
     def read(self) -> Pulse | None:
         """The last beat; None before the first."""
@@ -113,15 +111,3 @@ class HeartbeatReader:
 
     def close(self) -> None:
         self._map.close()
-
-
-def open_map(file: Path, *, num_bytes: int = 0) -> mmap.mmap:
-    """All of a file in shared memory; with `num_bytes` the file is made, of zeros, and only its owner may open it."""
-    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if num_bytes else 0)
-    descriptor = os.open(file, flags, 0o600)
-    try:
-        if num_bytes:
-            os.ftruncate(descriptor, num_bytes)
-        return mmap.mmap(descriptor, 0)
-    finally:
-        os.close(descriptor)

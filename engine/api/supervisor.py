@@ -1,9 +1,9 @@
 """Starts the engine process, watches it, and ends it: nothing it started outlives it.
 
 The child runs `python -P -m inferd.engine.boot` and reads its configuration from its standard input, which stays
-open: when this process dies, however it dies, the child reads the end of file and exits. Sockets and shared memory lie
-in a directory of mode 0700 that goes as soon as both sides hold them open: from then on nothing is left behind, whoever
-dies. One supervisor serves one life of one engine.
+open: when this process dies, however it dies, the child reads the end of file and exits. Shared memory has no name; its
+descriptors are passed on. Sockets lie in a directory of mode 0700 that goes as soon as both sides hold them open: from
+then on nothing is left behind, whoever dies. One supervisor serves one life of one engine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import msgspec
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
-from inferd.engine.api.flight import FlightReader
-from inferd.engine.api.heartbeat import HEARTBEAT_FILE, HeartbeatReader, Pulse
+from inferd.engine.api.flight import FlightReader, flight_bytes
+from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
 from inferd.engine.api.logs import DEFAULT_STYLE, LogStyle
+from inferd.engine.api.shared_memory import allocate
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     run_dir: str
+    heartbeat_fd: int
+    flight_fd: int
     generation: int
     log_style: LogStyle
     server_pid: int
@@ -89,19 +92,23 @@ class Supervisor:
         log_style: LogStyle = DEFAULT_STYLE,
         is_standby: bool = False,
     ) -> None:
-        """Raises `StartError` where the run directory cannot be made."""
+        """Raises `StartError` if there is no run directory or no shared memory to be had."""
         try:
             self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
         except OSError as error:
             raise StartError(f"there is no directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
         self.generation = generation
+        self._shared: list[int] = []
+        """Descriptors of the heartbeat and the flight record, until the child has them."""
         try:
-            self._pulse = HeartbeatReader(self.run_dir / HEARTBEAT_FILE)
-            self._flight = FlightReader(self.run_dir / "flight", config.max_num_seqs or 1)
+            for num_bytes in (HEARTBEAT_BYTES, flight_bytes(config.max_num_seqs or 1)):
+                self._shared.append(allocate(num_bytes))
+            self._pulse, self._flight = HeartbeatReader(self._shared[0]), FlightReader(self._shared[1])
         except OSError as error:
+            self._close_shared()
             self.seal()
-            reason = f"cannot write to {self.run_dir.parent}: {error.strerror or error}"
-            raise StartError(f"{reason}; {_WAY_OUT}") from error
+            reason = f"there is no memory to share with the engine's process: {error.strerror or error}"
+            raise StartError(f"{reason}; free some, or raise the limits on it (ulimit -a)") from error
         self._config, self._log_style, self._is_standby = config, log_style, is_standby
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -129,7 +136,7 @@ class Supervisor:
         return self._flight.in_flight()
 
     def seal(self) -> None:
-        """The engine has opened all that lies in the run directory: take the names away, and keep what they name."""
+        """The engine has connected the sockets in the run directory: take the names away, and keep what they name."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def kill(self) -> None:
@@ -145,6 +152,8 @@ class Supervisor:
         launch = Launch(
             config=self._config,
             run_dir=str(self.run_dir),
+            heartbeat_fd=self._shared[0],
+            flight_fd=self._shared[1],
             generation=self.generation,
             log_style=self._log_style,
             server_pid=os.getpid(),
@@ -159,9 +168,11 @@ class Supervisor:
                 bufsize=0,  # what a dead child did not take must not wait to be written when the pipe is closed
                 env=_ENVIRONMENT | os.environ,
                 start_new_session=True,
+                pass_fds=self._shared,
             )
         except OSError as error:
             raise StartError(f"cannot start the engine's process: {error.strerror or error}") from error
+        self._close_shared()
         self._tell(msgspec.json.encode(launch) + b"\n")
 
     def promote(self) -> None:
@@ -173,6 +184,10 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError):  # it is dead already, as `wait` will tell
             while line:  # a signal may cut a write short
                 line = line[self._process.stdin.write(line) :]
+
+    def _close_shared(self) -> None:
+        while self._shared:
+            os.close(self._shared.pop())
 
     def _close_input(self) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -214,6 +229,7 @@ class Supervisor:
             self._close_input()
         self._pulse.close()
         self._flight.close()
+        self._close_shared()
         self.seal()
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -10,7 +10,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -125,18 +124,20 @@ class Network:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._pipes: dict[str, Pipe] = {}
-        self._files: dict[Path, SharedMemory] = {}
+        self._shared: list[SharedMemory] = []
 
     def pipe(self, endpoint: str) -> Pipe:
         """The pipe of that name, for both of its ends."""
         return self._pipes.setdefault(endpoint, Pipe(self._rng))
 
-    def open_map(self, file: Path, *, num_bytes: int = 0) -> SharedMemory:
-        """As `heartbeat.open_map`."""
-        if num_bytes:
-            assert file not in self._files, f"{file} exists"
-            self._files[file] = SharedMemory(num_bytes)
-        return self._files[file]
+    def allocate(self, num_bytes: int) -> int:
+        """As `shared_memory.allocate`."""
+        self._shared.append(SharedMemory(num_bytes))
+        return len(self._shared) - 1
+
+    def open_map(self, descriptor: int) -> SharedMemory:
+        """As `shared_memory.open_map`."""
+        return self._shared[descriptor]
 
     def as_zmq(self) -> SimpleNamespace:
         """What the client knows of the module `zmq`."""

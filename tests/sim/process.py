@@ -56,7 +56,10 @@ class Killed(Exception):
 class SimulatedProcess:
     """One process, from its spawn to its end."""
 
-    def __init__(self, run: Watcher, run_dir: Path, generation: int, *, is_standby: bool) -> None:
+    def __init__(
+        self, run: Watcher, run_dir: Path, shared: tuple[int, ...], generation: int, *, is_standby: bool
+    ) -> None:
+        """`shared`: the memory of its heartbeat and of its flight record."""
         self.generation = generation
         self.run_dir = run_dir
         self.harms: list[str] = []
@@ -80,8 +83,8 @@ class SimulatedProcess:
         """Slot -> who has it."""
         self._dies_at_launch: type[Exception] | None = None
         self._deadly_code = KILLED
-        self._heartbeat = Heartbeat(run_dir / "heartbeat")
-        self._recorder = Recorder(StepWatch(FlightRecord(run_dir / "flight"), self._heartbeat, _PEAKS))
+        self._heartbeat = Heartbeat(shared[0])
+        self._recorder = Recorder(StepWatch(FlightRecord(shared[1]), self._heartbeat, _PEAKS))
         self._in = run.network.pipe(to_engine_endpoint(run_dir))
         self._out = run.network.pipe(from_engine_endpoint(run_dir))
         self._tasks = [self._loop.create_task(self._live()), self._loop.create_task(self._beat())]

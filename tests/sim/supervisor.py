@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferd.engine.api.flight import FlightReader
-from inferd.engine.api.heartbeat import HeartbeatReader, Pulse
+from inferd.engine.api.flight import FlightReader, flight_bytes
+from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
 from inferd.engine.api.logs import LogStyle
 from tests.sim.process import KILLED, SimulatedProcess
 from tests.sim.watcher import Watcher
@@ -21,8 +21,9 @@ class SimulatedSupervisor:
         self.run_dir = Path(f"/simulated/{len(run.lives)}")
         self.process: SimulatedProcess | None = None
         self.is_discarded = False
-        self._pulse = HeartbeatReader(self.run_dir / "heartbeat")
-        self._flight = FlightReader(self.run_dir / "flight", run.scenario.core.limits.max_num_seqs)
+        sizes = (HEARTBEAT_BYTES, flight_bytes(run.scenario.core.limits.max_num_seqs))
+        self._shared = tuple(map(run.network.allocate, sizes))
+        self._pulse, self._flight = HeartbeatReader(self._shared[0]), FlightReader(self._shared[1])
         run.lives.append(self)
 
     @property
@@ -40,7 +41,9 @@ class SimulatedSupervisor:
         return self._started().exited.is_set() and code is not None and code >= 0
 
     def spawn(self) -> None:
-        self.process = SimulatedProcess(self._run, self.run_dir, self.generation, is_standby=self._is_standby)
+        self.process = SimulatedProcess(
+            self._run, self.run_dir, self._shared, self.generation, is_standby=self._is_standby
+        )
 
     def promote(self) -> None:
         self._started().promoted.set()

@@ -70,7 +70,14 @@ def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_pa
     did: list[str] = []
     config = EngineConfig(model_path=str(tmp_path))
     launch = Launch(
-        config=config, run_dir=str(tmp_path), generation=1, log_style=LogStyle(), server_pid=1, spawned_s=0.0
+        config=config,
+        run_dir=str(tmp_path),
+        heartbeat_fd=-1,
+        flight_fd=-1,
+        generation=1,
+        log_style=LogStyle(),
+        server_pid=1,
+        spawned_s=0.0,
     )
     promoted = threading.Event()
     promoted.set()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -12,12 +12,13 @@ from msgspec import structs
 from inferd.engine.api.client import Traffic
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
-from inferd.engine.api.flight import FlightReader, FlightRecord, tag_of
-from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, Pulse
+from inferd.engine.api.flight import FlightReader, FlightRecord, flight_bytes, tag_of
+from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.messages import Delta, Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.shared_memory import allocate
 from inferd.engine.api.work import StepWork
 from inferd.engine.watch import StepWatch
 from inferd.server import deaths as deaths_module
@@ -302,9 +303,10 @@ def pulse_with(num_beats: int, *, sent: int, taken: int = 0) -> Pulse:
 # -- the flight record -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_in_flight_is_what_was_launched_and_has_not_ended(tmp_path: Path) -> None:
-    reader = FlightReader(tmp_path / "flight", max_rows=3)
-    record = FlightRecord(tmp_path / "flight")
+def test_what_is_in_flight_is_what_was_launched_and_has_not_ended() -> None:
+    shared = allocate(flight_bytes(3))
+    reader, record = FlightReader(shared), FlightRecord(shared)
+    os.close(shared)
     a, b, c = map(tag_of, "abc")
     assert reader.in_flight() == {}
     record.launched(6, [(a, 10), (b, 20), (c, 2**40)])
@@ -317,15 +319,12 @@ def test_what_is_in_flight_is_what_was_launched_and_has_not_ended(tmp_path: Path
     reader.close()
 
 
-def test_a_step_may_take_ten_predictions_and_its_first_time_more(tmp_path: Path) -> None:
-    reader = FlightReader(tmp_path / "flight", max_rows=1)
-    (tmp_path / "heartbeat").write_bytes(bytes(64))
-    heartbeat = Heartbeat(tmp_path / "heartbeat")
-    watch = StepWatch(FlightRecord(tmp_path / "flight"), heartbeat, Peaks(read_bytes_per_s=1e9, flops_per_s=1e9))
+def test_a_step_may_take_ten_predictions_and_its_first_time_more() -> None:
+    heartbeat = Heartbeat(allocate(HEARTBEAT_BYTES))
+    watch = StepWatch(FlightRecord(allocate(flight_bytes(1))), heartbeat, Peaks(read_bytes_per_s=1e9, flops_per_s=1e9))
     limits = []
     for step_id, flops in enumerate((10**6, 10**6, 6 * 10**9)):
         watch.launched(step_id, [(1, 1)], StepWork("decode", flops, 0))
         limits.append(heartbeat.step_limit_s)
         watch.ended(step_id)
     assert limits == [120.0, 10.0, 600.0]
-    reader.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,9 @@ import zmq.asyncio
 from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
-from inferd.engine.api.heartbeat import EnginePhase, Heartbeat, HeartbeatReader
+from inferd.engine.api.flight import flight_bytes
+from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader
+from inferd.engine.api.shared_memory import allocate, open_map
 from inferd.engine.api.supervisor import Supervisor, describe_exit
 
 CONFIG = EngineConfig(model_path="/nowhere")
@@ -148,10 +151,12 @@ def test_the_engine_dies_with_its_server() -> None:
     assert not Path(run_dir).exists()
 
 
-def test_a_pulse_is_read_without_asking(tmp_path: Path) -> None:
-    reader = HeartbeatReader(tmp_path / "heartbeat")
+def test_a_pulse_is_read_without_asking() -> None:
+    shared = allocate(HEARTBEAT_BYTES)
+    reader = HeartbeatReader(shared)
     assert reader.read() is None
-    with Heartbeat(tmp_path / "heartbeat") as heartbeat:
+    with Heartbeat(shared) as heartbeat:
+        os.close(shared)
         first = reader.read()
         assert first is not None and first.phase is EnginePhase.LOADING and not first.has_work
         heartbeat.phase, heartbeat.has_work, heartbeat.num_steps = EnginePhase.SERVING, True, 7
@@ -162,3 +167,60 @@ def test_a_pulse_is_read_without_asking(tmp_path: Path) -> None:
         assert (last.num_frames_sent, last.num_frames_received) == (2**40, 3)
         assert last.num_beats > first.num_beats and last.beat_s >= first.beat_s
     reader.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
+@pytest.mark.parametrize("num_bytes", [HEARTBEAT_BYTES, flight_bytes(65_536)])
+def test_shared_memory_is_there_from_the_start_and_lies_in_no_directory(num_bytes: int) -> None:
+    """A page that had to be found later would end the server by SIGBUS where there is none."""
+    shared = allocate(num_bytes)
+    try:
+        about = os.fstat(shared)
+        assert about.st_size == num_bytes
+        assert about.st_blocks * 512 >= num_bytes, "it has holes"
+        assert os.readlink(f"/proc/self/fd/{shared}").startswith("/memfd:")
+        assert not os.get_inheritable(shared)
+        assert open_map(shared)[:] == bytes(num_bytes)
+    finally:
+        os.close(shared)
+
+
+def test_no_descriptor_is_left(stub: list[str]) -> None:
+    """Of engines that started, that did not, and that were never started."""
+    stub[0] = "import sys; sys.stdin.read()"
+
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def live() -> None:
+        supervisor = Supervisor(CONFIG)
+        supervisor.spawn()
+        await supervisor.stop()
+
+    asyncio.run(live())
+    before = num_open()
+    for _ in range(3):
+        asyncio.run(live())
+        Supervisor(CONFIG).discard()
+    assert num_open() == before
+
+
+def test_an_engine_has_what_it_was_passed_and_nothing_else(stub: list[str], tmp_path: Path) -> None:
+    written = tmp_path / "seen"
+    stub[0] = (
+        "import json, os, pathlib, sys\n"
+        "launch = json.loads(sys.stdin.readline())\n"
+        "fds = sorted(int(name) for name in os.listdir('/proc/self/fd'))\n"
+        "shared = [launch['heartbeat_fd'], launch['flight_fd']]\n"
+        "seen = [[os.fstat(fd).st_size for fd in shared], [fd for fd in fds if fd > 2 and fd not in shared]]\n"
+        f"part = pathlib.Path({str(tmp_path / 'part')!r}); part.write_text(json.dumps(seen))\n"
+        f"part.rename({str(written)!r})\n"
+        "sys.stdin.read()"
+    )
+    supervisor = Supervisor(EngineConfig(model_path="/nowhere", max_num_seqs=5))
+    supervisor.spawn()
+    wait_until(written.exists)
+    supervisor.discard()
+    sizes, others = json.loads(written.read_text())
+    assert sizes == [HEARTBEAT_BYTES, flight_bytes(5)]
+    assert len(others) == 1, "the directory that was listed"
