@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -106,7 +109,7 @@ class TextRendering(ChunkRendering):
         choice: Json = {
             "index": index,
             "text": (echoed.text if echoed else "") + result.text,
-            "logprobs": self._logprobs(index, (*(echoed.scored if echoed else ()), *result.scored)),
+            "logprobs": self._logprobs(index, chain(echoed.scored if echoed else (), result.scored)),
             "finish_reason": result.reason,
             "stop_reason": result.stop_reason,
         }
@@ -117,7 +120,7 @@ class TextRendering(ChunkRendering):
             choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
         return choice
 
-    def _logprobs(self, choice: int, scored: tuple[ScoredToken | None, ...]) -> Json | None:
+    def _logprobs(self, choice: int, scored: Iterable[ScoredToken | None]) -> Json | None:
         if self._num_top is None:
             return None
         return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])

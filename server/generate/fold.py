@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from inferd.server.exact import exact
 from inferd.server.generate.events import (
     EndReason,
     Event,
@@ -28,6 +32,45 @@ class ToolCall:
     """JSON, where the answer was not cut off and the model wrote any."""
 
 
+_PACKED_AT_ONCE = 64
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[ScoredToken, ...]).decode
+
+
+class PackedScores(Collection[ScoredToken]):
+    """The scored tokens of one choice. With 20 alternatives a token takes 300 bytes packed, and 3,000 as objects."""
+
+    __slots__ = ("_num_packed", "_open", "_packs")
+
+    def __init__(self) -> None:
+        self._packs: list[bytes] = []
+        self._num_packed = 0
+        self._open: list[ScoredToken] = []
+
+    def extend(self, scored: Sequence[ScoredToken]) -> None:
+        self._open += scored
+        if len(self._open) >= _PACKED_AT_ONCE:
+            self._packs.append(exact(_pack(self._open)))
+            self._num_packed += len(self._open)
+            self._open = []
+
+    def __len__(self) -> int:
+        return self._num_packed + len(self._open)
+
+    def __iter__(self) -> Iterator[ScoredToken]:
+        for pack in self._packs:
+            yield from _unpack(pack)
+        yield from self._open
+
+    def __contains__(self, token: object) -> bool:
+        return any(token == other for other in self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedScores) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
     """A finished choice."""
@@ -36,7 +79,7 @@ class ChoiceResult:
     text: str
     """Of the output alone, without reasoning and calls where those are told from it."""
     token_ids: tuple[int, ...]
-    scored: tuple[ScoredToken, ...]
+    scored: Collection[ScoredToken]
     reason: EndReason
     stop_reason: str | int | None
     num_cached_tokens: int
@@ -52,7 +95,7 @@ class _Growing:
     prompt: PromptRead | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    scored: list[ScoredToken] = field(default_factory=list)
+    scored: PackedScores = field(default_factory=PackedScores)
     end: Finished | None = None
     num_cached_tokens: int = 0
     reasoning: list[str] = field(default_factory=list)
@@ -84,7 +127,7 @@ class _Growing:
             self.prompt,
             "".join(self.pieces),
             tuple(self.token_ids),
-            tuple(self.scored),
+            self.scored,
             self.end.reason,
             self.end.stop_reason,
             self.num_cached_tokens,

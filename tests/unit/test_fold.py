@@ -20,8 +20,8 @@ from inferd.engine.api.messages import Delta, Failure, FinishReason, Submit, Wir
 from inferd.engine.api.params import SamplingParams
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
-from inferd.server.generate.events import Event, Finished, TextDelta
-from inferd.server.generate.fold import ChoiceResult, Fold
+from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
+from inferd.server.generate.fold import ChoiceResult, Fold, PackedScores
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
@@ -367,3 +367,20 @@ def test_seeds_of_choices_are_the_documented_hash() -> None:
     seeds = {choice_seed(seed, choice) for seed in range(50) for choice in range(1, 50)}
     assert len(seeds) == 50 * 49
     assert max(seeds) < 2**53
+
+
+def test_scores_are_kept_packed_and_read_as_they_came() -> None:
+    """In whatever pieces they came; and what they take is a tenth of what they are as objects."""
+    tokens = [
+        ScoredToken(WireLogprobs(i, -1.5, 1, tuple((i + j, -1.5 - j / 7) for j in range(20))), 3 * i)
+        for i in range(1_000)
+    ]
+    for size in (1, 7, 64, 1_000):
+        scores = PackedScores()
+        for start in range(0, len(tokens), size):
+            scores.extend(tokens[start : start + size])
+        assert len(scores) == 1_000
+        assert list(scores) == tokens
+        assert list(scores) == tokens, "and read again"
+    packed = sum(len(pack) for pack in scores._packs)
+    assert packed < 1_000 * 21 * 20
