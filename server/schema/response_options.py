@@ -14,6 +14,7 @@ import orjson
 from inferd.server import errors
 from inferd.server.schema.chat import (
     FUNCTION,
+    MAX_TOOLS,
     REASONING_EFFORTS,
     TOOL_WITHOUT_EFFECT,
     VERBOSITIES,
@@ -29,6 +30,35 @@ LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypte
 _INCLUDED = (LOGPROBS, SEALED_REASONING)
 _SUMMARIES = ("auto", "concise", "detailed")
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Functions. A web search that may look into a cache alone is left out: there is no such cache here."""
+
+    name: str = "an array of objects"
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, list)
+
+    def read(self, value: object, where: str) -> tuple[Mapping[str, object], ...]:
+        check_array(value, where, self.name, 0, MAX_TOOLS)
+        assert isinstance(value, list)
+        kept = [(i, tool) for i, tool in enumerate(value) if not _is_idle_search(tool)]
+        return tuple(FunctionTool().read(tool, f"{where}[{i}]") for i, tool in kept)
+
+    def schema(self) -> Schema:
+        idle = {
+            "type": "object",
+            "properties": {"type": {"const": "web_search"}, "external_web_access": {"const": False}},
+            "required": ["type", "external_web_access"],
+        }
+        items = {"type": "object", "anyOf": [FunctionTool().schema(), idle]}
+        return {"type": "array", "items": items, "maxItems": MAX_TOOLS}
+
+
+def _is_idle_search(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inferd.engine.api.params import MAX_LOGPROBS
-from inferd.server.schema.chat import MAX_THINKING_TOKENS, MAX_TOOLS
+from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
 from inferd.server.schema.kinds import Anything, Array, Boolean, Choice, Integer, Json, Only, OrNotGiven, Text
 from inferd.server.schema.response_items import Item, Items
 from inferd.server.schema.response_options import (
     AskedChoice,
-    FunctionTool,
     Included,
     Metadata,
     ReasoningObject,
@@ -22,6 +21,7 @@ from inferd.server.schema.response_options import (
     TextObject,
     TextOption,
     ToolChoiceOption,
+    Tools,
 )
 
 _FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller."
@@ -94,8 +94,9 @@ class ResponsesRequest(SharedFields):
         Metadata(), "Kept and returned with the response: keys of up to 64 characters.", unset="none", area=REQUEST
     )
     tools: tuple[Mapping[str, object], ...] | None = wire(
-        Array(FunctionTool(), max_length=MAX_TOOLS),
-        "Functions that the model may call; hosted tools are refused. `strict` as in chat, and false where not given.",
+        Tools(),
+        "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
+        "which Codex sends, has no effect. `strict` as in chat, and false where not given.",
         unset="none",
         area=TOOLS,
     )

@@ -71,7 +71,8 @@ REQUESTS: tuple[Asked, ...] = (
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And now?"}]},
             ],
             "tools": [
-                {"type": "function", "name": "shell", "description": "", "strict": False, "parameters": PARAMETERS}
+                {"type": "web_search", "external_web_access": False},
+                {"type": "function", "name": "shell", "description": "", "strict": False, "parameters": PARAMETERS},
             ],
             "tool_choice": "auto",
             "parallel_tool_calls": False,
