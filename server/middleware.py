@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,8 @@ MIN_BODY_RATE = 16 * 1024
 MAX_HELD_BYTES = 2**30
 """Of all bodies whose requests are not answered yet: a body may have 16 MiB, a connection is there for thousands of
 them, and the memory was planned for the model."""
+MAX_TENANT_SHARE = 0.75
+"""Of `MAX_HELD_BYTES`, what one tenant may fill: the others still have their bodies read."""
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
@@ -215,12 +218,15 @@ class Keys:
 class BodyLimit:
     """Refuses a body that is compressed, one of more than `max_bytes`, by its stated length or as soon as it has grown
     past them, and one that comes too slowly: nothing of it for `idle_s`, or less than `MIN_BODY_RATE` after as long.
-    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or than one may have.
+    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or those of one tenant more than its share;
+    one body is always let through that is alone.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, idle_s: float) -> None:
         self._app, self._max_bytes, self._idle_s = app, max_bytes, idle_s
         self._num_held, self._max_held = 0, max(MAX_HELD_BYTES, max_bytes)
+        self._held_by: Counter[str] = Counter()
+        self._max_held_by_one = max(int(MAX_HELD_BYTES * MAX_TENANT_SHARE), max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -230,7 +236,7 @@ class BodyLimit:
         if error is not None:
             await refusal(scope, error)(scope, receive, send)
             return
-        began_s, num_bytes, is_whole = time.monotonic(), 0, False
+        began_s, num_bytes, is_whole, tenant = time.monotonic(), 0, False, scope["state"]["tenant"]
 
         async def pace() -> Message:
             nonlocal num_bytes, is_whole
@@ -245,10 +251,13 @@ class BodyLimit:
             num_new = len(message.get("body", b""))
             num_bytes += num_new
             self._num_held += num_new
+            self._held_by[tenant] += num_new
             if num_bytes > self._max_bytes:
                 raise self._too_large()
             if self._num_held > self._max_held:
-                raise self._too_many()
+                raise self._too_many(f"All requests' bodies together exceed {self._max_held}")
+            if self._held_by[tenant] > self._max_held_by_one:
+                raise self._too_many(f"Your requests' bodies together exceed {self._max_held_by_one}")
             is_whole = not message.get("more_body", False)
             return message
 
@@ -256,6 +265,9 @@ class BodyLimit:
             await self._app(scope, pace, send)
         finally:
             self._num_held -= num_bytes
+            self._held_by[tenant] -= num_bytes
+            if not self._held_by[tenant]:
+                del self._held_by[tenant]
 
     def _check(self, headers: Headers) -> RequestError | None:
         encoding = headers.get("content-encoding", "identity").strip()
@@ -271,9 +283,8 @@ class BodyLimit:
         message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
         return RequestError("request_too_large", message)
 
-    def _too_many(self) -> RequestError:
-        message = f"All requests' bodies together exceed {self._max_held} bytes, the most that are held; retry later."
-        return RequestError("server_is_overloaded", message)
+    def _too_many(self, what: str) -> RequestError:
+        return RequestError("server_is_overloaded", f"{what} bytes, the most that are held; retry later.")
 
     def _too_slow(self, num_bytes: int) -> RequestError:
         message = (

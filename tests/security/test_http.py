@@ -415,6 +415,27 @@ def test_bodies_are_bounded_in_all(model: ServedModel, monkeypatch: pytest.Monke
         becomes(url, 200)
 
 
+def test_one_tenant_does_not_fill_the_room_of_all_bodies(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.server.middleware.MAX_HELD_BYTES", 200)
+    router = ScriptedRouter(model)
+    router.will(Script(token_ids=(5,)))
+
+    def post(url: str, key: str) -> httpx.Response:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        return httpx.post(url + "/v1/completions", content=BODY.ljust(45), headers=headers, timeout=WAIT_S)
+
+    options = AppOptions(has_access_log=False, max_body_bytes=90, api_keys=("sk-1", "sk-2"))
+    with serving(model, router, options) as url, ExitStack() as held:
+        for _ in range(2):
+            other = held.enter_context(Server(url, router).connect())
+            other.sendall(POST + b"Authorization: Bearer sk-1\r\nContent-Length: 90\r\n\r\n" + BODY.ljust(60))
+        deadline = time.monotonic() + WAIT_S
+        while (refused := post(url, "sk-1")).status_code != 503:
+            assert time.monotonic() < deadline, refused.text
+        assert "Your requests' bodies" in refused.text
+        assert post(url, "sk-2").status_code == 200
+
+
 def test_connections_are_bounded_and_come_back(server: Server) -> None:
     with ExitStack() as held:
         clients = [held.enter_context(server.connect()) for _ in range(LIMITS.max_connections + 20)]
