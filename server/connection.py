@@ -36,10 +36,10 @@ closes first must be the one that sends first, or it sends into a closed connect
 _PIECE_BYTES = 16 * 1024
 """Bytes that the parser is given at a time: some 2,700 chunks of one byte."""
 _MAX_EVENTS = 4_000
-"""Chunks and headers after which others have their turn: 3 ms of processor time, where one read of 256 KiB may hold
-44,000, and the loop reads up to 32 times without looking at anybody else (2 cores, AMD EPYC Zen 4, 2026-11-22)."""
+"""Chunks and headers after which the parser lets other tasks run: 3 ms of processor time (2 cores, AMD EPYC Zen 4,
+2026-11-22). One read of 256 KiB may hold 44,000 of them, and the loop may read 32 times before it runs a task."""
 _FREE_CHUNK_BYTES = 16
-"""Of each chunk's size line, extensions included, that do not count as framing."""
+"""Bytes of each chunk's size line, extensions included, that do not count as framing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ class ConnectionLimits:
     max_headers: int = 256
     """Every layer that looks for a header walks through all of them."""
     max_pipelined: int = 16
-    """Requests behind the one that is being answered. What was read behind them is parsed at its turn."""
+    """Requests behind the one that is being answered. Bytes behind those are parsed as requests are answered."""
     max_framing_bytes: int = 16 * 1024
-    """What a body in chunks may have besides its data: extensions of chunks, trailers. More than 16 bytes a chunk and
-    two for each byte of data count, as in Go's net/http."""
+    """Bytes that a chunked body may have besides its data: extensions of chunks, trailers. As in Go's net/http, 16
+    bytes a chunk and two for each byte of data do not count."""
     max_pipelined_bytes: int = 64 * 1024
     """Of theirs that are read while they wait. From there on, as from `max_pipelined`, nothing is read before the next
     one's turn, and that the client has gone is seen no sooner, or by a write that fails."""
@@ -78,7 +78,7 @@ class _RefusedError(Exception):
 
 
 class _Flow(FlowControl):
-    """Reads nothing while something that was read is not parsed yet, whoever waits for more."""
+    """Keeps reading paused while bytes that were read are not parsed yet, even if a request waits for its body."""
 
     is_full = False
 
@@ -107,13 +107,14 @@ class Connection(HttpToolsProtocol):
         self._num_unparsed = 0
         """What was read since the last head or message ended: the parser does not tell of a line before its end."""
         self._held = b""
-        """What was read and is not parsed yet."""
+        """Bytes that were read and are not parsed yet."""
         self._num_events = 0
-        """Chunks and headers of this turn."""
+        """Chunks and headers that were parsed in this turn of the loop."""
         self._num_chunks = self._num_data_bytes = 0
-        """Of the piece that is parsed."""
+        """Chunks, and bytes of their data, in the piece being parsed."""
         self._num_framing_bytes: int | None = None
-        """Of this body, past what is free; None: the piece that its head ended in is not counted."""
+        """Framing bytes of this body that count. None until the piece in which its head ended, which is not counted, is
+        parsed."""
         self._refusal: RequestError | None = None
         self._wait = Patience(self.loop)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -270,7 +271,7 @@ class Connection(HttpToolsProtocol):
             self._wait_for_next()  # the rest of a body whose answer came early
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """So far that no more heads end within it than requests may still wait. `start`: none may."""
+        """Index up to which `data` may be parsed now, so that no more requests wait than may; `start` if none may."""
         num_unanswered = 0 if self._is_silent else 1 + len(self.pipeline)
         at, end = start, min(start + _PIECE_BYTES, len(data))
         for _ in range(self._limits.max_pipelined + 1 - num_unanswered):
@@ -281,7 +282,7 @@ class Connection(HttpToolsProtocol):
         return at
 
     def _parse_piece(self, piece: bytes) -> int:
-        """How much of it was parsed. Refuses what breaks a bound."""
+        """Parse one piece and refuse what breaks a bound. Returns how many of its bytes were parsed."""
         num_parsed = len(piece)
         self._num_unparsed += num_parsed
         self._num_chunks = self._num_data_bytes = 0

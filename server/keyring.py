@@ -59,8 +59,8 @@ class Keyring:
         on_read: Callable[[int, bool], None] = lambda num_keys, is_good: None,
         on_age: Callable[[float], None] = lambda age_s: None,
     ) -> None:
-        """`on_read`: told of each reading of the file, with the keys now known from it. `on_age`: told at each look for
-        how many seconds nobody has known whether these are still the file's keys. Raises `ConfigError`.
+        """`on_read`: told of each reading of the file, with the keys now known from it. `on_age`: told at each look how
+        many seconds ago the keys in force were last seen to be the file's. Raises `ConfigError`.
         """
         self._path, self._on_read, self._on_age = path, on_read, on_age
         self._known_s = time.monotonic()
@@ -71,9 +71,9 @@ class Keyring:
         }
         self._from_file: Mapping[bytes, Holder] = {}
         self._mark: _Mark | None = None
-        """Of the file as it was last looked at."""
+        """Version of the file at the last look."""
         self._known_mark: _Mark | None = None
-        """Of the file whose keys are in force."""
+        """Version of the file whose keys are in force."""
         self._complaint = ""
         """What was wrong with the file when it was last read."""
         if path is not None:
@@ -135,8 +135,7 @@ class Keyring:
         self._on_age(time.monotonic() - self._known_s)
 
     def _complain(self, mark: _Mark | None, error: Exception) -> None:
-        """Once for each thing that is wrong. A file that is wrong is read again when it changes, one that could not be
-        read at each look."""
+        """Report once what is wrong. A malformed file is read again when it changes, an unreadable one at each look."""
         if not isinstance(error.__cause__, OSError):
             self._mark = mark
         if str(error) == self._complaint:

@@ -20,7 +20,7 @@ _RESERVED_FILES = 96
 """Open files besides connections. A server with a standby has 46; a restart, grammar checks and connections that are
 refused need some more."""
 _LEAST_CONNECTIONS = 16
-"""Fewer are refused at start, unless they were asked for."""
+"""The server does not start with fewer, unless they were asked for."""
 _CLOSE_GRACE_S = 5
 
 

@@ -291,7 +291,7 @@ class Metrics:
         self.key_readings.add(1, "good" if is_good else "refused")
 
     def keys_age(self, age_s: float) -> None:
-        """For how long nobody has known whether the keys in force are still those of the keys file."""
+        """The keys in force were last seen to be those of the keys file `age_s` ago."""
         self.key_age.set(age_s)
 
     def num_tasks(self, count: int) -> None:

@@ -33,7 +33,7 @@ MAX_HELD_BYTES = 2**30
 """Of all bodies whose requests are not answered yet: a body may have 16 MiB, a connection is there for thousands of
 them, and the memory was planned for the model."""
 MAX_TENANT_SHARE = 0.75
-"""Of `MAX_HELD_BYTES`, what one tenant may fill: the others still have their bodies read."""
+"""Fraction of `MAX_HELD_BYTES` that one tenant may fill, so that bodies of others are still read."""
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
@@ -218,8 +218,8 @@ class Keys:
 class BodyLimit:
     """Refuses a body that is compressed, one of more than `max_bytes`, by its stated length or as soon as it has grown
     past them, and one that comes too slowly: nothing of it for `idle_s`, or less than `MIN_BODY_RATE` after as long.
-    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or those of one tenant more than its share;
-    one body is always let through that is alone.
+    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or those of one tenant more than its share.
+    A lone body within `max_bytes` always fits.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, idle_s: float) -> None:

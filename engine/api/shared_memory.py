@@ -1,7 +1,7 @@
 """Memory that server and engine process both map: one makes it and passes its descriptor on when it starts the other.
 
-It has no name and lies in no directory, so that nothing is left behind and no full disk can take it away. All of it is
-there from the start: a page of a sparse file that cannot be had when it is first written ends the writer by SIGBUS.
+It has no name and lies in no directory, so that nothing is left behind and no full disk can take it away. It is
+allocated whole: if a page of a sparse file cannot be had when it is first written, SIGBUS ends the writer.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Metrics(Protocol):
         ...
 
     def keys_age(self, age_s: float) -> None:
-        """For how long nobody has known whether the keys in force are still those of the keys file."""
+        """The keys in force were last seen to be those of the keys file `age_s` ago."""
         ...
 
     def num_tasks(self, count: int) -> None:
