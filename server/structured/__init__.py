@@ -13,6 +13,8 @@ The pieces, and what each is called with:
 - `formats.answer_language(wire)` is what `response_format`, `structured_outputs`, `regex` and `ebnf` say together: a
   `Language`, or None where the answer is free text.
 - `calls`: tool calls as languages.
-- `checker.GrammarChecker.check(text, param)`, awaited: the grammar in the form that the engine takes, once a process of
-  its own has compiled it within its limits; raises `RequestError("invalid_value", ..., param)` with the reason.
+- `checker.GrammarChecker.check(text, param, tenant)`, awaited: the grammar in the form that the engine takes, once a
+  process of its own has compiled it within its limits; tenants take turns. Raises `RequestError`: `invalid_value` with
+  the reason, or `server_is_overloaded` where the machine had no time for it.
+- `bounds`: how large a grammar may become, counted before it is written; `intervals`: bounds of numbers made exact.
 """

@@ -293,7 +293,7 @@ def test_what_is_remembered_of_grammars_is_bounded_in_both_processes(monkeypatch
     assert len(thread._kept) == 4
     thread.close()
 
-    async def asked(self: GrammarChecker, given: str) -> Verdict:
+    async def ask(self: GrammarChecker, given: str, lane: object) -> Verdict:
         return Verdict(text=given)
 
     async def work() -> None:
@@ -304,7 +304,7 @@ def test_what_is_remembered_of_grammars_is_bounded_in_both_processes(monkeypatch
         assert 1 < len(checker._kept) < 40
         await checker.close()
 
-    monkeypatch.setattr(GrammarChecker, "_asked", asked)
+    monkeypatch.setattr(GrammarChecker, "_ask", ask)
     monkeypatch.setattr(checker_module, "_MAX_KEPT_BYTES", 10_000)
     asyncio.run(work())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,11 +17,15 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.grammar import (
     CHECK_MEMORY_BYTES,
     MAX_GRAMMAR_BYTES,
+    Question,
     Verdict,
     body_length,
     frame_of,
+    read_question,
     read_verdict,
 )
+from inferd.engine.grammar.check import _Trial, _verdict_of
+from inferd.server import errors
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.language import Language, json_value, lark, pattern
@@ -66,112 +72,229 @@ def test_verdicts() -> None:
     run(work)
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "CHECK_TIMEOUT_S", 0.5)
+async def children_of(checker: GrammarChecker) -> list[psutil.Process]:
+    """Processes of grammars, once there are any."""
+    children: list[psutil.Process] = []
+    while not children:
+        await asyncio.sleep(0)
+        if checker._process is not None:
+            children = psutil.Process(pid_of(checker)).children()
+    return children
+
+
+def lane(cpu_s: float, *, is_nice: bool = True) -> checker_module._Lane:
+    return checker_module._Lane(cpu_s, is_nice)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that the process is asked about from now on."""
+    texts, ask = [], GrammarChecker._ask
+
+    async def counting(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
+        texts.append(text)
+        return await ask(self, text, on)
+
+    monkeypatch.setattr(GrammarChecker, "_ask", counting)
+    return texts
+
+
+def test_a_grammar_that_takes_too_much_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = counted(monkeypatch)
 
     async def work(checker: GrammarChecker) -> None:
-        await checker.check(pattern("a").text(), "here")
-        first = pid_of(checker)
+        checker._quick, checker._long = lane(0.05), lane(0.1)
         error = await refusal(checker, ENDLESS)
-        assert "it takes more than" in error.message
-        assert not psutil.pid_exists(first), "the process that was stuck is gone"
+        assert error.code == "invalid_value" and "it takes more than 1.5 s of processor time" in error.message
+        pid = pid_of(checker)
         assert await checker.check(pattern("b").text(), "here")
-        second = pid_of(checker)
-        again = await refusal(checker, ENDLESS)
-        assert again.message == error.message
-        assert pid_of(checker) == second, "what was seen once is not tried again"
+        assert (await refusal(checker, ENDLESS)).message == error.message
+        assert pid_of(checker) == pid, "only the grammar's own process has ended"
+        assert texts == [ENDLESS.text(), ENDLESS.text(), pattern("b").text()], "each lane, and never again"
 
     run(work)
 
 
-def test_a_grammar_that_took_too_long_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been the machine: until then the verdict stands, and costs nothing."""
+def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the verdict stands, and costs nothing."""
     now_s, texts = 1000.0, []
 
-    async def asked(self: GrammarChecker, text: str) -> Verdict:
+    async def ask(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
         texts.append(text)
-        return checker_module._TOOK_TOO_LONG if len(texts) == 1 else Verdict(text=text)
+        return Verdict(error="it takes too much", stopped="cpu") if len(texts) <= 2 else Verdict(text=text)
 
     async def work(checker: GrammarChecker) -> None:
         nonlocal now_s
         language = pattern("a+")
         for _ in range(2):
-            assert "takes more than" in (await refusal(checker, language)).message
+            assert "takes too much" in (await refusal(checker, language)).message
             now_s += checker_module._FORGIVEN_AFTER_S / 2
         assert await checker.check(language.text(), "here") == language.text()
         assert await checker.check(language.text(), "here") == language.text()
-        assert len(texts) == 2 and checker._kept_bytes == checker_module._size_of(Verdict(text=language.text()))
+        assert len(texts) == 3 and checker._kept_bytes == checker_module._size_of(Verdict(text=language.text()))
 
-    monkeypatch.setattr(GrammarChecker, "_asked", asked)
+    monkeypatch.setattr(GrammarChecker, "_ask", ask)
     monkeypatch.setattr(checker_module, "_now", lambda: now_s)
     run(work)
 
 
-def test_a_grammar_that_takes_long_lets_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "_PATIENCE_S", 0.0)
-    # It is the lowest of priorities: where the processors have other work it takes its time.
-    monkeypatch.setattr(checker_module, "CHECK_TIMEOUT_S", 60.0)
-    step_back, seen = checker_module._step_back, []
-
-    def stepping(process: asyncio.subprocess.Process) -> None:
-        before = psutil.Process(process.pid).nice()
-        step_back(process)
-        seen.append((process.pid, before, psutil.Process(process.pid).nice()))
-
-    monkeypatch.setattr(checker_module, "_step_back", stepping)
+def test_a_busy_machine_makes_no_grammar_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time on the clock ran out, not its processor's."""
 
     async def work(checker: GrammarChecker) -> None:
-        text = json_value({"type": "object", "properties": {f"p{i}": {} for i in range(300)}}).text()
-        assert await checker.check(text, "here") == text
-        monkeypatch.setattr(checker_module, "_PATIENCE_S", 60.0)
-        assert await checker.check(pattern("a").text(), "here")
-        ((pid, before, after),) = seen
-        assert before < after == 19
-        assert pid_of(checker) != pid and not psutil.pid_exists(pid), "the next grammar has a process of its own"
-
-    run(work)
-
-
-def test_a_caller_that_goes_away_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "CHECK_TIMEOUT_S", 0.5)
-
-    async def work(checker: GrammarChecker) -> None:
+        checker._quick = lane(600.0)
         await checker.check(pattern("a").text(), "here")
-        gone = asyncio.create_task(checker.check(ENDLESS.text(), "gone"))
+        monkeypatch.setattr(checker_module, "_MAX_RUN_S", 0.05)
+        error = await refusal(checker, ENDLESS)
+        assert error.code == "server_is_overloaded" and "no time to compile" in error.message
+        assert errors.headers_of(error)["Retry-After"]
+        assert len(checker._kept) == 1, "nothing is remembered of it"
+        monkeypatch.setattr(checker_module, "_MAX_RUN_S", 60.0)
+        assert await checker.check(pattern("b").text(), "here")
+
+    run(work)
+
+
+def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    async def ask(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
         await asyncio.sleep(0)
-        gone.cancel()
-        texts = [pattern(f"[a-z]{{{i}}}").text() for i in range(1, 6)]
+        order.append(text)
+        return Verdict(text=text)
+
+    async def work(checker: GrammarChecker) -> None:
+        asked = [("a", f"a{i}") for i in range(5)] + [("b", "b0"), ("b", "b1"), ("c", "c0")]
+        await asyncio.gather(*(checker.check(text, "here", tenant) for tenant, text in asked))
+        assert order == ["a0", "a1", "b0", "c0", "a2", "b1", "a3", "a4"]
+
+    monkeypatch.setattr(GrammarChecker, "_ask", ask)
+    run(work)
+
+
+def test_a_quick_grammar_does_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(checker: GrammarChecker) -> None:
+        slow_may_end, num_long = asyncio.Event(), 0
+
+        async def ask(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
+            nonlocal num_long
+            if text == "quick":
+                return Verdict(text=text)
+            if on is checker._quick:
+                return Verdict(stopped="cpu")
+            num_long += 1
+            await slow_may_end.wait()
+            return Verdict(error="slow", stopped="cpu")
+
+        monkeypatch.setattr(GrammarChecker, "_ask", ask)
+        slow = [asyncio.create_task(checker.check(f"slow{i}", "here", f"t{i}")) for i in range(5)]
+        assert await checker.check("quick", "here", "quick") == "quick"
+        assert num_long <= 1 and not any(task.done() for task in slow)
+        slow_may_end.set()
+        found = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(error, RequestError) and error.code == "invalid_value" for error in found)
+
+    run(work)
+
+
+def test_a_turn_that_does_not_come_is_a_reason_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_module, "_MAX_WAIT_S", 0.05)
+
+    async def work(checker: GrammarChecker) -> None:
+        await checker._quick.turns.acquire("other")
+        error = await refusal(checker, pattern("a"))
+        assert error.code == "server_is_overloaded" and not checker._kept
+        checker._quick.turns.release()
+        await checker._quick.turns.acquire("other")  # who gave up does not hold it
+
+    run(work)
+
+
+def test_a_grammar_that_takes_long_lets_others_go_first() -> None:
+    async def work(checker: GrammarChecker) -> None:
+        checker._quick, checker._long = lane(0.01, is_nice=False), lane(600.0)
+        waiting = asyncio.create_task(checker.check(ENDLESS.text(), "here"))
+        seen: set[int] = set()
+        while 10 not in seen:
+            seen |= {child.nice() for child in await children_of(checker)}
+        assert psutil.Process(pid_of(checker)).nice() < 10
+        await checker.close()
+        with pytest.raises(RequestError, match="no time to compile"):
+            await waiting
+
+    run(work)
+
+
+def test_a_caller_that_goes_away_takes_nothing_from_others() -> None:
+    async def work(checker: GrammarChecker) -> None:
+        checker._quick, checker._long = lane(0.02), lane(0.1)
+        text = pattern("[ab]").text()
+        gone = [asyncio.create_task(checker.check(each, "gone")) for each in (ENDLESS.text(), text)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        texts = [text, *(pattern(f"[a-z]{{{i}}}").text() for i in range(1, 6))]
         assert await asyncio.gather(*(checker.check(text, "here") for text in texts)) == texts
-        with pytest.raises(asyncio.CancelledError):
-            await gone
+        assert all(
+            isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*gone, return_exceptions=True)
+        )
 
     run(work)
 
 
-def test_callers_wait_in_turn_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "_MAX_PENDING", 3)
+def test_the_same_grammar_is_tried_once_for_all_who_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = counted(monkeypatch)
 
     async def work(checker: GrammarChecker) -> None:
-        texts = [pattern(f"x{{{i}}}").text() for i in range(1, 6)]
-        found = await asyncio.gather(*(checker.check(text, "here") for text in texts), return_exceptions=True)
+        text = pattern("[a-z]{3}").text()
+        num_callers = 2 * checker_module._MAX_PENDING_OF_TENANT
+        assert await asyncio.gather(*(checker.check(text, "here") for _ in range(num_callers))) == [text] * num_callers
+        assert texts == [text]
+
+    run(work)
+
+
+@pytest.mark.parametrize(("bound", "num_others"), [("_MAX_PENDING_OF_TENANT", 1), ("_MAX_PENDING", 0)])
+def test_not_without_end_may_wait(monkeypatch: pytest.MonkeyPatch, bound: str, num_others: int) -> None:
+    monkeypatch.setattr(checker_module, bound, 3)
+
+    async def work(checker: GrammarChecker) -> None:
+        texts = [pattern(f"x{{{i}}}").text() for i in range(1, 7)]
+        asked = [*((text, "a") for text in texts[:5]), (texts[5], "b")]
+        found = await asyncio.gather(*(checker.check(text, "here", who) for text, who in asked), return_exceptions=True)
         assert found[:3] == texts[:3]
-        assert all(isinstance(error, RequestError) and error.code == "server_is_overloaded" for error in found[3:])
-        assert await checker.check(texts[4], "here") == texts[4]
+        assert all(isinstance(error, RequestError) and error.code == "server_is_overloaded" for error in found[3:5])
+        assert (found[5] == texts[5]) is bool(num_others), "a tenant's bound is its own"
+        assert await checker.check(texts[4], "here", "a") == texts[4]
 
     run(work)
 
 
-def test_what_the_process_dies_of_is_refused() -> None:
-    """As under a grammar that takes all the memory there is for it."""
-    ready = frame_of(Verdict())
-    script = f"import sys; sys.stdout.buffer.write({ready!r}); sys.stdout.flush(); sys.stdin.buffer.read(9)"
-
+def test_a_process_that_dies_is_replaced_and_no_grammar_blamed() -> None:
     async def work(checker: GrammarChecker) -> None:
-        for language in (pattern("a"), pattern("b")):
-            error = await refusal(checker, language)
-            assert "more memory" in error.message and error.code == "invalid_value"
+        checker._quick = lane(600.0)
+        await checker.check(pattern("a").text(), "here")
+        waiting = asyncio.create_task(checker.check(ENDLESS.text(), "here"))
+        first, (trial,) = psutil.Process(pid_of(checker)), await children_of(checker)
+        first.kill()
+        with pytest.raises(RequestError) as caught:
+            await waiting
+        assert caught.value.code == "server_is_overloaded"
+        trial.kill()
+        assert await checker.check(pattern("b").text(), "here")
+        assert pid_of(checker) != first.pid
 
-    run(work, MODEL_PATH, sys.executable, "-c", script)
+    run(work)
+
+
+@pytest.mark.parametrize("signal_name", ["ABRT", "SEGV", "KILL"])
+def test_what_its_process_dies_of_is_refused(signal_name: str) -> None:
+    """As a grammar that takes all the memory there is for it."""
+    source, target = os.pipe()
+    process = subprocess.Popen(["sh", "-c", f"kill -{signal_name} $$"])
+    os.close(target)
+    verdict = _verdict_of(_Trial(7, process.pid, source, 0.0))
+    process.returncode = -1  # it was waited for
+    assert "more memory" in verdict.error and verdict.number == 7 and not verdict.stopped
 
 
 def test_the_process_has_so_much_memory_and_ends_with_its_input() -> None:
@@ -227,6 +350,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_frames() -> None:
+    question = Question(3, "t", 0.5, 2.0, is_nice=True)
+    assert read_question(frame_of(question)[4:]) == question
     verdict = Verdict(text="t", error="e", is_broken=True)
     frame = frame_of(verdict)
     assert body_length(frame[:4]) == len(frame) - 4
