@@ -62,7 +62,7 @@ def test_the_rule_as_it_is_written() -> None:
             "r.min_pattern_size",
             "integer_above_max_value",
         ),
-        ({"max_pattern_size": 5.0, "min_count": 2}, "r.max_pattern_size", "invalid_type"),
+        ({"max_pattern_size": 5.5, "min_count": 2}, "r.max_pattern_size", "invalid_type"),
         ({"size": 5}, "r.size", "unknown_parameter"),
     ],
 )
