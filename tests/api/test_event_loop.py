@@ -106,11 +106,11 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
 
 
-def chunked(path: str, raw: bytes) -> bytes:
-    """One chunk a byte."""
+def chunked(path: str, raw: bytes, rest: bytes = b"0\r\n\r\n") -> bytes:
+    """One chunk a byte; `rest`: what follows them."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in raw)
-    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + rest
 
 
 def changed(path: str, **fields: Any) -> bytes:
@@ -157,7 +157,8 @@ LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
         ),
     ),
     "two million ids, three times": (400, lambda: post(COMPLETIONS, {"prompt": IDS, "n": 3, "max_tokens": 1})),
-    "5,000 requests at once": (200, lambda: get("/live").replace(b"close", b"keep-alive") * 5_000),
+    "5,000 requests at once": (200, lambda: get("/live").replace(b"close", b"keep-alive") * 5_000 + get("/live")),
+    "9,500 parameters": (400, lambda: get("/v1/responses/x?" + "include&" * 7_500 + "a&" * 2_000)),
     "a head of 256 headers": (200, lambda: get("/live").replace(b"\r\n\r\n", b"\r\nX: y" * 250 + b"\r\n\r\n")),
     "the metrics": (200, lambda: get("/metrics")),
     "the interface": (200, lambda: get("/openapi.json")),
@@ -176,6 +177,15 @@ LONG_LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
 }
 
 
+FLOODS: dict[str, Callable[[], bytes]] = {
+    "64 MiB of a trailer": lambda: chunked(COMPLETIONS, b"{", b"0\r\nA: " + b"a" * (64 * MIB)),
+    "16 MiB of trailers": lambda: chunked(COMPLETIONS, b"{", b"0\r\n" + b"A: a\r\n" * (16 * MIB // 6)),
+    "64 MiB of an extension": lambda: chunked(COMPLETIONS, b"{", b"1;" + b"a" * (64 * MIB)),
+    "64 MiB of zeros before a size": lambda: chunked(COMPLETIONS, b"{", b"0" * (64 * MIB)),
+}
+"""What is refused before all of it has come: the client may lose the answer with the connection."""
+
+
 def check(server: Served, name: str, load: Callable[[], None]) -> None:
     """What a request itself takes it takes each time; what a busy machine adds, it does not."""
     for _ in range(3):
@@ -192,6 +202,17 @@ def test_r13_one_request_holds_nobody_up(large: Served, name: str) -> None:
     status, make = LOADS[name]
     raw = make()
     check(large, name, lambda: assert_answered(large.send(raw), status))
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_r13_nor_does_what_is_neither_head_nor_data(large: Served, name: str) -> None:
+    raw = FLOODS[name]()
+
+    def load() -> None:
+        answer = large.send(raw)
+        assert not answer or answer.startswith(b"HTTP/1.1 400 "), answer[:1_000]
+
+    check(large, name, load)
 
 
 SCORED: dict[str, dict[str, Any]] = {
