@@ -10,9 +10,10 @@ import json
 import re
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from inferd.engine.api.grammar import MAX_REASON
+from inferd.engine.grammar.gbnf import lark_of
 from inferd.engine.grammar.ports import GrammarError
 
 LIMITS = LLParserLimits(
@@ -40,10 +41,10 @@ def normal_form(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    if "::=" not in text:
+    if "::=" not in text or is_lark_syntax(text):
         return text
     try:
-        return any_to_lark(text)
+        return lark_of(text)
     except Exception as error:  # the converter raises bare Exception for what it cannot read
         raise GrammarError(f"not a grammar in GBNF: {brief(str(error))}") from error
 

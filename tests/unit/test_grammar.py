@@ -138,6 +138,34 @@ def test_free_text_holds_no_special_token_and_no_half_character(vocabulary: LLTo
         assert len(vocabulary.decode_bytes(token_ids).decode()) == 8
 
 
+@pytest.mark.parametrize(
+    ("grammar", "texts", "others"),
+    [
+        (r'root ::= "\u0042\u000a\u00e9"', ["B\n\u00e9"], ["B", r"\u42"]),
+        (r'root ::= "\u0022\u005c\U0001F600"', ['"\\\U0001f600'], []),
+        (r"root ::= [\u0042-\u0044]", ["B", "D"], ["A", "E"]),
+        (r"root ::= [\U0001F600-\U0001F602\n]", ["\U0001f601", "\n"], ["x"]),
+        (r"root ::= [\u005d\u005e\u002d]", ["]", "^", "-"], ["\\", "u"]),
+        (r"root ::= [^\u0022]", ["a"], ['"']),
+        ("root ::= [a-z&&b~~c]", ["a", "&", "~"], ["A"]),
+        ("root ::= [^\\n]+", ["any text"], ["", "a\n"]),
+        ('root ::= [a-z]+ "b"', ["aab", "bb"], ["b", "ba"]),
+        ('root ::= x "b"\nx ::= [a-z]+', ["aab", "bb"], ["b", "ba"]),
+        ('root ::= "a" root | [^\\n]+', ["aab", "x"], ["x\n"]),
+        ('root ::= START "b"\nSTART ::= "a"', ["ab"], ["a"]),
+    ],
+)  # fmt: skip
+def test_gbnf(vocabulary: LLTokenizer, grammar: str, texts: list[str], others: list[str]) -> None:
+    assert [text for text in texts if not matches(vocabulary, lark(grammar), text)] == []
+    assert [text for text in others if matches(vocabulary, lark(grammar), text)] == []
+
+
+def test_gbnf_without_recursion_is_one_expression() -> None:
+    """A lexeme of its own for each letter takes ten times as long to follow."""
+    assert normal_form(r"root ::= [^\n]+") == "%llguidance {}\nstart: START\nSTART: /[^\\n]/+\n"
+    assert "START" not in normal_form(r'root ::= "a" root | [^\n]+')
+
+
 # -- where a request stands --------------------------------------------------------------------------------------------
 
 
@@ -255,6 +283,7 @@ def test_tokens_of_the_configuration_alone_are_part_of_the_vocabulary(tmp_path: 
         (json_value({"type": "string", "pattern": "(?=a)b"}), "look-around"),
         (lark("start: nowhere"), 'unknown name: "nowhere"'),
         (lark('root ::= "a" nowhere'), "not a grammar in GBNF: Rule 'nowhere' not found"),
+        (lark(r'root ::= "\ud83d"'), "not a grammar in GBNF"),
         (lark("root ::= " + "(" * 5_000 + '"a"' + ")" * 5_000), "not a grammar in GBNF"),
         (lark("start: a\na: a a a a a | \"x\" | "), "it takes too long to follow"),
         (json_value({"type": "object", "properties": {f"p{i}": {} for i in range(2_000)}}), "max is 4000"),
