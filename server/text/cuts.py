@@ -14,13 +14,10 @@ Any other tokenizer gets no cuts: `cuts_of` returns None.
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-from tokenizers import Tokenizer as Backend
 
 PART = 16 * 1024
 """Characters of a part at the least."""
@@ -65,9 +62,8 @@ before."""
 _DIGITS = "0123456789"
 
 
-def cuts_of(backend: Backend) -> Cuts | None:
-    """None for a tokenizer that is not known to have safe places."""
-    state = json.loads(backend.to_str())
+def cuts_of(state: Mapping[str, Any]) -> Cuts | None:
+    """`state`: what tokenizer.json holds. None for a tokenizer that is not known to have safe places."""
     model, added = state["model"], state["added_tokens"]
     if model["type"] != "BPE" or model["dropout"] or any(len(item["content"]) > _MAX_ADDED_CHARS for item in added):
         return None

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
@@ -63,9 +64,10 @@ class Tokenizer:
         """Of these, those that a text does not show."""
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
-        self._most_bytes = _most_bytes(backend)
         self._frame = _frame_of(backend)
-        self._cuts = cuts_of(backend) if self._frame else None
+        state = _state_of(backend)
+        self._most_bytes = _most_bytes(state) if state else 0
+        self._cuts = cuts_of(state) if state and self._frame else None
 
     @property
     def num_tokens(self) -> int:
@@ -169,15 +171,20 @@ def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
     return tuple(encoding.ids[:first]), tuple(encoding.ids[behind:])
 
 
-def _most_bytes(backend: Backend) -> int:
+def _state_of(backend: Backend) -> dict[str, Any] | None:
+    """What tokenizer.json holds; None for an id far beyond the others, because the library counts up to it."""
+    if max(backend.get_vocab().values(), default=0) > 2 * backend.get_vocab_size():
+        return None
+    state: dict[str, Any] = json.loads(backend.to_str())
+    return state
+
+
+def _most_bytes(state: Mapping[str, Any]) -> int:
     """That one token stands for in any text; 0 where that has no bound, or is not known.
 
     Known of byte-level BPE that takes texts as they are: nothing is rewritten, dropped or unknown, and no added token
     takes the blanks beside it.
     """
-    if max(backend.get_vocab().values(), default=0) > 2 * backend.get_vocab_size():
-        return 0  # an id far beyond the others: the library writes the vocabulary by counting up to it
-    state = json.loads(backend.to_str())
     splitter, model = state["pre_tokenizer"], state["model"]
     parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
     is_whole = all(part and (part["type"], part.get("behavior")) in _WHOLE for part in parts)

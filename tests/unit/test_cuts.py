@@ -113,7 +113,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def known(tokenizer: Tokenizer) -> Cuts:
-    found = cuts_of(tokenizer)
+    found = cuts_of(json.loads(tokenizer.to_str()))
     assert found is not None
     return found
 
@@ -227,12 +227,12 @@ def test_a_long_run_of_digits_is_cut_where_its_words_end(name: str) -> None:
 )  # fmt: skip
 def test_a_tokenizer_that_is_not_known_is_not_cut(change: dict[str, Any]) -> None:
     state = json.loads((MODEL_PATH / "tokenizer.json").read_text())
-    assert cuts_of(Tokenizer.from_str(json.dumps(state))) is not None
-    assert cuts_of(Tokenizer.from_str(json.dumps(state | change))) is None
+    assert cuts_of(state) is not None
+    assert cuts_of(state | change) is None
 
 
 @pytest.mark.parametrize("change", [{"dropout": 0.1}, {"ignore_merges": True}, {"byte_fallback": False}])
 def test_sentencepiece_whose_characters_depend_on_others_is_not_cut(change: dict[str, Any]) -> None:
     state = json.loads(sentencepiece("plain").to_str())
     state["model"] |= change
-    assert cuts_of(Tokenizer.from_str(json.dumps(state))) is None
+    assert cuts_of(state) is None
