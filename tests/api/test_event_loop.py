@@ -125,6 +125,35 @@ TURNS = [{"role": "user" if i % 2 == 0 else "assistant", "content": WORDS} for i
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "description": "x" * 60_000}}}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
+
+def strict_tools(count: int, num_properties: int) -> list[dict[str, Any]]:
+    properties = {f"p{i:03}": {"type": "integer", "description": "x" * 20} for i in range(num_properties)}
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    function = {"parameters": parameters, "strict": True}
+    return [{"type": "function", "function": {**function, "name": f"f{i}"}} for i in range(count)]
+
+
+def deep_schema(levels: int) -> dict[str, Any]:
+    """1,000 bytes a level, with bounds at the bottom: names are long, so that paths would be longer."""
+    schema: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "minimum": 0.4, "maximum": 0.5}
+    for _ in range(levels // 2):
+        schema = {"type": "object", "properties": {"x" * 1_900: schema}, "required": []}
+    return schema
+
+
+def answer(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
+def tags_in_tags(levels: int, num_triggers: int) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": "any_text"}
+    for _ in range(levels):
+        tag = {"begin": "<" * num_triggers, "content": form, "end": ">"}
+        triggers = ["<" * i for i in range(1, num_triggers + 1)]
+        form = {"type": "triggered_tags", "triggers": triggers, "tags": [tag] * max(1, num_triggers // 2)}
+    return {"type": "structural_tag", "format": form}
+
+
 LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
     "16 MiB of space": (200, lambda: post(COMPLETIONS, b'{"prompt": "x"' + b" " * (16 * MIB - 100) + b"}")),
     "a million tokens of text": (200, lambda: post(COMPLETIONS, {"prompt": WORDS * 90_000})),
@@ -137,6 +166,22 @@ LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
     "10,001 messages": (200, lambda: post(CHAT, {"messages": TURNS})),
     "a bias for every token": (200, lambda: changed(CHAT, logit_bias={str(i): 1 for i in range(3_072)})),
     "100 tools of 60 kB": (200, lambda: changed(CHAT, tools=[TOOL] * 100)),
+    "25 strict tools of 7 kB": (200, lambda: changed(CHAT, tools=strict_tools(25, 100))),
+    "128 strict tools of 60 kB": (400, lambda: changed(CHAT, tools=strict_tools(128, 1_000))),
+    "a schema read on the loop": (200, lambda: changed(CHAT, response_format=answer(deep_schema(31)))),
+    "a schema of 64 kB": (200, lambda: changed(CHAT, response_format=answer(deep_schema(63)))),
+    "tags of 2^15 copies": (200, lambda: changed(CHAT, response_format=tags_in_tags(15, 2))),
+    "pairs of triggers and tags": (400, lambda: changed(CHAT, response_format=tags_in_tags(1, 250))),
+    "60,000 tags": (
+        400,
+        lambda: changed(
+            CHAT,
+            response_format={
+                "type": "structural_tag",
+                "format": {"type": "or", "elements": [{"type": "or", "elements": [{"type": "any_text"}] * 250}] * 240},
+            },
+        ),
+    ),
     "a million chunks": (200, lambda: chunked(COMPLETIONS, b'{"prompt": "' + WORDS.encode() * 23_000 + b'"}')),
     "2,048 inputs": (200, lambda: post("/v1/embeddings", {"input": [WORDS] * 2_048})),
     "2,048 choices with 16 stop strings of 1,024": (

@@ -85,10 +85,13 @@ def tags_in_tags(kind: str, levels: int = 15, num_triggers: int = 2) -> dict[str
     return {"response_format": {"type": "structural_tag", "format": form}, "max_tokens": 4}
 
 
-def xml_tool(count: int) -> dict[str, Any]:
+def referring_tool(count: int) -> dict[str, Any]:
     """Parameters that all refer to one long definition."""
+    asked = tool()
     properties = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(count)}
-    return tool(type="object", properties=properties, **{"$defs": {"d": {"enum": ["x" * 30_000]}}})
+    parameters = {"type": "object", "properties": properties, "$defs": {"d": {"enum": ["x" * 30_000]}}}
+    asked["tools"][0]["function"]["parameters"] = parameters
+    return asked
 
 
 PARENS = 30_000
@@ -186,6 +189,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         {"begin": "<a>", "schema": {"maximum": 10**400}, "end": "</a>"}, triggers=["<a"]
     ),
     "a bound of 401 digits in a text": constrained(json=json.dumps({"exclusiveMaximum": 10**400})),
+    "the bounds of a double": constrained(json={"type": "number", "maximum": 1.7e308, "exclusiveMinimum": 0}),
     "a reference to itself": constrained(json={"$ref": "#"}),
     # A template of the caller's, and one smuggled in by its arguments.
     "a template": {"chat_template": "{% for i in range(999999999) %}{% endfor %}"},
@@ -204,11 +208,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "a schema that holds itself": constrained(json={"properties": {"c": {"type": "array", "items": {"$ref": "#"}}}}),
     "tags in tags, triggered": tags_in_tags("triggered_tags"),
     "tags in tags, with a separator": tags_in_tags("tags_with_separator"),
-    "a tool of 500 references": xml_tool(500),
+    "a tool of 40 references": referring_tool(40),
     "bounds that overwrite each other": constrained(
         json={"type": "number", "exclusiveMinimum": 0, "minimum": 0.4, "maximum": 0.5}
     ),
-    "the bounds of a double": constrained(json={"type": "number", "maximum": 1.7e308, "exclusiveMinimum": 0}),
     # xgrammar#207: another.
     "alternatives at the edges of a pattern": text(pattern="^(\\{[a-z\\-]+\\})|([a-z\\-]+)$"),
     "2^30 readings": constrained(json=choosing(30)),
@@ -243,11 +246,19 @@ def test_what_brought_others_down(daemon: Daemon, name: str) -> None:
     pid = daemon.engine_pid
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1, **{**REFUSED, **SERVED}[name]}
     answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+    for _ in range(3):
+        if answer.status_code != 503:
+            break
+        # The machine has too much to do to say: that is no verdict, and the next one who asks is answered.
+        assert answer.headers["Retry-After"] and answer.json()["error"]["code"] == "server_is_overloaded"
+        answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
     if name not in BY_TIME:
         assert answer.status_code == (400 if name in REFUSED else 200), answer.text[:1_000]
     assert answer.status_code in (200, 400), answer.text[:1_000]
     if answer.status_code == 400:
-        assert len(answer.json()["error"]["message"]) < 1_000
+        error = answer.json()["error"]
+        assert len(error["message"]) < 1_000 and error["type"] == "invalid_request_error"
+        assert error["param"] or error["code"] is None, "what is wrong is named, or the body could not be parsed"
     assert daemon.engine_pid == pid
 
 
