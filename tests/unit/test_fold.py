@@ -26,9 +26,10 @@ from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
 from inferd.server.quotas import KeyAccount, Quota
+from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
-from inferd.server.token_stream import TokenStream
+from inferd.server.token_stream import TokenStream, merge
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.reader import Reading
 
@@ -301,6 +302,33 @@ def test_stop_strings_wait_for_the_least_number_of_tokens(text: str, min_tokens:
     assert (result.text, result.token_ids, result.reason) == expected
 
 
+@pytest.mark.parametrize(
+    ("num_ids", "cuts", "min_tokens", "reason", "num_kept"),
+    [
+        (2, [], 0, "length", 2),
+        (3, [], 0, "length", 3),  # the model's own end is on the token that repeats
+        (3, [1, 2], 0, "length", 3),
+        (4, [], 0, "repetition", 3),
+        (4, [1, 2, 3], 0, "repetition", 3),
+        (6, [1, 2, 3, 4, 5], 4, "repetition", 4),
+        (4, [], 4, "length", 4),
+    ],
+)
+def test_a_repetition_ends_an_answer_that_does_not_end_by_itself(
+    num_ids: int, cuts: list[int], min_tokens: int, reason: str, num_kept: int
+) -> None:
+    """Three times the same token is one, and not before `min_tokens`."""
+    asked = replace(request(min_tokens=min_tokens), repetition=RepetitionRule(1, 1, 3))
+    ids = [tokenizer().get_vocab()["a"]] * num_ids
+    choice = Choice(0, asked, table())
+    for delta in deltas(ids, cuts, "length"):
+        if not choice.is_finished:
+            list(choice.feed(delta))
+    result = folded(asked, events_of(asked, deltas(ids, cuts, "length")))
+    assert (result.reason, len(result.token_ids)) == (reason, num_kept)
+    assert choice.was_stopped_by_text == (reason == "repetition"), "the engine has to be told"
+
+
 def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     ids = [i for byte in "a\u20ac".encode()[:-1] for i in range(400) if table().of(i) == bytes((byte,))]
     asked = request()
@@ -384,3 +412,29 @@ def test_scores_are_kept_packed_and_read_as_they_came() -> None:
         assert list(scores) == tokens, "and read again"
     packed = sum(len(pack) for pack in scores._packs)
     assert packed < 1_000 * 21 * 20
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, stream_module._SLICE + 3])
+@pytest.mark.parametrize("reason", [None, "stop", "error"])
+def test_a_long_delta_says_in_pieces_what_it_says_whole(extra: int, reason: FinishReason | None) -> None:
+    """What is said once comes with the first piece or, if it ends the choice, with the last."""
+    ids = tuple(range(stream_module._SLICE + extra))
+    whole = Delta(
+        request_id="a",
+        token_ids=ids,
+        logprobs=tuple(map(scored, ids)),
+        prompt_logprobs=(scored(1), scored(2)),
+        finish_reason=reason,
+        stop_token_id=ids[-1] if reason == "stop" else None,
+        num_cached_tokens=7,
+        failure=Failure("engine_error", "it broke") if reason == "error" else None,
+    )
+    pieces = stream_module._slices(whole)
+    assert merge(pieces) == whole
+    assert [len(piece.token_ids) for piece in pieces] == [
+        min(stream_module._SLICE, len(ids) - start) for start in range(0, len(ids), stream_module._SLICE)
+    ]
+    assert all(len(piece.logprobs) == len(piece.token_ids) for piece in pieces)
+    assert not any(piece.prompt_logprobs for piece in pieces[1:])
+    ends = [(piece.finish_reason, piece.stop_token_id, piece.failure) for piece in pieces[:-1]]
+    assert ends == [(None, None, None)] * len(ends)

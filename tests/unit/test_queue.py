@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -10,14 +11,17 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
-from inferd.engine.sched.queue import WaitingQueue
+from inferd.engine.sched.fair import Shares
+from inferd.engine.sched.queue import FairQueue, WaitingQueue
 
 _CACHE = KVCache(1, 1)
 
 
-def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: float = 10.0) -> Entry:
+def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: float = 10.0, tenant: str = "") -> Entry:
     params = SamplingParams(max_tokens=1, seed=0)
-    request = Request.create(str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority)
+    request = Request.create(
+        str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority, tenant=tenant
+    )
     return Entry(request, _CACHE.open(request), rank_of(request, sequence, ageing_s))
 
 
@@ -50,6 +54,7 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
     queue, model = WaitingQueue(), set[Entry]()
     for sequence in range(2000):
         entry = make(sequence, rng.random(), rng.randint(0, 2), ageing_s=0.3)
+        entry.num_to_compute = rng.randint(0, 9)
         queue.push(entry)
         model.add(entry)
         while len(model) > 40 or (model and rng.random() < 0.3):
@@ -57,6 +62,10 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
             queue.remove(gone)
             model.remove(gone)
         assert len(queue) == len(model)
+        for priority in (-1, 0, 1, 2):
+            until = [entry.num_to_compute for entry in model if entry.request.priority <= priority]
+            assert queue.num_tokens_until(priority) == sum(until)
+        assert queue.num_tokens == sum(until), "and all of them"
         assert queue.first() is min(model, key=lambda entry: entry.rank, default=None)
         assert len(queue._entries._heap) <= 2 * max(32, len(model)) + 1, "stale items pile up"
     assert drain(queue) == [entry.request.request_id for entry in sorted(model, key=lambda entry: entry.rank)]
@@ -74,3 +83,35 @@ def test_an_entry_may_leave_and_come_back() -> None:
     queue.push(first)
     with pytest.raises(AssertionError, match="queued twice"):
         queue.push(first)
+
+
+def test_a_queue_by_tenant_is_one_queue_each() -> None:
+    """Any mix of pushes and removals, beside a plain set: whose turn it is, who is overdue, and how much waits."""
+    rng = Random(1)
+    shares = Shares()
+    queue, model = FairQueue(shares), set[Entry]()
+    for sequence in range(1000):
+        tenant = rng.choice("abc")
+        shares.arrive(tenant, 1.0, float(sequence))
+        entry = make(sequence, rng.random(), tenant=tenant)
+        entry.num_to_compute = rng.randint(0, 9)
+        entry.start_by_s = rng.choice((inf, float(rng.randint(0, 9))))
+        queue.push(entry)
+        model.add(entry)
+        while len(model) > 9 or (model and rng.random() < 0.5):
+            gone = rng.choice(sorted(model, key=lambda entry: entry.rank))
+            queue.remove(gone)
+            model.remove(gone)
+        queue.check()
+        assert (len(queue), queue.num_tokens) == (len(model), sum(entry.num_to_compute for entry in model))
+        assert {name: set(own.entries()) for name, own in queue.by_tenant.items()} == {
+            name: {entry for entry in model if entry.request.tenant == name}
+            for name in {entry.request.tenant for entry in model}
+        }
+        turn = shares.least()
+        own = [entry for entry in model if entry.request.tenant == turn]
+        assert queue.first() is min(own, key=lambda entry: entry.rank, default=None)
+        for now in (0.0, 4.0, 9.5):
+            overdue = queue.overdue(now)
+            late = [entry.start_by_s for entry in model if entry.start_by_s < now]
+            assert (overdue.start_by_s if overdue else None) == min(late, default=None)

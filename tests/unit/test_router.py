@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,6 +335,24 @@ def test_the_next_engine_is_told_what_every_stream_was_given() -> None:
         assert (rest.token_ids, rest.num_cached_tokens) == ((6,), 1), "usage says what the first engine's cache had"
         streams["d"].abort()
         assert client.sent[-1] == Abort(("d",))
+
+    play(scenario)
+
+
+def test_a_recovery_is_told_with_all_that_go_on_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def scenario(router: Router, client: FakeClient) -> None:
+        told: list[tuple[int, float]] = []
+        router.on_recovered = lambda num_replayed, outage_s: told.append((num_replayed, outage_s))
+        for name in "abc":
+            router.submit(submit(name))
+        router.lose({})
+        now[0] = 107.5
+        client.inbox.put_nowait(READY)
+        await until(lambda: bool(told))
+        assert told == [(3, 7.5)]
 
     play(scenario)
 

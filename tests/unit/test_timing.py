@@ -1,0 +1,37 @@
+"""What one request is told of its own times: by hand, and null for what did not happen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from inferd.server.generate.timing import Metrics, metrics_of
+
+
+@pytest.mark.parametrize(
+    ("scheduled_s", "first_s", "last_s", "num_tokens", "expected"),
+    [
+        (11.0, 11.5, 12.5, 5, (1000.0, 500.0, 1000.0, 250.0, 3.33)),
+        (11.0, 11.5, 11.75, 2, (1000.0, 500.0, 250.0, 250.0, 2.67)),
+        (11.0, 11.5, 11.5, 1, (1000.0, 500.0, 0.0, None, 2.0)),
+        (11.0, None, None, 0, (1000.0, None, None, None, None)),
+        (None, None, None, 0, (None, None, None, None, None)),
+        (10.0, 10.0, 10.0, 1, (0.0, 0.0, 0.0, None, None)),
+        (9.0, 9.5, 9.5, 1, (0.0, 500.0, 0.0, None, 2.0)),
+    ],
+)
+def test_times_are_between_the_engines_stamps(
+    scheduled_s: float | None,
+    first_s: float | None,
+    last_s: float | None,
+    num_tokens: int,
+    expected: tuple[float | None, ...],
+) -> None:
+    """It arrived at 10 s."""
+    stream = SimpleNamespace(
+        scheduled_s=scheduled_s, first_token_s=first_s, last_token_s=last_s, num_generated=num_tokens
+    )
+    names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
+    told: Metrics = metrics_of(stream, 10.0)  # type: ignore[arg-type]
+    assert told == dict(zip(names, expected, strict=True))
