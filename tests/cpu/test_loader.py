@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,44 @@ def test_a_config_that_contradicts_the_tensors(tmp_path: Path) -> None:
     TIED.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"9 missing: model.layers.3.*\[104, 64\], by config.json \[96, 64\]"):
         load_decoder(tmp_path, torch.float32, {"num_hidden_layers": 4, "intermediate_size": 96})
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, stored: torch.dtype, value: float) -> None:
+    TIED.save(tmp_path, stored)
+    name = sorted(load_file(tmp_path / "model.safetensors"))[int(value == -float("inf")) + 2]
+
+    def damage(tensors: dict[str, Tensor]) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    rewrite(tmp_path, damage)
+    refused(tmp_path, rf"{re.escape(name)} must hold finite numbers, but 1 of its \d+ are NaN or infinite in b?float")
+
+
+def test_weights_whose_sum_alone_is_infinite_are_numbers(tmp_path: Path) -> None:
+    TIED.save(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors["model.embed_tokens.weight"].fill_(3e38))
+    load_decoder(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("stored", "served", "value"),
+    [
+        (torch.float64, torch.float32, 1e39),
+        (torch.float32, torch.bfloat16, 3.4e38),
+        (torch.bfloat16, torch.float16, 1e5),
+    ],
+)
+def test_a_weight_that_what_is_served_cannot_hold_is_refused(
+    tmp_path: Path, stored: torch.dtype, served: torch.dtype, value: float
+) -> None:
+    TIED.save(tmp_path)
+    norm = torch.ones(64, dtype=stored)
+    norm[0] = value
+    rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": norm}))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight must hold finite numbers, but 1 of its 64 are"):
+        load(Decoder(describe(read_config(tmp_path)), served, "cpu"), Checkpoint.read(tmp_path).tensors)
 
 
 def test_a_parameter_is_handed_over_when_each_row_was_written_once() -> None:

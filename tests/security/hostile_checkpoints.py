@@ -127,6 +127,16 @@ def behind_the_data(path: Path) -> None:
     write_weights(path, json.dumps(header).encode(), data + bytes(64))
 
 
+def no_number(bits: int) -> Edit:
+    """The last weight of the last tensor in other bits, as bfloat16 has them."""
+
+    def edit(path: Path) -> None:
+        header, data = header_of_tiny()
+        write_weights(path, json.dumps(header).encode(), data[:-2] + bits.to_bytes(2, "little"))
+
+    return edit
+
+
 def index_of(weight_map: object) -> Edit:
     return lambda path: _write_json(path / "model.safetensors.index.json", {"weight_map": weight_map})
 
@@ -315,6 +325,13 @@ REFUSED: dict[str, Case] = {
     "a reading of no fields": Case(tokenizer_config(response_template={"fields": 7}), "fields must be an object"),
 }
 """What no server may start with."""
+
+UNREADABLE: dict[str, Case] = {
+    "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ are NaN or infinite"),
+    "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
+    "infinity": Case(no_number(0x7F80), "must hold finite numbers"),
+}
+"""Weights that are seen when they are read."""
 
 SERVED: dict[str, Edit] = {
     "code of its own for the tokenizer": remote_tokenizer,

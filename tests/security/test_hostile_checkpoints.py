@@ -20,7 +20,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import known_architectures
 from tests.e2e.conftest import INFERD, Daemon, start
 
-from .hostile_checkpoints import CANARY, REFUSED, SERVED, config, copy_of_tiny, remote_tokenizer, tokenizer
+from .hostile_checkpoints import CANARY, REFUSED, SERVED, UNREADABLE, config, copy_of_tiny, remote_tokenizer, tokenizer
 
 __all__ = ["start"]
 
@@ -70,6 +70,17 @@ def test_the_refusal_is_one_line_of_bounded_length(tmp_path: Path, change: dict[
     run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (run.returncode, run.stderr.count("\n")) == (3, 1), run.stderr[-2_000:]
     assert run.stderr.startswith("inferd: ") and len(run.stderr) < 2_000
+
+
+@pytest.mark.sampled(keep=1)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_weights_that_are_no_numbers_end_the_start(tmp_path: Path, name: str) -> None:
+    folder = copy_of_tiny(tmp_path / "model")
+    UNREADABLE[name].edit(folder)
+    command = [INFERD, "serve", str(folder), "--port", "0"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 3, run.stderr[-2_000:]
+    assert re.search(UNREADABLE[name].words, run.stderr.splitlines()[-1]), run.stderr[-2_000:]
 
 
 def test_a_served_stranger_runs_no_code_and_no_id_leaves_the_embedding(
