@@ -57,7 +57,7 @@ QUICK = Tier(
     "quick", 90,
     ("arch", "unit", "api/test_chat.py", "api/test_routes.py", "api/test_error_table.py", "e2e/test_serve.py",
      "e2e/test_client.py"),
-    workers=2, threads=1, engine_threads=1, by="loadfile",
+    workers=2, threads=1, by="loadfile",
 )  # fmt: skip
 MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
 MUTANTS_BUDGET_S = 4000
