@@ -128,7 +128,7 @@ def test_a_client_that_goes_away_frees_what_it_held(daemon: Daemon, stream: bool
         ({"prompt": [999_999]}, 400, "integer_above_max_value"),
         ({"prompt": [-1]}, 400, "integer_below_min_value"),
         ({"prompt": "word " * 4000}, 400, "context_length_exceeded"),
-        ({"max_tokens": -1}, 400, "integer_below_min_value"),
+        ({"max_tokens": -2}, 400, "integer_below_min_value"),
         ({"temperature": -0.1}, 400, "decimal_below_min_value"),
         ({"logit_bias": {"999999": 1}}, 400, "integer_above_max_value"),
         ({"nonsense": 1}, 400, "unknown_parameter"),
