@@ -22,7 +22,7 @@ from inferd.server.tools.format import Format
 
 logger = logging.getLogger("inferd.server")
 
-_PROBE_LIMIT_S = 10.0
+_PROBE_LIMIT_S = 2.0
 """For all probes of a template together: a published one takes milliseconds."""
 
 
