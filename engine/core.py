@@ -138,7 +138,7 @@ class EngineCore:
         if generation.needs_grammar:
             params = submit.params
             ending_ids = params.eos_token_ids + params.stop_token_ids
-            pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids)
+            pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids, submit.tenant)
             self._compiling[submit.request_id] = pending
         else:
             self._queue(generation, now)

@@ -19,8 +19,8 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 CHECK_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.grammar.check")
 """What runs the checking process; its first argument is the checkpoint's folder, its second the embedding's rows."""
 
-CHECK_CPU_S = 1.5
-"""Most processor time that a grammar may take to be tried out: five times what the slowest valid one of a service took
+CHECK_CPU_S = 1.0
+"""Most processor time that a grammar may take to be tried out: three times what the slowest valid one of a service took
 (0.3 s; one core, AMD EPYC Zen 4, 2026-11-22). Not time on the clock: a busy machine makes no grammar invalid."""
 
 CHECK_MEMORY_BYTES = 512 * 2**20

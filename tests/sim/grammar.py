@@ -112,7 +112,7 @@ class SimulatedGrammars:
 
     tick: Callable[[], int]
 
-    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int]) -> _Pending:
+    def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> _Pending:
         rule = Rule.read(text)
         grammar = SimulatedGrammar(rule, tuple(ending_ids))
         grammar.accept(token_ids)

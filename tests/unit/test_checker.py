@@ -104,7 +104,7 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(monkeypatch: py
     async def work(checker: GrammarChecker) -> None:
         checker._quick, checker._long = lane(0.05), lane(0.1)
         error = await refusal(checker, ENDLESS)
-        assert error.code == "invalid_value" and "it takes more than 1.5 s of processor time" in error.message
+        assert error.code == "invalid_value" and "it takes more than 1 s of processor time" in error.message
         pid = pid_of(checker)
         assert await checker.check(pattern("b").text(), "here")
         assert (await refusal(checker, ENDLESS)).message == error.message

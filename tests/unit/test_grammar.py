@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from inferd.engine.grammar import thread as thread_module
 from inferd.engine.grammar.check import judge
 from inferd.engine.grammar.compiler import brief, compile_grammar, normal_form
 from inferd.engine.grammar.matcher import MatchedGrammar
@@ -226,6 +228,31 @@ def test_compiled_grammars_are_kept_and_every_request_has_its_own_place(thread: 
     first.accept(tuple(allowed(first))[:1])
     second = pending.take()
     assert len(allowed(first)) == 1 and allowed(second) != allowed(first)
+
+
+def test_tenants_take_turns(thread: GrammarThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends a hundred compiled grammars of a second each holds up another for one of them."""
+    order: list[str] = []
+    may_begin = threading.Event()
+    compiled = thread_module.compile_grammar
+
+    def compiling(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+        assert may_begin.wait(60)
+        order.append(text)
+        return compiled(vocabulary, text)
+
+    monkeypatch.setattr(thread_module, "compile_grammar", compiling)
+    texts = {f"{who}{i}": pattern(f"{who}{{{i}}}").text() for who, count in (("a", 4), ("b", 2), ("c", 1))
+             for i in range(1, count + 1)}  # fmt: skip
+    waiting = [thread.open(text, (), (END,), name[0]) for name, text in texts.items()]
+    may_begin.set()
+    for pending in waiting:
+        pending.take()
+    expected = ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+    assert order in (
+        [texts[name] for name in expected],
+        [texts[name] for name in ("a1", "b1", "c1", "a2", "b2", "a3", "a4")],
+    )
 
 
 def test_a_replay_goes_on_where_it_was(thread: GrammarThread, vocabulary: LLTokenizer) -> None:
