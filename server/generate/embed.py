@@ -16,6 +16,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
 from inferd.server import errors
+from inferd.server.generate import work
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.prompts import Prompts
@@ -25,6 +26,8 @@ from inferd.server.schema.embeddings import EmbeddingRequest
 MAX_AT_ONCE = 256
 """Inputs of one request that are with the engine at a time: enough to fill its steps, and the queue that all callers
 share keeps room for others."""
+MAX_TOKENS_AT_ONCE = 2**14
+"""Their tokens, unless one input has more: two steps of most engines. Others of the same tenant wait for no more."""
 
 _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 
@@ -83,7 +86,12 @@ class EmbedIntake:
         kept = self._prompts.kept(wire.truncate_prompt_tokens, 0, None)
         check_size = partial(self._prompts.check_least, "input") if kept is None else None
         all_encoded = await self._prompts.encode_all(
-            wire.input, add_special=add_special, param="input", check_size=check_size, kept=kept
+            wire.input,
+            add_special=add_special,
+            param="input",
+            check_size=check_size,
+            kept=kept,
+            check_total=work.check_input_ids,
         )
         inputs = tuple(
             self._prompts.fit(name_of(i, len(all_encoded)), encoded, 0, None, kept).token_ids
@@ -119,17 +127,29 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
     vectors = [b""] * len(request.inputs)
     waiting = enumerate(request.submits())
     num_left, is_taken = request.num_tokens, False
+    num_running = 0
+    turn, ended = asyncio.Lock(), asyncio.Event()
 
-    async def work() -> None:
-        nonlocal num_left, is_taken
-        for i, submit in waiting:
-            # All tasks begin in one turn, also where the first is refused: only one that was taken opens the way.
-            stream = router.submit(submit, goes_on=is_taken)
-            num_left, is_taken = num_left - len(submit.prompt_ids), True
+    async def run() -> None:
+        nonlocal num_left, num_running, is_taken
+        while True:
+            async with turn:  # one waits for room at a time, so that inputs go in their order
+                i, submit = next(waiting, (0, None))
+                if submit is None:
+                    return
+                num_tokens = len(submit.prompt_ids)
+                while num_running and num_running + num_tokens > MAX_TOKENS_AT_ONCE:
+                    ended.clear()
+                    await ended.wait()
+                # All tasks begin in one turn, also where the first is refused: only one that was taken opens the way.
+                stream = router.submit(submit, goes_on=is_taken)
+                num_left, num_running, is_taken = num_left - num_tokens, num_running + num_tokens, True
             vectors[i] = await _vector(stream, name_of(i, len(vectors)))
+            num_running -= num_tokens
+            ended.set()
 
     # Not a `TaskGroup`, which keeps the errors that it raises, and they it: each failed request would leave its inputs.
-    tasks = [asyncio.create_task(work()) for _ in range(min(MAX_AT_ONCE, len(vectors)))]
+    tasks = [asyncio.create_task(run()) for _ in range(min(MAX_AT_ONCE, len(vectors)))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in filter(asyncio.Task.done, tasks):

@@ -102,16 +102,18 @@ class Prompts:
         param: str = "prompt",
         check_size: CheckSize | None = None,
         kept: int | None = None,
+        check_total: Callable[[int, int], None] | None = None,
     ) -> list[Encoded]:
         """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding.
 
-        `kept`: so many of a prompt's last ids are wanted, and one more where there are more.
+        `kept`: so many of a prompt's last ids are wanted, and one more where there are more. `check_total`: told, after
+        each prompt, how many were read and the ids of all of them.
         """
         tokenizer = self._model.tokenizer
 
         def work() -> Generator[int, None, list[Encoded]]:
             encoded: list[Encoded] = []
-            num_read = 0
+            num_read = num_ids = 0
             for i, prompt in enumerate(prompts):
                 num_read += len(prompt)
                 if num_read > PART:
@@ -125,6 +127,9 @@ class Prompts:
                 else:
                     self.check_ids(prompt, f"{param}[{i}]" if len(prompts) > 1 else param)
                     encoded.append((prompt, None))
+                num_ids += len(encoded[-1][0])
+                if check_total is not None:
+                    check_total(i + 1, num_ids)
             return encoded
 
         return await self._in_turns(work(), max(map(len, prompts), default=0))

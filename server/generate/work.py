@@ -16,6 +16,9 @@ MAX_PROMPT_IDS = 2**22
 """Prompt tokens times `n`. A prompt travels to the engine once; there each choice keeps 8 bytes for each of its ids, so
 this is 32 MiB."""
 
+MAX_INPUT_IDS = 2**20
+"""Tokens of all inputs of one request for embeddings: 40 MiB as Python's numbers."""
+
 MAX_LISTED_ENTRIES = 2**20
 """Entries of a list of ids times choices: the engine reads the list anew for each choice that it admits."""
 
@@ -38,6 +41,13 @@ def check_prompt_ids(param: str, num_ids: int, n: int) -> None:
     if num_ids * n > MAX_PROMPT_IDS:
         factors = ((num_ids, "prompt tokens"), (n, "choices of each"))
         raise errors.too_much_work(param, factors, MAX_PROMPT_IDS, "prompt tokens")
+
+
+def check_input_ids(num_inputs: int, num_ids: int) -> None:
+    """`num_ids`: tokens of the first `num_inputs` inputs together. Raises `RequestError`."""
+    if num_ids > MAX_INPUT_IDS:
+        factors = ((num_inputs, "inputs"), (-(-num_ids // num_inputs), "tokens each, rounded up"))
+        raise errors.too_much_work("input", factors, MAX_INPUT_IDS, "tokens")
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:

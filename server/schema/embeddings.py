@@ -19,7 +19,9 @@ class EmbeddingRequest(RequestFields):
     """Texts to be turned into vectors."""
 
     input: tuple[Prompt, ...] = wire(
-        Prompts(min_chars=1), "A text, a list of texts, a list of token ids, or a list of such lists.", required=True
+        Prompts(min_chars=1),
+        "A text, a list of texts, a list of token ids, or a list of such lists; at most 1,048,576 tokens in all.",
+        required=True,
     )
     model: str | None = wire(Text(), "The name of the served model; any other is a 404.", unset="the served model")
     encoding_format: str | None = wire(

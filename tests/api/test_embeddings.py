@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import struct
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import openai
+import pytest
 
 from inferd.engine.api.messages import Failure
 from inferd.engine.api.params import Pooling
+from inferd.server.generate import work
 from inferd.server.generate.embed import MAX_AT_ONCE
 
 from .conftest import HIDDEN_SIZE, MAX_MODEL_LEN, VOCAB_SIZE, Script, vector_of
@@ -146,3 +149,18 @@ def test_a_request_is_counted(http: httpx.Client) -> None:
     http.post(PATH, json={"input": ["a", "b"]})
     page = http.get("/metrics").text
     assert 'inferd_requests_arrived_total{api="embeddings"' in page
+
+
+@pytest.mark.parametrize("kind", ["ids", "text", "truncated"])
+def test_a_request_of_too_many_tokens_in_all_is_refused(http: httpx.Client, router: Any, kind: str) -> None:
+    """Each input is within the context; `MAX_INPUT_IDS` is what all may have."""
+    one: Any = [5] * 250 if kind == "ids" else "7" * 250 if kind == "text" else "7" * 2_000
+    body = {"input": [one] * 2_000, **({"truncate_prompt_tokens": 250} if kind == "truncated" else {})}
+    assert http.post(PATH, json={**body, "input": body["input"][:2]}).status_code == 200
+    num_submits = len(router.submits)
+    with patch.object(work, "MAX_INPUT_IDS", 2**18):
+        answer = http.post(PATH, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_exceeds_work_limit")
+    inputs = 1_045 if kind == "truncated" else 1_049  # one more token says that an input was cut
+    assert f"{inputs} inputs x" in answer.json()["error"]["message"]
+    assert len(router.submits) == num_submits, "and none of it is begun"

@@ -11,7 +11,7 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
-from inferd.server.generate.embed import MAX_AT_ONCE, EmbedRequest, embed
+from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
 from inferd.server.quotas import Unlimited
 from inferd.server.token_stream import merge
 
@@ -179,6 +179,30 @@ def test_only_behind_one_that_was_taken_do_others_go_on() -> None:
     shut = Router(limit=0)
     asyncio.run(failing(shut, 4))
     assert shut.going_on == [False] * len(shut.going_on), "none was taken, and each is a new one"
+
+
+@pytest.mark.parametrize("last", [1, MAX_TOKENS_AT_ONCE, 2 * MAX_TOKENS_AT_ONCE])
+def test_long_inputs_leave_the_engine_to_others(last: int) -> None:
+    """Only so many tokens are there at a time, in the order of the inputs; one that is longer goes alone."""
+
+    async def run() -> None:
+        router = Router()
+        inputs = (*[(5,) * (MAX_TOKENS_AT_ONCE // 4)] * 6, (5,) * last, (6,))
+        task = asyncio.ensure_future(embed(router, replace(request(0), inputs=inputs)))  # type: ignore[arg-type]
+        num_most = 0
+        while not task.done():
+            await settled()
+            open_streams = [stream for stream in router.streams if not stream.answer.done()]
+            running = [len(stream.submit.prompt_ids) for stream in open_streams]
+            assert sum(running) <= MAX_TOKENS_AT_ONCE or len(running) == 1
+            num_most = max(num_most, len(running))
+            if open_streams:
+                open_streams[-1].end(embedding=b"x")
+        assert len(await task) == len(inputs)
+        assert num_most >= 4
+        assert [stream.submit.prompt_ids for stream in router.streams] == list(inputs)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("limit", [0, 3])
