@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,74 @@ def test_what_brought_others_down(daemon: Daemon, name: str) -> None:
         assert len(error["message"]) < 1_000 and error["type"] == "invalid_request_error"
         assert error["param"] or error["code"] is None, "what is wrong is named, or the body could not be parsed"
     assert daemon.engine_pid == pid
+
+
+HI = [{"role": "user", "content": "hi"}]
+FAMILIES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "completions": (
+        "/v1/completions",
+        lambda schema: {"prompt": ["hi", "ho"], "n": 2, "structured_outputs": {"json": schema}},
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        lambda schema: {
+            "messages": HI,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda schema: {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}},
+    ),
+    "responses, a tool": (
+        "/v1/responses",
+        lambda schema: {
+            "input": "hi",
+            "tool_choice": "required",
+            "tools": [
+                {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"x": schema}},
+                 "strict": False},
+            ],
+        },
+    ),
+    "messages": (
+        "/v1/messages",
+        lambda schema: {
+            "messages": HI,
+            "max_tokens": 4,
+            "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        },
+    ),
+    "messages, a tool": (
+        "/v1/messages",
+        lambda schema: {
+            "messages": HI,
+            "max_tokens": 4,
+            "tool_choice": {"type": "any"},
+            "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"x": schema}}}],
+        },
+    ),
+}  # fmt: skip
+EVERYWHERE_REFUSED: dict[str, Any] = {
+    "401 digits": {"type": "number", "exclusiveMinimum": 10**400},
+    "401 digits, twice": {"type": "number", "minimum": -(10**400), "exclusiveMaximum": 10**400},
+    "deep": {"items": [{"maximum": 10**400}], "enum": [10**400]},
+    "65 levels": json.loads('{"items":' * 64 + "{}" + "}" * 64),
+    "65 KiB": {"type": "number", "title": "x" * 65_536},
+}
+
+
+@pytest.mark.parametrize("name", EVERYWHERE_REFUSED)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sampled(keep=10)
+def test_a_hostile_schema_is_refused_by_every_family(daemon: Daemon, family: str, name: str) -> None:
+    path, body = FAMILIES[family]
+    plain = httpx.post(daemon.url + path, json=body({"type": "integer"}), timeout=60)
+    assert plain.status_code == 200, plain.text
+    answer = httpx.post(daemon.url + path, json=body(EVERYWHERE_REFUSED[name]), timeout=60)
+    assert answer.status_code == 400, answer.text[:1_000]
+    reasons = ("characters of JSON", "number that is too large", "whole number of more than 64 bits", "levels deep")
+    assert any(reason in answer.text for reason in reasons), answer.text
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
