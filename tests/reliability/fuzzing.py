@@ -61,6 +61,102 @@ def requests(seed: int, count: int) -> Iterator[Request]:
         yield _Writer(rng).request(route)
 
 
+def pairs(seed: int, count: int) -> Iterator[Request]:
+    """`count` requests in which two fields meet at their bounds: each alone may be served, and their product not.
+
+    A third of them are two hostile numbers in one JSON schema, or JSON within a string.
+    """
+    rng = random.Random(f"pairs {seed}")
+    routes = [route for route in ROUTES if route.fields is not None and route.fields.__name__ in BASES]
+    for _ in range(count):
+        draw = rng.random()
+        if draw < 0.2:
+            yield _post("/v1/chat/completions", _CHAT | _two_numbers(rng))
+        elif draw < 0.33:
+            yield _post("/v1/chat/completions", _CHAT | {"messages": _json_in_strings(rng)})
+        else:
+            route = rng.choice(routes)
+            assert route.fields is not None
+            yield _post(route.path, _at_bounds(rng, route.fields))
+
+
+def _post(path: str, body: dict[str, Any]) -> Request:
+    return Request("POST", path, json.dumps(body).encode("utf-8", "surrogatepass"))
+
+
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NUMBERS = (0, -0.0, 0.1, 1e-300, 1e308, -1e308, 10**400, -(10**400), 2**53 + 1, 2**63, 0.5, -1, 3, 1e-9)
+
+
+def _two_numbers(rng: random.Random) -> dict[str, Any]:
+    kind, names = rng.choice((("integer", _BOUNDS), ("number", _BOUNDS), ("string", _COUNTS), ("array", _COUNTS)))
+    schema: dict[str, Any] = {"type": kind, **{name: rng.choice(_NUMBERS) for name in rng.sample(names, 2)}}
+    if rng.random() < 0.5:
+        schema = {"type": "object", "properties": {"a": schema, "b": {"anyOf": [schema, schema]}}}
+    form = {"name": "x", "schema": schema, "strict": rng.random() < 0.7}
+    if rng.random() < 0.5:
+        return {"response_format": {"type": "json_schema", "json_schema": form}}
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]}
+
+
+_WITHIN = (
+    '{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 200 + "]" * 200, '{"a":' * 100 + "1" + "}" * 100,
+    "1" * 5_000, '{"a": 1e400}', "[]", "null", '"x"', "", " ", "{", '{"": {"": {"": ""}}}',
+    '{"a": "' + "x" * 9_000 + '"}', "[" + "1," * 50_000 + "1]", '{"\\u0000": "\\uD83D\\uDE00"}',
+)  # fmt: skip
+
+
+def _json_in_strings(rng: random.Random) -> list[dict[str, Any]]:
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": rng.choice(_WITHIN)}}
+        for i in range(rng.randint(1, 3))
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": rng.choice(_WITHIN)} for call in calls]
+    return [*_CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+def _at_bounds(rng: random.Random, fields: type[RequestFields]) -> dict[str, Any]:
+    """A body that is known to be taken, with two of its route's fields as large as each may be."""
+    schema = _schema_of(fields)
+    body: dict[str, Any] = json.loads("{" + BASES[fields.__name__] + "}")
+    large = {name: _largest(kind) for name, kind in schema["properties"].items()}
+    names = sorted(name for name, value in large.items() if value is not None)
+    for name in rng.sample(names, min(2, len(names))):
+        body[name] = large[name]
+    for name in _LENGTHS:
+        if name in schema["properties"]:
+            body[name] = rng.randint(1, MAX_TOKENS)
+    if isinstance(body.get("min_tokens"), int):
+        body["min_tokens"] = 1
+    body.pop("timeout", None)
+    return body
+
+
+_MOST_CHARS = 2**20
+
+
+def _largest(schema: dict[str, Any], most: int = _MOST_CHARS) -> Any:
+    """The largest value of a kind, of some `most` characters; None where the schema names no bound."""
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
+    if options:
+        return max((_largest(option, most) for option in options), key=lambda value: len(json.dumps(value)))
+    match schema.get("type"):
+        case "integer" | "number":
+            return schema.get("maximum")
+        case "string" if "enum" not in schema and "pattern" not in schema:
+            return "a" * min(schema["maxLength"], most) if "maxLength" in schema else None
+        case "array" if "maxItems" in schema:
+            item = _largest(schema.get("items", {}), max(1, most // schema["maxItems"]))
+            item = item if item is not None else 1 if schema.get("items", {}).get("type") == "integer" else "a"
+            num_items = min(schema["maxItems"], most // len(json.dumps(item)))
+            return [item] * num_items
+        case "object" if schema.get("additionalProperties") and "maxProperties" in schema:
+            return {str(i): 1 for i in range(schema["maxProperties"])}
+    return None
+
+
 class _Writer:
     """Writes one request at a time."""
 

@@ -19,9 +19,12 @@ from tests.e2e.test_boundaries import check_anthropic_error, check_error
 from tests.e2e.test_client import wait_idle
 
 from .conftest import restarts
-from .fuzzing import Request, requests
+from .fuzzing import Request, pairs, requests
 
 NUM_SHORT, NUM_LONG = 1_500, 10_000
+NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 150, 2_000
+MAX_GROWTH = 64 * 2**20
+"""Bytes that the server may be larger after requests of any kind than before."""
 NUM_CLIENTS = 8
 SEED = 20_261_121
 
@@ -90,6 +93,28 @@ def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
     num_after = num_open(daemon, "after")
     assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
     assert num_after <= num_before, "something is left open"
+
+
+def resident(daemon: Daemon) -> int:
+    """Bytes of the server process."""
+    return int(psutil.Process(daemon.process.pid).memory_info().rss)
+
+
+@pytest.mark.timeout(900)
+def test_no_two_fields_together_are_more_than_each(start: Callable[..., Daemon], is_long: bool) -> None:
+    """Answered, and what they took is given back: a product of two bounds is bounded itself."""
+    daemon = start()
+    pid, url = daemon.engine_pid, daemon.url
+    send_all(url, list(pairs(SEED - 1, 60)))
+    num_bytes = resident(daemon)
+    answers = send_all(url, list(pairs(SEED, NUM_PAIRS_LONG if is_long else NUM_PAIRS_SHORT)))
+    for answer in answers:
+        check(*answer)
+    codes = Counter(json.loads(answer)["error"]["code"] for _, status, answer in answers if status == 400)
+    assert codes["request_exceeds_work_limit"], codes
+    assert Counter(status for _, status, _ in answers)[200] > len(answers) // 10
+    assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
+    assert resident(daemon) <= num_bytes + MAX_GROWTH
 
 
 @pytest.mark.parametrize(
