@@ -173,7 +173,8 @@ class Backlog:
     def _check(self, tenant: str, line: _Line, pace: float, *, takes_rest: bool) -> None:
         """`takes_rest`: a tenant that has nothing waiting may have what is left, be it the last place."""
         if line.total + line.more > line.most:
-            message = f"{line.total:.0f} {line.what} are waiting, and at most {line.most:.0f} may; retry later."
+            asks = f", this one asks for {line.more:.0f}" if line.more > 1 else ""
+            message = f"{line.total:.0f} {line.what} are waiting{asks}, and at most {line.most:.0f} may; retry later."
             raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
         if tenant and not takes_rest and line.own + line.more > FLOOD_FACTOR * (line.most - line.total - line.more):
             message = (

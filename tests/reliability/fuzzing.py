@@ -74,6 +74,8 @@ def pairs(seed: int, count: int) -> Iterator[Request]:
             yield _post("/v1/chat/completions", _CHAT | _two_numbers(rng))
         elif draw < 0.33:
             yield _post("/v1/chat/completions", _CHAT | {"messages": _json_in_strings(rng)})
+        elif draw < 0.6:
+            yield _post("/v1/completions", _many_choices(rng))
         else:
             route = rng.choice(routes)
             assert route.fields is not None
@@ -115,6 +117,20 @@ def _json_in_strings(rng: random.Random) -> list[dict[str, Any]]:
     ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": rng.choice(_WITHIN)} for call in calls]
     return [*_CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+
+
+def _many_choices(rng: random.Random) -> dict[str, Any]:
+    """Prompts times choices times what each of them carries, around the bounds of their products."""
+    prompts = [[5] * rng.choice((1, 1, 500))] * rng.choice((1, 16, 17, 2_048))
+    further: dict[str, Any] = rng.choice(
+        (
+            {}, {"stop": ["a" * 1_023 + chr(97 + i) for i in range(16)]}, {"logprobs": 20, "echo": True},
+            {"logit_bias": {str(i): 1 for i in range(3_000)}}, {"bad_words": ["a" * 99] * 1_000}, {"regex": "a{1,99}b"},
+            {"allowed_token_ids": list(range(3_000))}, {"prompt_logprobs": 5}, {"repetition_detection":
+            {"max_pattern_size": 256, "min_pattern_size": 1, "min_count": 2}},
+        )
+    )  # fmt: skip
+    return {"prompt": prompts, "n": rng.choice((1, 128, 128)), "max_tokens": 1, **further}
 
 
 def _at_bounds(rng: random.Random, fields: type[RequestFields]) -> dict[str, Any]:

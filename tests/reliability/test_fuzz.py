@@ -22,7 +22,7 @@ from .conftest import restarts
 from .fuzzing import Request, pairs, requests
 
 NUM_SHORT, NUM_LONG = 1_500, 10_000
-NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 150, 2_000
+NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 60, 2_000
 MAX_GROWTH = 64 * 2**20
 """Bytes that the server may be larger after requests of any kind than before."""
 NUM_CLIENTS = 8
@@ -105,12 +105,13 @@ def test_no_two_fields_together_are_more_than_each(start: Callable[..., Daemon],
     """Answered, and what they took is given back: a product of two bounds is bounded itself."""
     daemon = start()
     pid, url = daemon.engine_pid, daemon.url
-    send_all(url, list(pairs(SEED - 1, 60)))
+    send(url, list(pairs(SEED - 1, 20)))
     num_bytes = resident(daemon)
-    answers = send_all(url, list(pairs(SEED, NUM_PAIRS_LONG if is_long else NUM_PAIRS_SHORT)))
+    # One at a time: beside others a request with 2,048 choices finds no room in the queue, and that tells nothing.
+    answers = send(url, list(pairs(SEED, NUM_PAIRS_LONG if is_long else NUM_PAIRS_SHORT)))
     for answer in answers:
         check(*answer)
-    codes = Counter(json.loads(answer)["error"]["code"] for _, status, answer in answers if status == 400)
+    codes = Counter(json.loads(answer)["error"].get("code") for _, status, answer in answers if status == 400)
     assert codes["request_exceeds_work_limit"], codes
     assert Counter(status for _, status, _ in answers)[200] > len(answers) // 10
     assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
