@@ -49,8 +49,8 @@ _AGAIN = 0.25
 _SETTLE_S = 1.0
 """Connections that the client closed are closed by the server within this."""
 _IDLE_WITHIN_S = 60.0
-_LEAST_RESTS = 3
-"""The first may lie within the warm-up, and a slope needs two."""
+_LEAST_RESTS = 8
+"""Half of all requests belong to the warm-up, and a slope needs two rests behind it."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Soak:
         until_s = self._started_s + self._options.hours * 3600
         num_rests = 0
         while not self._stop.is_set() and (time.monotonic() < until_s or num_rests < _LEAST_RESTS):
-            await self._load.run_for(min(self._options.rest_every_s, until_s - time.monotonic()), self._stop)
+            await self._load.run_for(self._options.rest_every_s, self._stop)
             await self._rest()
             self._write()
             num_rests += 1
