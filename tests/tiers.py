@@ -49,8 +49,8 @@ TIERS = (
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
     # More processes than cores: to wait for a daemon takes no processor. Engines of two threads each would wait for
     # each other's.
-    Tier("reliability", 90, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
-    Tier("security", 40, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
+    Tier("reliability", 110, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
+    Tier("security", 60, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
     Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
 )
 QUICK = Tier(

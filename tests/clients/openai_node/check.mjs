@@ -111,7 +111,7 @@ await check("errors have their classes and codes", async () => {
   await assert.rejects(client.chat.completions.create({ model: "nobody", messages }), (error) => {
     return error instanceof NotFoundError && error.code === "model_not_found";
   });
-  await assert.rejects(client.chat.completions.create({ model, messages, max_tokens: -1 }), (error) => {
+  await assert.rejects(client.chat.completions.create({ model, messages, max_tokens: -2 }), (error) => {
     return error instanceof BadRequestError && error.code === "integer_below_min_value" && error.param === "max_tokens";
   });
   await assert.rejects(new OpenAI({ baseURL, apiKey: "wrong", maxRetries: 0 }).models.list(), (error) => {

@@ -165,7 +165,7 @@ def embeddings_come_as_floats_and_as_base64() -> None:
 def errors_have_their_classes_and_codes() -> None:
     cases = [
         (openai.NotFoundError, "model_not_found", {"model": "nobody"}),
-        (openai.BadRequestError, "integer_below_min_value", {"max_tokens": -1}),
+        (openai.BadRequestError, "integer_below_min_value", {"max_tokens": -2}),
         (openai.BadRequestError, "context_length_exceeded", {"max_tokens": 2048}),
         (openai.BadRequestError, "unknown_parameter", {"extra_body": {"temprature": 1}}),
     ]
