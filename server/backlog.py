@@ -165,21 +165,21 @@ class Backlog:
         most = max(1, FLOOD_FACTOR * self._bounds.num_requests // (FLOOD_FACTOR + 1))
         if num_requests > most:
             message = (
-                f"Invalid 'n': this request has {num_requests} choices, prompts times 'n', and one key may have {most} "
-                f"waiting in this server's queue of {self._bounds.num_requests}. Send fewer in one request."
+                f"Invalid 'n': this request has {num_requests} choices (prompts times 'n'). This server's queue has "
+                f"{self._bounds.num_requests} places, and one key may take {most} of them. Send fewer in one request."
             )
             raise RequestError("request_exceeds_work_limit", message, "n")
 
     def _check(self, tenant: str, line: _Line, pace: float, *, takes_rest: bool) -> None:
         """`takes_rest`: a tenant that has nothing waiting may have what is left, be it the last place."""
         if line.total + line.more > line.most:
-            asks = f", this one asks for {line.more:.0f}" if line.more > 1 else ""
-            message = f"{line.total:.0f} {line.what} are waiting{asks}, and at most {line.most:.0f} may; retry later."
+            adds = f", this request adds {line.more:.0f}" if line.more > 1 else ""
+            message = f"{line.total:.0f} {line.what} are waiting{adds}, and at most {line.most:.0f} may; retry later."
             raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
         if tenant and not takes_rest and line.own + line.more > FLOOD_FACTOR * (line.most - line.total - line.more):
             message = (
-                f"{line.own:.0f} {line.what} of this tenant are waiting, and {line.most - line.total:.0f} places are "
-                "left to others. Retry later."
+                f"{line.own:.0f} {line.what} of your tenant are waiting, and the queue keeps its last "
+                f"{line.most - line.total:.0f} for other tenants; retry later."
             )
             raise RequestError("slow_down", message, retry_after_s=self._seconds(pace))
 

@@ -209,3 +209,7 @@ def main() -> None:
     except StartError as error:
         typer.echo(f"inferd: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -292,7 +292,7 @@ class Connection(HttpToolsProtocol):
             num_parsed = upgrade.args[0]
             self._go_on_after_upgrade()
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _malformed("it is no HTTP/1.1"))
+            self._refuse(self._refusal or _malformed("it is not valid HTTP/1.1"))
             return num_parsed
         if self._awaits_head:
             if self._num_unparsed > self._limits.max_head_bytes:
@@ -305,7 +305,8 @@ class Connection(HttpToolsProtocol):
         num_framing = num_parsed - 3 * self._num_data_bytes - _FREE_CHUNK_BYTES * self._num_chunks
         self._num_framing_bytes = max(0, self._num_framing_bytes + num_framing)
         if self._num_framing_bytes > self._limits.max_framing_bytes:
-            self._refuse(_malformed("its body has more extensions of chunks, or trailers, than are read"))
+            most = self._limits.max_framing_bytes
+            self._refuse(_malformed(f"its body has more than {most} bytes of chunk extensions and trailers"))
         return num_parsed
 
     def _go_on_reading(self) -> None:

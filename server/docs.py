@@ -196,11 +196,11 @@ def _messages_errors() -> str:
 
 def _limits() -> str:
     rows = (
-        ("Depth", strict_json.MAX_DEPTH, "arrays and objects within each other"),
+        ("Depth", strict_json.MAX_DEPTH, "levels of nested arrays and objects"),
         ("Arrays", strict_json.MAX_ARRAYS, ""),
         ("Objects", strict_json.MAX_OBJECTS, ""),
-        ("Keys", strict_json.MAX_KEYS, "of all objects together"),
-        ("Strings", strict_json.MAX_STRINGS, "keys included; their length is bounded by the body's alone"),
+        ("Keys", strict_json.MAX_KEYS, "in all objects together"),
+        ("Strings", strict_json.MAX_STRINGS, "including keys; only the size of the body bounds their length"),
         ("Values", strict_json.MAX_VALUES, "such as the token ids of prompts"),
         ("Escapes", strict_json.MAX_ESCAPES, "such as `\\n` and `\\u00e9`"),
     )

@@ -74,8 +74,8 @@ ROWS: dict[str, Row] = {
         403,
         _REFUSED,
         "origin_not_allowed",
-        "A web page that `--allowed-origins` does not list, or a `Host` that is no name of this machine and that "
-        "`--allowed-hosts` does not list, on a server without keys.",
+        "`--allowed-origins` does not list the page's origin. Or the server has no keys, and `Host` is neither "
+        "a name of this machine nor in `--allowed-hosts`.",
     ),
     "invalid_url": Row(404, _REFUSED, None, "There is no such path."),
     "response_not_found": Row(
@@ -93,7 +93,7 @@ ROWS: dict[str, Row] = {
         400,
         _REFUSED,
         "request_exceeds_work_limit",
-        "Every field is in its bounds, but their product is not; the message has factors, product and limit.",
+        "Each field is within its bounds, but their product is too large. The message shows both and the limit.",
     ),
     "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
     "unsupported_content_type": Row(
@@ -238,13 +238,13 @@ def not_among(param: str, value: object, supported: Iterable[str]) -> RequestErr
 
 
 def unsupported_value(param: str, value: object, rule: str) -> RequestError:
-    return RequestError(
-        "unsupported_value", f"Unsupported value: '{param}' does not support {shown(value)}. {rule}", param
-    )
+    given = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    return RequestError("unsupported_value", f"Unsupported value: '{param}' does not support {given}. {rule}", param)
 
 
-def missing(param: str) -> RequestError:
-    return RequestError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
+def missing(param: str, way_out: str = "") -> RequestError:
+    message = f"Missing required parameter: '{param}'. {way_out}".rstrip()
+    return RequestError("missing_required_parameter", message, param)
 
 
 def array_too_long(param: str, limit: int, length: int) -> RequestError:
@@ -335,8 +335,8 @@ def too_many_tokens(param: str, limit: int) -> RequestError:
 def no_place_to_cut(param: str, start: int, num_chars: int, limit: int) -> RequestError:
     """Of a text that would have to be tokenized at once."""
     message = (
-        f"Invalid '{param}': string too long. Expected at most {limit} characters without a place where this model's "
-        f"tokenizer lets a text be cut, such as a single space, but got {num_chars} from character {start} on."
+        f"Invalid '{param}': string too long. Expected at most {limit} characters in a row that this model's tokenizer "
+        f"cannot split, but got {num_chars} from character {start} on. Put single spaces into the text, or shorten it."
     )
     return RequestError("string_above_max_length", message, param)
 
@@ -351,8 +351,8 @@ def too_much_work(param: str, factors: Iterable[tuple[int, str]], limit: int, un
     product = math.prod(count for count, _ in factors)
     written = " x ".join(f"{count} {noun}" for count, noun in factors)
     message = (
-        f"Invalid '{clip(param, MAX_ECHO)}': this request multiplies to more than one request may carry: {written} = "
-        f"{product} {unit}. Expected at most {limit} {unit}; send less of one of them, or several requests."
+        f"Invalid '{clip(param, MAX_ECHO)}': too much work for one request: {written} = {product} {unit}. Expected at "
+        f"most {limit} {unit}; make one of these numbers smaller, or send several requests."
     )
     return RequestError("request_exceeds_work_limit", message, param)
 

@@ -117,11 +117,11 @@ class Keyring:
             if not is_overdue and time.monotonic() - began_s > OVERDUE_S:
                 is_overdue = True
                 logger.error(
-                    "the keys file %s does not answer: its changes, such as a revoked key, take effect when it does",
+                    "reading the keys file %s hangs: its changes, such as a revoked key, take effect afterwards",
                     self._path,
                 )
         if is_overdue:
-            logger.warning("the keys file %s answers again", self._path)
+            logger.warning("the keys file %s can be read again", self._path)
         mark, found = reading.result()
         if isinstance(found, Exception):
             self._complain(mark, found)

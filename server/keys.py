@@ -140,7 +140,7 @@ class _Loader(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         for i, name in enumerate(names):
             if name in names[:i]:
-                problem = f"{name!r} stands twice in one mapping"
+                problem = f"{name!r} appears twice in one mapping"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.value[i][0].start_mark)
         return super().construct_mapping(node, deep)
 

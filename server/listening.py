@@ -72,10 +72,10 @@ def fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     if num >= asked:
         return limits
     reason = (
-        f"this process may open {allowed} files and needs {_RESERVED_FILES} besides connections; raise the hard limit "
-        "(ulimit -Hn, systemd's LimitNOFILE=, Docker's --ulimit nofile=)"
+        f"this process may open {allowed} files and needs {_RESERVED_FILES} besides its connections; raise the hard "
+        "limit (ulimit -Hn, systemd's LimitNOFILE=, Docker's --ulimit nofile=)"
     )
     if num < _LEAST_CONNECTIONS:
-        raise ConfigError(f"too few files may be open for --max-connections {asked}: {reason}")
-    logger.warning("%d connections are taken instead of %d: %s, or set --max-connections %d", num, asked, reason, num)
+        raise ConfigError(f"--max-connections {asked} needs more open files than are allowed: {reason}")
+    logger.warning("the server takes %d connections, not %d: %s, or set --max-connections %d", num, asked, reason, num)
     return replace(limits, max_connections=num)

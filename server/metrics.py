@@ -400,7 +400,7 @@ class Metrics:
         page.gauge("inferd_keys", "Keys known from the keys file.", self.keys)
         page.gauge(
             "inferd_keys_file_age_seconds",
-            "Seconds since the keys in force were last seen to be those of the keys file.",
+            "Seconds since the server last found the keys in force to be those of the keys file.",
             self.key_age,
         )
         page.counter("inferd_keys_file_readings", "Readings of the keys file.", self.key_readings, "outcome")

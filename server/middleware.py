@@ -255,9 +255,9 @@ class BodyLimit:
             if num_bytes > self._max_bytes:
                 raise self._too_large()
             if self._num_held > self._max_held:
-                raise self._too_many(f"All requests' bodies together exceed {self._max_held}")
+                raise self._too_many(f"The bodies of all current requests together exceed {self._max_held}")
             if self._held_by[tenant] > self._max_held_by_one:
-                raise self._too_many(f"Your requests' bodies together exceed {self._max_held_by_one}")
+                raise self._too_many(f"The bodies of your current requests together exceed {self._max_held_by_one}")
             is_whole = not message.get("more_body", False)
             return message
 
@@ -284,7 +284,9 @@ class BodyLimit:
         return RequestError("request_too_large", message)
 
     def _too_many(self, what: str) -> RequestError:
-        return RequestError("server_is_overloaded", f"{what} bytes, the most that are held; retry later.")
+        return RequestError(
+            "server_is_overloaded", f"{what} bytes, the most that this server holds at a time; retry later."
+        )
 
     def _too_slow(self, num_bytes: int) -> RequestError:
         message = (

@@ -193,11 +193,11 @@ def _header_parameters(route: Route) -> list[dict[str, Any]]:
     """Of routes that generate, or read what would be generated from."""
     text = "Seconds from the request's arrival to the end of its answer"
     if route.fields is not None and "timeout" in wire_fields(route.fields):
-        text += "; of this and `timeout` the shorter holds"
+        text += "; if `timeout` is given too, the shorter one counts"
     elif not anthropic_errors.is_anthropic(route.path):
         return []
-    ttft = "Milliseconds from the request's arrival to its first token, as it should be."
-    tpot = "Milliseconds a token after the first, in the mean, as it should be."
+    ttft = "Target for the time from the request's arrival to its first token, in milliseconds."
+    tpot = "Target for the mean time of each token after the first, in milliseconds."
     parameters = ((HEADER, f"{text}.", TIMEOUT), (TTFT_HEADER, ttft, TARGET_MS), (TPOT_HEADER, tpot, TARGET_MS))
     return [
         {"name": name, "in": "header", "description": about, "schema": kind.schema()}

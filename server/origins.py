@@ -84,8 +84,8 @@ def _is_own(origin: str, host: str) -> bool:
 def _unknown_host(host: str) -> RequestError:
     shown = errors.shown(host)
     message = (
-        f"This server asks for no key, so it can be asked by names of this machine alone, and not as '{shown}'. If a "
-        "proxy in front of it passes that name on, start the server with --allowed-hosts, or set --api-key."
+        f"The header 'Host' is '{shown}', but a server without keys answers only to names of this machine, such as "
+        "localhost. If a proxy passes this name on, start the server with --allowed-hosts and the name, or with keys."
     )
     return RequestError("origin_not_allowed", message)
 
@@ -93,6 +93,7 @@ def _unknown_host(host: str) -> RequestError:
 def _foreign_origin(origin: str) -> RequestError:
     shown = errors.shown(origin)
     message = (
-        f"Web pages of '{shown}' may not use this server. To let them, start it with --allowed-origins and this origin."
+        f"Web pages of '{shown}' may not call this server. To allow them, start the server with --allowed-origins and "
+        "this origin."
     )
     return RequestError("origin_not_allowed", message)

@@ -16,11 +16,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(max_bytes + 1)
     finally:
         os.close(descriptor)
     if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes, the most that are read", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes, the most allowed", str(path))
     return data

@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Names = setting(
         (),
-        "Host name, or *, that a proxy on this machine passes on to a server without keys; repeat for more.",
+        "Host name that a server without keys answers to, besides this machine's, or *; repeat for more.",
         panel=_SERVER,
     )
     unknown_fields: Literal["refuse", "warn"] = setting(

@@ -131,7 +131,7 @@ def make_plan(settings: Settings) -> Plan:
         reasoning_format=settings.reasoning_format,
     )
     if model.template is not None and model.template.lacks_tools:
-        logger.info("%s, and calls are read as %s", LACKS_TOOLS, model.format.tool_name)
+        logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
     return Plan(settings, facts, model, config, memory)
 
 

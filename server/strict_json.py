@@ -85,7 +85,7 @@ def check_bounds(raw: bytes, counts: Counts | None = None) -> bool:
     for piece, num_backslashes in _pieces(raw):
         counts.num_escapes += num_backslashes + piece.count(b"\\")
         if b"\\u" in piece and _HALF.search(_PAIR.sub(b"", piece)):
-            raise ValueError("it escapes one half of a surrogate pair without the other, which is no text")
+            raise ValueError("it has an escape for one half of a surrogate pair without the other half")
         parts = piece.replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[num_quotes % 2 :: 2])
         num_quotes += len(parts) - 1
@@ -127,13 +127,13 @@ def _depth(brackets: bytes, depth: int) -> int:
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested too deeply: at most {MAX_DEPTH} arrays and objects may hold each other")
+            raise ValueError(f"it is nested too deeply: at most {MAX_DEPTH} levels of arrays and objects are allowed")
     return depth
 
 
 def _bound(name: str, count: int, limit: int) -> None:
     if count > limit:
-        raise ValueError(f"it holds more {name} than the {limit} that are read from one request")
+        raise ValueError(f"it has more than {limit} {name}, the most allowed in one request")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -142,13 +142,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key '{errors.shown(key)}' stands twice in one object")
+                raise ValueError(f"the key '{errors.shown(key)}' appears twice in one object")
             seen.add(key)
     return made
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _whole(digits: str) -> int:
@@ -158,7 +158,7 @@ def _whole(digits: str) -> int:
 def _decimal(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise ValueError(f"{errors.shown(digits)} is beyond the numbers of 64-bit floating point")
+        raise ValueError(f"{errors.shown(digits)} is too large for a 64-bit floating-point number")
     return value
 
 

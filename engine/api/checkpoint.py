@@ -162,7 +162,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Of two entries of one name, two readers may take different ones."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name appears twice in one object")
     return made
 
 

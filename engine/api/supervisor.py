@@ -107,8 +107,10 @@ class Supervisor:
         except OSError as error:
             self._close_shared()
             self.seal()
-            reason = f"there is no memory to share with the engine's process: {error.strerror or error}"
-            raise StartError(f"{reason}; free some, or raise the limits on it (ulimit -a)") from error
+            reason = f"cannot make shared memory for the engine's process: {error.strerror or error}"
+            raise StartError(
+                f"{reason}; free memory, or raise the limits on memory and open files (ulimit -a)"
+            ) from error
         self._config, self._log_style, self._is_standby = config, log_style, is_standby
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -151,7 +151,7 @@ def _verdict_of(trial: _Trial) -> Verdict:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         reason = f"it takes more than {CHECK_CPU_S:g} s of processor time to compile; make it smaller or simpler"
         return Verdict(error=reason, stopped="cpu", number=trial.number)
-    reason = "it takes more memory to compile than a grammar may; make it smaller or simpler"
+    reason = "it takes more memory to compile than one grammar may use; make it smaller or simpler"
     return Verdict(error=reason, number=trial.number)
 
 
@@ -178,7 +178,7 @@ def judge(vocabulary: LLTokenizer, text: str) -> Verdict:
     try:
         normal = normal_form(text)
         if len(normal) > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"in Lark it has {len(normal)} characters, and at most {MAX_GRAMMAR_BYTES} are served")
+            raise GrammarError(f"in Lark it has {len(normal)} characters, but at most {MAX_GRAMMAR_BYTES} are allowed")
         matcher = compile_grammar(vocabulary, normal)
         _probe(vocabulary, matcher)
     except GrammarError as error:

@@ -99,7 +99,7 @@ def _check_finite(name: str, values: Tensor) -> None:
     if not values.sum().isfinite() and not all(bound.isfinite() for bound in values.aminmax()):
         count = int((~values.isfinite()).sum())
         raise CheckpointError(
-            f"{name} must hold finite numbers, but {count} of its {values.numel()} are NaN or infinite in "
+            f"{name} must hold finite numbers, but {count} of its {values.numel()} values are NaN or infinite in "
             f"{str(values.dtype).removeprefix('torch.')}: {_DAMAGED}"
         )
 

@@ -183,7 +183,7 @@ def _prepare_kernels() -> str:
         logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
         return f"plain PyTorch, several times slower: {built.reason}"
     for reason in built.rejected:
-        logger.warning("C++ kernels that are not used: %s", reason)
+        logger.warning("some C++ kernels are not used: %s", reason)
     return f"C++ for {built.level}, " + (
         f"compiled in {built.compile_s:.1f} s" if built.compile_s else "from the cache"
     )

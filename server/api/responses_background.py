@@ -64,10 +64,12 @@ class Background:
     def check_room(self, tenant: str) -> None:
         """Raises `RequestError` if the tenant may start no further job."""
         if self._num_of_tenant[tenant] >= MAX_RUNNING:
-            message = f"{MAX_RUNNING} of your responses run in the background, the most that may. Please retry later."
+            message = f"At most {MAX_RUNNING} of your responses may run in the background. Wait for one, or cancel one."
             raise RequestError("slow_down", message, "background")
         if len(self._running) >= MAX_RUNNING_IN_ALL:
-            message = f"{MAX_RUNNING_IN_ALL} responses of all callers run in the background. Please retry later."
+            message = (
+                f"At most {MAX_RUNNING_IN_ALL} responses may run in the background, and as many do. Please retry later."
+            )
             raise RequestError("server_is_overloaded", message, "background")
 
     def start(self, job: Job) -> None:

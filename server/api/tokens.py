@@ -61,7 +61,7 @@ class TokensApi:
             table = service.model.tokenizer.bytes
             num_bytes = sum(len(table.of(token_id)) for token_id in wire.tokens)
             if num_bytes > MAX_TEXT_BYTES:
-                rule = f"They are a text of {num_bytes} bytes, and at most {MAX_TEXT_BYTES} are written."
+                rule = f"Their text has {num_bytes} bytes. Expected at most {MAX_TEXT_BYTES}; send fewer ids."
                 raise errors.invalid_value("tokens", f"{len(wire.tokens)} ids", rule)
             text = service.model.tokenizer.decode(wire.tokens, skip_special=False)
             # No other thread runs while orjson encodes: of 9 MB that is 20 ms.
@@ -82,7 +82,7 @@ class TokensApi:
             raise RequestError("invalid_value", "Only one of 'prompt' and 'messages' can be given.", "prompt")
         if wire.messages is None:
             if wire.prompt is None:
-                raise errors.missing("prompt")
+                raise errors.missing("prompt", "Send either 'prompt' or 'messages'.")
             return await prompts.encode(wire.prompt, add_special=wire.add_special_tokens is not False)
         conversation = conversation_of(
             wire.messages,

@@ -32,21 +32,21 @@ MAX_GRAMMAR_CHARS = 2**25
 def check_choices(num_prompts: int, n: int) -> None:
     """Raises `RequestError`."""
     if num_prompts * n > MAX_CHOICES_IN_ALL:
-        factors = ((num_prompts, "prompts"), (n, "choices of each"))
+        factors = ((num_prompts, "prompts"), (n, "choices per prompt"))
         raise errors.too_much_work("n", factors, MAX_CHOICES_IN_ALL, "choices")
 
 
 def check_prompt_ids(param: str, num_ids: int, n: int) -> None:
     """`num_ids`: tokens of all prompts together, or the least that they can have. Raises `RequestError`."""
     if num_ids * n > MAX_PROMPT_IDS:
-        factors = ((num_ids, "prompt tokens"), (n, "choices of each"))
+        factors = ((num_ids, "prompt tokens"), (n, "choices per prompt"))
         raise errors.too_much_work(param, factors, MAX_PROMPT_IDS, "prompt tokens")
 
 
 def check_input_ids(num_inputs: int, num_ids: int) -> None:
     """`num_ids`: tokens of the first `num_inputs` inputs together. Raises `RequestError`."""
     if num_ids > MAX_INPUT_IDS:
-        factors = ((num_inputs, "inputs"), (-(-num_ids // num_inputs), "tokens each, rounded up"))
+        factors = ((num_inputs, "inputs counted"), (-(-num_ids // num_inputs), "tokens per input (rounded up)"))
         raise errors.too_much_work("input", factors, MAX_INPUT_IDS, "tokens")
 
 
@@ -60,14 +60,14 @@ def check_output_logprobs(param: str, max_tokens: int | None, num_choices: int, 
     most = most_scored_tokens(num_choices, num_top)
     if max_tokens is not None and most is not None and max_tokens > most:
         assert num_top is not None
-        factors = ((num_choices, "choices"), (max_tokens, "tokens"), (1 + num_top, "log probabilities"))
+        factors = ((num_choices, "choices"), (max_tokens, "tokens"), (1 + num_top, "log probabilities per token"))
         raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")
 
 
 def check_prompt_logprobs(param: str, num_ids: int, n: int, num_top: int | None) -> None:
     """Raises `RequestError`."""
     if num_top is not None and num_ids * n * (1 + num_top) > MAX_LOGPROBS:
-        factors = ((num_ids, "prompt tokens"), (n, "choices of each"), (1 + num_top, "log probabilities"))
+        factors = ((num_ids, "prompt tokens"), (n, "choices per prompt"), (1 + num_top, "log probabilities per token"))
         raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")
 
 

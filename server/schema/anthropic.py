@@ -91,9 +91,9 @@ class CountTokensRequest(RequestFields):
         Json(), "Every prefix is cached, and found by its content.", has_effect=False
     )
     context_management: None = wire(
-        ContextManagement(), "Nothing but `clear_thinking_20251015` that keeps all.", has_effect=False
+        ContextManagement(), "Only `clear_thinking_20251015` that keeps all is accepted.", has_effect=False
     )
-    speed: object = wire(Only(("standard",), "There is one speed."), "Nothing but `standard`.", has_effect=False)
+    speed: object = wire(Only(("standard",), "There is one speed."), "Only `standard` is accepted.", has_effect=False)
 
     refused: ClassVar[Mapping[str, str]] = {
         "container": _NO_CONTAINER,

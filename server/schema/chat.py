@@ -131,7 +131,7 @@ class ChatRequest(GenerationFields):
     )
     max_completion_tokens: int | None = wire(
         OrNotGiven(Integer(1), (-1,)),
-        "The newer name of `max_tokens`; of the two it wins.",
+        "The newer name of `max_tokens`. If both are given, this one counts.",
         unset="`max_tokens`",
         area=STOPPING,
     )
@@ -148,9 +148,10 @@ class ChatRequest(GenerationFields):
     )
     tool_choice: ToolChoice | None = wire(  # noqa: RUF009  # it makes a dataclass field
         ToolChoiceKind(),
-        "`none` hides the tools from the model, `auto` leaves it to decide, `required` has it call at least one, a "
-        "function is called once, and `finish_reason` is then `stop`; `allowed_tools` names those that may be called. "
-        "What is required is enforced token by token, after reasoning where the model reasons.",
+        "`none` hides the tools from the model. `auto` lets the model decide. `required` makes it call at least one. "
+        "An object that names a function makes the model call it once, and `finish_reason` is then `stop`. "
+        "`allowed_tools` lists the functions that may be called. The server enforces required calls token by token, "
+        "after any reasoning.",
         unset="`auto`",
         area=TOOLS,
     )
@@ -159,8 +160,9 @@ class ChatRequest(GenerationFields):
     )
     reasoning_effort: str | None = wire(
         Choice(REASONING_EFFORTS),
-        "Given to the chat template under its own name: as `reasoning_effort`, or as `enable_thinking`, which is off "
-        "for `none` alone. If the template has no such switch, it has no effect, and `x-inferd-warning` says so.",
+        "Passed to the chat template under the template's own name: `reasoning_effort`, or `enable_thinking`, which is "
+        "false only for `none`. If the template has no such switch, the field has no effect, and `x-inferd-warning` "
+        "says so.",
         unset="the template's own default",
         area=TOOLS,
     )
@@ -175,26 +177,26 @@ class ChatRequest(GenerationFields):
     )
     reasoning: ReasoningSwitch | None = wire(  # noqa: RUF009  # it makes a dataclass field
         ReasoningSwitchObject(),
-        "OpenRouter's form of the same: `effort` is `reasoning_effort`, `enabled` false is its `none`, and `exclude` "
-        "true is `include_reasoning` false. `summary` has no effect.",
+        "OpenRouter's form of `reasoning_effort`: `effort` has the same values, `enabled` false means `none`, and "
+        "`exclude` true means `include_reasoning` false. `summary` has no effect.",
         unset="as `reasoning_effort`",
         area=TOOLS,
     )
     verbosity: str | None = wire(
-        Choice(VERBOSITIES), "No model served here has such a switch: `x-inferd-warning` says so.", has_effect=False
+        Choice(VERBOSITIES), "No model served here has such a switch, and `x-inferd-warning` says so.", has_effect=False
     )
     modalities: object = wire(
-        Only((["text"],), 'Only ["text"] is served.'), "Nothing but text is generated.", has_effect=False
+        Only((["text"],), 'Only ["text"] is served.'), "Only text is generated.", has_effect=False
     )
     prediction: Mapping[str, object] | None = wire(
         Json(), "A prediction changes how fast an answer comes, not the answer.", has_effect=False
     )
-    functions: object = wire(Only(([],), "Use 'tools' instead."), "Nothing but an empty list.", has_effect=False)
+    functions: object = wire(Only(([],), "Use 'tools' instead."), "Only an empty list is accepted.", has_effect=False)
     function_call: object = wire(
         Only(("none", "auto"), "Use 'tool_choice' instead."), "There are no `functions` to call.", has_effect=False
     )
     echo: object = wire(
-        Only((False,), "Only /v1/completions echoes its prompt."), "Nothing but false.", has_effect=False
+        Only((False,), "Only /v1/completions echoes its prompt."), "Only false is accepted.", has_effect=False
     )
     add_generation_prompt: bool | None = wire(
         Boolean(), "End the prompt where the assistant begins to speak.", unset="true", area=PROMPT

@@ -61,10 +61,10 @@ class CompletionRequest(GenerationFields):
         area=OUTPUT,
     )
     suffix: object = wire(
-        Only(("",), "Text cannot be inserted before a suffix."), "Nothing but an empty suffix.", has_effect=False
+        Only(("",), "Text cannot be inserted before a suffix."), "Only an empty suffix is accepted.", has_effect=False
     )
     best_of: object = wire(
-        Only((1,), "Use 'n' to get several completions."), "Nothing but 1.", area=REQUEST, has_effect=False
+        Only((1,), "Use 'n' to get several completions."), "Only 1 is accepted.", area=REQUEST, has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -47,8 +47,8 @@ class EmbeddingRequest(RequestFields):
     )
     truncate_prompt_tokens: int | None = wire(
         Integer(1, also=(-1,)),
-        "Keep the last so many tokens of each input; -1 keeps what the context holds. Without it nothing is ever cut: "
-        "an input that is too long is refused.",
+        "Keep only this many tokens at the end of each input; -1 keeps as many as the context holds. If not given, the "
+        "server refuses an input that is too long and never cuts it.",
         unset="never cut",
     )
     priority: int | None = wire(

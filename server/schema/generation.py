@@ -220,16 +220,16 @@ class SharedFields(RequestFields):
     )
     truncate_prompt_tokens: int | None = wire(
         Integer(1, also=(-1,)),
-        "Keep the last so many tokens of the prompt, however long it is; -1 keeps what leaves room for the answer. "
-        "Without it nothing is ever cut: a prompt that is too long is refused.",
+        "Keep only this many tokens at the end of the prompt; -1 keeps as many as leave room for the answer. If not "
+        "given, the server refuses a prompt that is too long and never cuts it.",
         unset="never cut",
         area=PROMPT,
     )
     structured_outputs: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
         StructuredOutputs(),
-        "The same by exactly one of `json` (a schema, as under `strict`), `json_object`, `regex` (Rust's syntax, "
-        "in which `\\d`, `\\w` and `\\s` are ASCII), `choice` (one of a few texts), `grammar` (Lark, in which they are "
-        "Unicode, or GBNF) and `structural_tag`.",
+        "Constrains the answer token by token, by exactly one of `json` (a schema, as under `strict`), `json_object`, "
+        "`regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few texts), `grammar` "
+        "(GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
         unset="none",
         area=OUTPUT,
     )
@@ -267,10 +267,10 @@ class SharedFields(RequestFields):
     cache_control: object = wire(Anything(), "Every prefix is cached, and found by its content.", has_effect=False)
     moderation: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
     length_penalty: object = wire(
-        Only((1,), "It belongs to beam search, which is not served."), "Nothing but 1.", has_effect=False
+        Only((1,), "It belongs to beam search, which is not served."), "Only 1 is accepted.", has_effect=False
     )
     early_stopping: object = wire(
-        Only((False,), "It belongs to beam search, which is not served."), "Nothing but false.", has_effect=False
+        Only((False,), "It belongs to beam search, which is not served."), "Only false is accepted.", has_effect=False
     )
 
     aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
@@ -308,7 +308,7 @@ class GenerationFields(SharedFields):
     )
     max_completion_tokens: int | None = wire(
         OrNotGiven(Integer(0), (-1,)),
-        "The newer name of `max_tokens`; of the two it wins.",
+        "The newer name of `max_tokens`. If both are given, this one counts.",
         unset="`max_tokens`",
         area=STOPPING,
     )
@@ -347,20 +347,20 @@ class GenerationFields(SharedFields):
         Text(1, 128), "Becomes part of the answer's `id`: letters, digits and `._:-`.", unset="random", area=REQUEST
     )
     use_beam_search: object = wire(
-        Only((False,), "Use 'n' with a temperature instead."), "Nothing but false.", has_effect=False
+        Only((False,), "Use 'n' with a temperature instead."), "Only false is accepted.", has_effect=False
     )
     return_tokens_as_token_ids: object = wire(
-        Only((False,), "Use 'return_token_ids' instead."), "Nothing but false.", has_effect=False
+        Only((False,), "Use 'return_token_ids' instead."), "Only false is accepted.", has_effect=False
     )
-    top_a: object = wire(Only((0,), "Use 'min_p' or 'top_p' instead."), "Nothing but 0.", has_effect=False)
+    top_a: object = wire(Only((0,), "Use 'min_p' or 'top_p' instead."), "Only 0 is accepted.", has_effect=False)
     usage: object = wire(
-        Anything(), "Usage comes with every answer; in streams where `stream_options` asks for it.", has_effect=False
+        Anything(), "Every answer has usage; a stream has it if `stream_options` asks for it.", has_effect=False
     )
     provider: object = wire(Anything(), _ONE_SERVER, has_effect=False)
     models: object = wire(Anything(), _ONE_SERVER, has_effect=False)
     route: object = wire(Anything(), _ONE_SERVER, has_effect=False)
     transforms: object = wire(Anything(), "What does not fit is refused: no message is ever dropped.", has_effect=False)
-    plugins: object = wire(Only(([],), "No plugins run here."), "Nothing but an empty list.", has_effect=False)
+    plugins: object = wire(Only(([],), "No plugins run here."), "Only an empty list is accepted.", has_effect=False)
     safety_settings: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
     metadata: Mapping[str, object] | None = wire(Json(), "Only /v1/responses stores answers.", has_effect=False)
     store: bool | None = wire(Boolean(), "Only /v1/responses stores answers.", has_effect=False)

@@ -58,7 +58,7 @@ class ResponsesRequest(SharedFields):
     text: TextOption | None = wire(  # noqa: RUF009  # it makes a dataclass field
         TextObject(),
         "`format`: `text`, `json_object` or `json_schema`, as `response_format` of chat, but flat. `verbosity` has "
-        "no effect, and `x-inferd-warning` says so of any but `medium`.",
+        "no effect, and `x-inferd-warning` says so for any value but `medium`.",
         unset="text",
         area=OUTPUT,
     )
@@ -157,7 +157,7 @@ class RetrieveQuery(RequestFields):
         has_effect=False,
     )
     stream: object = wire(
-        Only((False,), "A stored response is not streamed again."), "Nothing but false.", has_effect=False
+        Only((False,), "A stored response is not streamed again."), "Only false is accepted.", has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -17,7 +17,7 @@ class TokenizeRequest(RequestFields):
 
     model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
     prompt: str | None = wire(
-        Text(), "A text of at most 1,048,576 tokens (or of the context's, if that is more); either this or `messages`."
+        Text(), "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`."
     )
     messages: tuple[Message, ...] | None = wire(Messages(), "A conversation to be rendered and tokenized.")
     tools: tuple[Mapping[str, object], ...] | None = wire(Array(Tool(), max_length=128), "As in chat.", unset="none")
@@ -42,4 +42,4 @@ class DetokenizeRequest(RequestFields):
     """Token ids to be read as one text."""
 
     model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
-    tokens: tuple[int, ...] = wire(TokenIds(), "Token ids to be read as one text of at most 16 MiB.", required=True)
+    tokens: tuple[int, ...] = wire(TokenIds(), "Token ids of one text of at most 16 MiB.", required=True)

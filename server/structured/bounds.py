@@ -27,7 +27,7 @@ class GrammarSize:
         self._num_chars += num_chars
         if self._num_chars > MAX_GRAMMAR_BYTES:
             rule = f"it makes a grammar of at least {self._num_chars} characters"
-            raise refusal(self._param, f"{rule}, and at most {MAX_GRAMMAR_BYTES} are served")
+            raise refusal(self._param, f"{rule}, but at most {MAX_GRAMMAR_BYTES} are allowed")
 
 
 def check_json(value: object, where: str, noun: str, most_chars: int, most_levels: int | None = None) -> None:
@@ -43,13 +43,13 @@ def check_json(value: object, where: str, noun: str, most_chars: int, most_level
             held, own_chars = _contents(item)
             num_chars += own_chars
             if num_chars > most_chars:
-                raise refusal(where, f"{noun} has more than {most_chars} characters of JSON, the most that are served")
+                raise refusal(where, f"{noun} has more than {most_chars} characters of JSON, the most allowed")
             if _is_too_large(item):
-                raise refusal(where, f"{noun} holds a number that is too large: at most 1.797e308 is served")
+                raise refusal(where, f"{noun} holds a number that is too large: at most 1.797e308 is allowed")
             inner.extend(held)
         depth += any(isinstance(item, (dict, list)) for item in level)
         if most_levels is not None and depth > most_levels:
-            raise refusal(where, f"{noun} is nested more than {most_levels} levels deep, the most that are served")
+            raise refusal(where, f"{noun} is nested more than {most_levels} levels deep, the most allowed")
         level = inner
 
 

@@ -96,12 +96,14 @@ class GrammarChecker:
         except UnicodeEncodeError as error:
             raise refusal(param, "it holds a character that is no Unicode text (half of a surrogate pair)") from error
         if num_bytes > MAX_GRAMMAR_BYTES:
-            raise refusal(param, f"it makes a grammar of {num_bytes} bytes, and at most {MAX_GRAMMAR_BYTES} are served")
+            raise refusal(
+                param, f"it makes a grammar of {num_bytes} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed"
+            )
         verdict = await self._verdict(text, tenant)
         if verdict.is_broken:
             raise RequestError("unsupported_value", f"'{param}' cannot be served: {verdict.error}.", param)
         if verdict.stopped == "wall":
-            raise _overloaded("The machine has no time to compile this grammar now")
+            raise _overloaded("The server is too busy to compile this grammar now")
         if verdict.error:
             raise refusal(param, verdict.error)
         return verdict.text
@@ -132,7 +134,9 @@ class GrammarChecker:
         """Raises `RequestError` where no more may wait."""
         num_own = sum(owner == tenant for owner, _ in self._pending)
         if num_own >= _MAX_PENDING_OF_TENANT or len(self._pending) >= _MAX_PENDING:
-            raise _overloaded(f"{len(self._pending)} grammars are waiting to be compiled, {num_own} of them yours")
+            limits = f"at most {_MAX_PENDING} may wait, {_MAX_PENDING_OF_TENANT} for one tenant"
+            waiting = f"{len(self._pending)} grammars are waiting to be compiled, {num_own} of them yours"
+            raise _overloaded(f"{waiting}; {limits}")
 
     def _done(self, key: tuple[str, bytes], pending: asyncio.Future[Verdict]) -> None:
         del self._pending[key]
@@ -148,7 +152,9 @@ class GrammarChecker:
         try:
             await asyncio.wait_for(lane.turns.acquire(tenant), _MAX_WAIT_S)
         except TimeoutError:
-            raise _overloaded("Too many grammars are waiting to be compiled") from None
+            raise _overloaded(
+                f"Other grammars were compiled first, and this one waited for {_MAX_WAIT_S:g} s"
+            ) from None
         try:
             # An earlier turn may have been for the same grammar.
             verdict = self._recall(digest)

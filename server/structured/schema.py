@@ -60,7 +60,7 @@ def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
             raise errors.invalid_type(f"{_spelt(path)}.enum", "an array", entries)
         num_entries += len(entries)
     if num_entries > MAX_ENUM_ENTRIES:
-        raise refusal(where, f"its enums have {num_entries} entries, and at most {MAX_ENUM_ENTRIES} are served")
+        raise refusal(where, f"its enums have {num_entries} entries, but at most {MAX_ENUM_ENTRIES} are allowed")
     return json_value(with_exact_bounds(value), is_lenient=not is_strict)
 
 

@@ -114,7 +114,7 @@ def _shown(template: ChatTemplate | None) -> Shown:
     try:
         return Limited(template.probe, _PROBE_LIMIT_S)()
     except OvertimeError as error:
-        logger.warning("what the chat template shows of tools is not known (%s): it is taken to show them", error)
+        logger.warning("cannot tell whether the chat template shows tools (%s); the server assumes that it does", error)
         return Shown()
 
 

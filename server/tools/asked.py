@@ -22,7 +22,7 @@ from inferd.server.tools.reader import Reader, Reading
 
 Tool = Mapping[str, object]
 
-LACKS_TOOLS = "the chat template shows no tools: they are put into the prompt as a system text"
+LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
 
 _SWITCHES = ("enable_thinking", "thinking")
 """How templates name the variable that turns reasoning on, where it has no levels."""
@@ -80,7 +80,7 @@ def warnings_of(wire: ChatRequest, model: ServedModel) -> tuple[str, ...]:
     if _effort(wire) is not None and not _switch(template):
         found.append("'reasoning_effort' has no effect: this model's chat template has no switch for reasoning")
     if wire.verbosity not in (None, "medium"):
-        found.append("'verbosity' has no effect: ask for the length in the prompt")
+        found.append("'verbosity' has no effect: say in the prompt how long the answer should be")
     if tools_shown(wire) and model.template is not None and model.template.lacks_tools:
         found.append(LACKS_TOOLS)
     return tuple(found)

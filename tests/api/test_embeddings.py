@@ -162,5 +162,5 @@ def test_a_request_of_too_many_tokens_in_all_is_refused(http: httpx.Client, rout
         answer = http.post(PATH, json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_exceeds_work_limit")
     inputs = 1_045 if kind == "truncated" else 1_049  # one more token says that an input was cut
-    assert f"{inputs} inputs x" in answer.json()["error"]["message"]
+    assert f"{inputs} inputs counted x" in answer.json()["error"]["message"]
     assert len(router.submits) == num_submits, "and none of it is begun"

@@ -358,7 +358,7 @@ def test_a_model_whose_template_shows_no_tools_is_told_of_them(
     router.will(Script(text='<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'))
     body = {"messages": MESSAGES, "tools": SMALL, "tool_choice": choice, "max_tokens": 40}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body)
-    assert "put into the prompt as a system text" in answer.headers["x-inferd-warning"]
+    assert "writes them into the prompt as text" in answer.headers["x-inferd-warning"]
     (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("now", "{}")
     (submit,) = router.submits

@@ -127,7 +127,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, stored:
         tensors[name].view(-1)[-1] = value
 
     rewrite(tmp_path, damage)
-    refused(tmp_path, rf"{re.escape(name)} must hold finite numbers, but 1 of its \d+ are NaN or infinite in b?float")
+    refused(
+        tmp_path, rf"{re.escape(name)} must hold finite numbers, but 1 of its \d+ values are NaN or infinite in b?float"
+    )
 
 
 def test_weights_whose_sum_alone_is_infinite_are_numbers(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_a_weight_that_what_is_served_cannot_hold_is_refused(
     norm = torch.ones(64, dtype=stored)
     norm[0] = value
     rewrite(tmp_path, lambda tensors: tensors.update({"model.norm.weight": norm}))
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight must hold finite numbers, but 1 of its 64 are"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight must hold finite numbers, but 1 of its 64 values"):
         load(Decoder(describe(read_config(tmp_path)), served, "cpu"), Checkpoint.read(tmp_path).tensors)
 
 

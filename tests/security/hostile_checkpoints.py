@@ -283,7 +283,7 @@ REFUSED: dict[str, Case] = {
     "a header of lists without end": Case(header_text(b"[" * 1_000_000), "is not valid JSON"),
     "a size of 5,000 digits": Case(header_text(_DIGITS), "is not valid JSON"),
     "a size that is no number": Case(header_text(_NO_NUMBER), "is malformed"),
-    "a name twice": Case(twice_in_the_header, "a name stands twice"),
+    "a name twice": Case(twice_in_the_header, "a name appears twice"),
     "a place before the data": Case(_last(data_offsets=[-4, 508]), "but its place has 512"),
     "a place beyond the data": Case(_last(data_offsets=[2**62, 2**62 + 512]), "is truncated"),
     "a place that ends before it begins": Case(_last(data_offsets=[512, 0]), "its place has -512"),
@@ -327,7 +327,7 @@ REFUSED: dict[str, Case] = {
 """What no server may start with."""
 
 UNREADABLE: dict[str, Case] = {
-    "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ are NaN or infinite"),
+    "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ values are NaN or infinite"),
     "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
     "infinity": Case(no_number(0x7F80), "must hold finite numbers"),
 }

@@ -353,7 +353,7 @@ def deep(levels: int) -> dict[str, Any]:
         (
             {"enum": list(range(MAX_ENUM_ENTRIES))},
             {"anyOf": [{"enum": list(range(MAX_ENUM_ENTRIES))}, {"enum": [1]}]},
-            "have 4097 entries, and at most 4096",
+            "have 4097 entries, but at most 4096",
         ),
     ],
     ids=["levels", "bytes", "entries"],

@@ -71,7 +71,7 @@ _DIGEST = digest_of(ONE).hex()
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    weight: .nan\n", "keys.1.weight"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    requests_per_minute: -1\n", "keys.1.requests_per_minute"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    tokens_per_minute: 1.5\n", "keys.1.tokens_per_minute"),
-        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    name: b\n", "'name' stands twice"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    name: b\n", "'name' appears twice"),
         (f"keys:\n  - &a {{sha256: {_DIGEST}, name: a}}\n  - *a\n", "aliases are not read"),
         (f"keys:\n  - {{sha256: {_DIGEST}, name: a}}\n  - {{sha256: {_DIGEST}, name: b}}\n", "are the same key"),
         (

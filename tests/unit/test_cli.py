@@ -26,6 +26,12 @@ def serve_help() -> str:
     return command("serve", "--help").stdout
 
 
+def test_the_module_can_be_run_too() -> None:
+    line = [sys.executable, "-P", "-m", "inferd.server.cli", "version"]
+    output = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output == f"inferd {installed_version('inferd')}\n"
+
+
 def test_help_fits_a_screen() -> None:
     lines = command("--help").stdout.rstrip("\n").splitlines()
     assert len(lines) < 24

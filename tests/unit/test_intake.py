@@ -274,7 +274,7 @@ def test_prompts_that_cannot_be(ask: Asker) -> None:
     assert refusal(ask.completion, prompt=[1, -1]).param == "prompt[1]"
     error = refusal(ask.completion, prompt=[[1]] * 100, n=100)
     assert (error.code, error.param) == ("request_exceeds_work_limit", "n")
-    assert "100 prompts x 100 choices of each = 10000 choices. Expected at most 2048" in error.message
+    assert "100 prompts x 100 choices per prompt = 10000 choices. Expected at most 2048" in error.message
 
 
 def test_a_model_without_a_template_refuses_chats(model: ServedModel, lanes: Lanes) -> None:
@@ -312,7 +312,7 @@ def test_only_so_many_prompts_may_wait() -> None:
     ("body", "param", "words"),
     [
         ({"prompt": [[1] * 60] * 1_000, "n": 2, "max_tokens": 1}, None, ""),
-        ({"prompt": [[1]] * 17, "n": 128}, "n", "17 prompts x 128 choices of each = 2176 choices"),
+        ({"prompt": [[1]] * 17, "n": 128}, "n", "17 prompts x 128 choices per prompt = 2176 choices"),
         (
             {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 63},
             None,
@@ -321,12 +321,12 @@ def test_only_so_many_prompts_may_wait() -> None:
         (
             {"prompt": [[1]] * 16, "n": 128, "logprobs": 20, "max_tokens": 30},
             "max_tokens",
-            "2048 choices x 30 tokens x 21 log probabilities = 1290240 log probabilities",
+            "2048 choices x 30 tokens x 21 log probabilities per token = 1290240 log probabilities",
         ),
         (
             {"prompt": [[1] * 60] * 500, "echo": True, "logprobs": 19, "prompt_logprobs": 20, "n": 2, "max_tokens": 0},
             "prompt_logprobs",
-            "30000 prompt tokens x 2 choices of each x 21 log probabilities",
+            "30000 prompt tokens x 2 choices per prompt x 21 log probabilities",
         ),
     ],
 )
@@ -348,7 +348,7 @@ def test_prompt_tokens_times_choices_are_bounded(ask: Asker, monkeypatch: pytest
     for body in ({"prompt": [1] * 61, "n": 2, "max_tokens": 1}, {"prompt": [[1], [1] * 60], "n": 2}):
         error = refusal(ask.completion, **body)
         assert (error.code, error.param) == ("request_exceeds_work_limit", "prompt")
-        assert "61 prompt tokens x 2 choices of each = 122 prompt tokens" in error.message
+        assert "61 prompt tokens x 2 choices per prompt = 122 prompt tokens" in error.message
     assert refusal(ask.completion, prompt="a b " * 12, n=128).code == "request_exceeds_work_limit"
     error = refusal(ask.chat, n=128)
     assert (error.code, error.param) == ("request_exceeds_work_limit", "messages")

@@ -58,7 +58,7 @@ def test_a_bound_refuses_exactly_what_is_beyond_it(value: Any, size: int, ascii_
             check_bounds(raw)
             if count:
                 patch.setattr(strict_json, name, count - 1)
-                with pytest.raises(ValueError, match="nested too deeply" if name == "MAX_DEPTH" else "it holds more"):
+                with pytest.raises(ValueError, match="nested too deeply" if name == "MAX_DEPTH" else "it has more"):
                     check_bounds(raw)
                 patch.setattr(strict_json, name, count)
 
@@ -95,7 +95,7 @@ def test_escapes_are_counted() -> None:
         patch.setattr(strict_json, "MAX_ESCAPES", 4)
         check_bounds(raw)
         patch.setattr(strict_json, "MAX_ESCAPES", 3)
-        with pytest.raises(ValueError, match="more escapes than the 3"):
+        with pytest.raises(ValueError, match="more than 3 escapes"):
             check_bounds(raw)
 
 
@@ -142,6 +142,6 @@ def test_texts_that_share_their_counts_share_the_bounds() -> None:
             counts = Counts()
             parse(raw, counts)
             parse(raw, counts)
-            with pytest.raises(ValueError, match=r"more .* than the 2 that are read from one request"):
+            with pytest.raises(ValueError, match=r"more than 2 .*, the most allowed in one request"):
                 parse(raw, counts)
             patch.undo()

@@ -173,7 +173,7 @@ def test_bounds_of_a_schema(vocabulary: LLTokenizer) -> None:
 
     most = {"anyOf": [{"enum": list(range(MAX_ENUM_ENTRIES - 1))}, {"enum": ["last"]}]}
     compile_grammar(vocabulary, read_schema(most, "s", is_strict=True).text())
-    assert "4097 entries, and at most 4096" in reason({"anyOf": [*most["anyOf"], {"enum": [1]}]})
+    assert "4097 entries, but at most 4096" in reason({"anyOf": [*most["anyOf"], {"enum": [1]}]})
     assert "must be" in reason({"enum": 3}) or "expected an array" in reason({"enum": 3})
     assert "a number that is too large" in reason({"const": 10**5_000})
 
@@ -366,7 +366,7 @@ def test_bounds_of_a_structural_tag() -> None:
     triggers = ["<" * i for i in range(1, 60)]
     code, param, message = refused(**tagged({"type": "triggered_tags", "triggers": triggers, "tags": wide}))
     assert (code, param) == ("invalid_value", "response_format")
-    assert "at least 262" in message and f"at most {MAX_GRAMMAR_BYTES} are served" in message
+    assert "at least 262" in message and f"at most {MAX_GRAMMAR_BYTES} are allowed" in message
     long = tagged({"type": "sequence", "elements": [{"type": "const_string", "value": "x" * 60_000}] * 5})
     assert "the structural tag has more than 262144 characters of JSON" in refused(**long)[2]
 

@@ -246,7 +246,7 @@ def test_definitions_stand_beside_every_parameter_that_refers_to_them_and_are_bo
             what = asked(served(XML, "none"), tools=tools, tool_choice="required")
             assert what.answer is not None and len(what.answer.language.text()) < 100_000
         else:
-            with pytest.raises(RequestError, match=r"at least \d+ characters, and at most 262144") as caught:
+            with pytest.raises(RequestError, match=r"at least \d+ characters, but at most 262144") as caught:
                 asked(served(XML, "none"), tools=tools, tool_choice="required")
             assert (caught.value.code, caught.value.param) == ("invalid_value", "tools")
 
