@@ -42,6 +42,7 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
+from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
@@ -155,12 +156,13 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         probe.start()
-        watch = asyncio.create_task(keyring.watch())
+        tasks = [asyncio.create_task(work) for work in (keyring.watch(), FreedMemory().keep_giving_back())]
         try:
             yield
         finally:
             probe.stop()
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
             await background.close()
             await grammars.close()
             lanes.close()
