@@ -25,6 +25,8 @@ MAX_PART = 128 * 1024
 """Characters that are tokenized at a time where there is no place to cut: about 80 MiB at most."""
 _SEARCH = 16 * 1024
 """Characters that one call searches, holding the interpreter lock: 2 ms."""
+_MAX_TRIES = 16
+"""Candidates of one search that are looked at: with 256 added tokens that takes 60 us each."""
 _MAX_ADDED_CHARS = 1_024
 """Length of an added token up to which the surroundings of a cut are searched for it."""
 
@@ -101,9 +103,10 @@ class Cuts:
         """
         start, first = 0, PART
         while len(text) - first > PART:
-            cut = self._find(text, start, first)
+            cut, num_tries = self._find(text, start, first), 1
             while cut > 0 and not self._is_apart(text, cut):
-                cut = self._find(text, start, cut + 1) if cut < first + _SEARCH else -1
+                goes_on = cut < first + _SEARCH and num_tries < _MAX_TRIES
+                cut, num_tries = self._find(text, start, cut + 1) if goes_on else -1, num_tries + 1
             if cut > 0:
                 yield start, cut
                 start = cut + self._num_dropped
@@ -135,7 +138,8 @@ def _word_cuts(digits: int) -> Callable[[str, int, int], int]:
     search = re.compile("|".join(patterns)).search
 
     def find(text: str, start: int, first: int) -> int:
-        if digits == 3:
+        # Else each search would read all of a part that is too long again.
+        if digits == 3 and first - start <= MAX_PART:
             run = start + len(text[start:first].rstrip(_DIGITS))
             cut = first + (run - first) % 3
             is_counted = run == start or not unicodedata.category(text[run - 1]).startswith("N")

@@ -236,3 +236,25 @@ def test_sentencepiece_whose_characters_depend_on_others_is_not_cut(change: dict
     state = json.loads(sentencepiece("plain").to_str())
     state["model"] |= change
     assert cuts_of(state) is None
+
+
+class Counted(str):
+    """A text that counts the characters which were copied out of it."""
+
+    num_copied = 0
+
+    def __getitem__(self, key: Any) -> str:
+        piece = super().__getitem__(key)
+        self.num_copied += len(piece)
+        return piece
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt4"])
+@pytest.mark.parametrize("unit", ["<|x1 y|> ", "a <|x1 y|> ", "a"])
+def test_the_search_for_cuts_is_linear(name: str, unit: str) -> None:
+    """Also where a token that was added touches every place, and of the part that grows meanwhile."""
+    found = cuts_of(json.loads(TOKENIZERS[name]().to_str()))
+    assert found is not None
+    text = Counted(unit * (2**20 // len(unit)))
+    assert [span for span in found.spans(text) if span is not None] == [(0, len(text))]
+    assert text.num_copied < 16 * len(text)
