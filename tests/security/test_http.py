@@ -432,7 +432,7 @@ def test_one_tenant_does_not_fill_the_room_of_all_bodies(model: ServedModel, mon
         deadline = time.monotonic() + WAIT_S
         while (refused := post(url, "sk-1")).status_code != 503:
             assert time.monotonic() < deadline, refused.text
-        assert "Your requests' bodies" in refused.text
+        assert "The bodies of your current requests" in refused.text
         assert post(url, "sk-2").status_code == 200
 
 
