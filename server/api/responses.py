@@ -53,14 +53,15 @@ class ResponsesApi:
         check_ready(service.router)
         check(wire)
         caller = caller_of(request, wire.timeout, service.router)
-        conversation = await self._conversation(wire, caller.tenant, len(await request.body()))
+        num_bytes = len(await request.body())
+        conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
             work = service.intake.chat(conversation.chat, caller, prefix="resp_")
             taken = await while_asked(request, caller.deadline_s, work)
         service.metrics.request_arrived("responses")
         draft = Draft(service, wire, taken, model)
         if wire.background:
-            shown = await self._start(draft, taken, caller, conversation)
+            shown = await self._start(draft, taken, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
         rendering = ResponsesRendering(draft, partial(self._keep, caller.tenant, conversation))
         shape = Shape(model, bool(wire.stream), False, False, False, None)
@@ -109,12 +110,16 @@ class ResponsesApi:
         is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
         return work() if is_short else await self._service.lanes.run(work, num_bytes)
 
-    async def _start(self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation) -> Json:
-        """The response as it begins in the background. Raises `RequestError` where it cannot."""
+    async def _start(
+        self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation, num_bytes: int
+    ) -> Json:
+        """The response as it begins in the background; `num_bytes` of its request. Raises `RequestError` where it
+        cannot."""
         if not self._store.keeps_any:
             message = "This server stores no responses (--stored-responses), and so makes none in the background."
             raise RequestError("unsupported_value", message, "background")
-        self._background.check_room(caller.tenant)
+        num_bytes += len(conversation.context)
+        self._background.check_room(caller.tenant, num_bytes)
         generation = await Generation.begin(self._service.router, taken, self._service.model.tokenizer.bytes)
         shown = draft.shown()
 
@@ -129,6 +134,7 @@ class ResponsesApi:
             abort=generation.abort,
             snapshot=partial(stored_of, conversation, draft),
             keep=keep,
+            num_bytes=num_bytes,
         )
         caller.account.stay()
         self._background.start(job)

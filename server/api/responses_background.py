@@ -17,8 +17,11 @@ from inferd.server.generate.events import Event
 logger = logging.getLogger("inferd.server")
 
 MAX_RUNNING = 100
-"""Jobs of one tenant. Each job holds its conversation and its output, which nothing else bounds."""
+"""Jobs of one tenant."""
 MAX_RUNNING_IN_ALL = 1_000
+MAX_RUNNING_BYTES, MAX_RUNNING_BYTES_IN_ALL = 2**26, 2**28
+"""Of the requests and conversations that jobs hold: a body counts as held only until it is answered. One that runs
+alone may have any."""
 
 
 class Draft(Protocol):
@@ -52,6 +55,8 @@ class Job:
     """The response as it is now."""
     keep: Callable[[], None]
     """Stores the response once it has ended, however."""
+    num_bytes: int
+    """Of its request and its conversation."""
 
 
 class Background:
@@ -60,9 +65,10 @@ class Background:
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[Job, asyncio.Task[None]]] = {}
         self._num_of_tenant: Counter[str] = Counter()
+        self._bytes_of_tenant: Counter[str] = Counter()
 
-    def check_room(self, tenant: str) -> None:
-        """Raises `RequestError` if the tenant may start no further job."""
+    def check_room(self, tenant: str, num_bytes: int) -> None:
+        """Raises `RequestError` if the tenant may start no further job of so many bytes."""
         if self._num_of_tenant[tenant] >= MAX_RUNNING:
             message = f"At most {MAX_RUNNING} of your responses may run in the background. Wait for one, or cancel one."
             raise RequestError("slow_down", message, "background")
@@ -71,6 +77,13 @@ class Background:
                 f"At most {MAX_RUNNING_IN_ALL} responses may run in the background, and as many do. Please retry later."
             )
             raise RequestError("server_is_overloaded", message, "background")
+        own, in_all = self._bytes_of_tenant[tenant], self._bytes_of_tenant.total()
+        if own and own + num_bytes > MAX_RUNNING_BYTES:
+            message = f"Your responses in the background hold {own} bytes, this one {num_bytes}. Please retry later."
+            raise RequestError("slow_down", message, "background")
+        if in_all and in_all + num_bytes > MAX_RUNNING_BYTES_IN_ALL:
+            message = f"Responses in the background hold {in_all} bytes, this one {num_bytes}. Please retry later."
+            raise RequestError("server_is_overloaded", message, "background")
 
     def start(self, job: Job) -> None:
         """Generate until the answer ends or is cancelled."""
@@ -78,6 +91,7 @@ class Background:
         task = asyncio.create_task(_feed(job))
         self._running[key] = job, task
         self._num_of_tenant[job.tenant] += 1
+        self._bytes_of_tenant[job.tenant] += job.num_bytes
         # Not in the task itself: one that is cancelled before it first runs never runs at all.
         task.add_done_callback(lambda task: self._settle(key, task))
 
@@ -101,8 +115,9 @@ class Background:
     def _settle(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
         job, _ = self._running.pop(key)
         self._num_of_tenant[job.tenant] -= 1
+        self._bytes_of_tenant[job.tenant] -= job.num_bytes
         if not self._num_of_tenant[job.tenant]:
-            del self._num_of_tenant[job.tenant]
+            del self._num_of_tenant[job.tenant], self._bytes_of_tenant[job.tenant]
         try:
             job.abort()
             _end(job, task)

@@ -266,6 +266,30 @@ def test_only_so_many_of_all_keys_run_in_the_background(
     assert [ask(key).status_code for key in ("sk-1", "sk-1", "sk-2")] == [200, 200, 503]
 
 
+def test_responses_in_the_background_hold_only_so_many_bytes(
+    serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the model reads nothing of, such as reasoning that no answer follows, is held too."""
+    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_BYTES", 300_000)
+    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
+    router.will(script(ends=False))
+    url = serve(AppOptions(api_keys=("sk-1", "sk-2", "sk-3"), has_access_log=False))
+
+    def ask(key: str, num_chars: int) -> httpx.Response:
+        thought = {"type": "reasoning_text", "text": "x" * num_chars}
+        items = [{"type": "reasoning", "summary": [], "content": [thought]}, {"role": "user", "content": "x"}]
+        body = {"input": items, "background": True}
+        return httpx.post(f"{url}/v1/responses", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    first = ask("sk-1", 200_000)
+    assert first.status_code == 200, "one that runs alone may have any size"
+    assert [ask("sk-1", 1_000).json()["error"]["code"], ask("sk-2", 10_000).status_code] == ["slow_down", 200]
+    assert ask("sk-3", 100_000).status_code == 503
+    headers = {"Authorization": "Bearer sk-1"}
+    httpx.post(f"{url}/v1/responses/{first.json()['id']}/cancel", headers=headers).raise_for_status()
+    assert [ask(key, 100_000).status_code for key in ("sk-1", "sk-3")] == [200, 200]
+
+
 def test_a_router_that_refuses_leaves_nothing_behind(client: openai.OpenAI, router: Any) -> None:
     router.refusal = RequestError("server_is_overloaded", "Full.")
     for _ in range(101):
@@ -314,7 +338,13 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
         nothing = cast("Any", lambda: None)
         job = Job(
-            tenant="", draft=cast("Draft", draft), events=no_events(), abort=nothing, snapshot=nothing, keep=kept.set
+            tenant="",
+            draft=cast("Draft", draft),
+            events=no_events(),
+            abort=nothing,
+            snapshot=nothing,
+            keep=kept.set,
+            num_bytes=1,
         )
         Background().start(job)
         await asyncio.wait_for(kept.wait(), 20)
