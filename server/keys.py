@@ -145,6 +145,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_TOLD = {
+    "missing": "the entry needs this field",
+    "extra_forbidden": f"there is no such field; an entry may have {', '.join(KeyEntry.model_fields)}",
+}
+"""By pydantic's type of error, what is said in place of its message."""
+
+
 def _problems(error: ValidationError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -153,7 +160,8 @@ def _problems(error: ValidationError | RecursionError) -> str:
         where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in detail["loc"])
         if where in ("", "keys"):
             return "expected `keys:` and a list of entries, as `inferd keys new` makes them"
-        texts.append(f"{where}: {detail['msg'].removeprefix('Value error, ')}")
+        told = _TOLD.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+        texts.append(f"{where}: {told}")
     more = f"; and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return "; ".join(texts[:_MAX_SHOWN]) + more
 

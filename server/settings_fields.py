@@ -232,4 +232,6 @@ def _default_text(default: object, base: Any, marks: list[object]) -> str:
         return format_bytes(default)
     if isinstance(default, float) and any(isinstance(mark, Unit) for mark in marks):
         return format_duration(default)
-    return ("on" if default else "off") if isinstance(default, bool) else f"{default}"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else f"{default}"
