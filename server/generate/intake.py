@@ -73,6 +73,8 @@ class _Logprobs:
     prompt: int | None
     prompt_param: str = "prompt_logprobs"
     """The field that asks for those of the prompt."""
+    num_each: int = 0
+    """Log probabilities of each prompt token that the answer shows, in all forms together."""
 
 
 class Intake:
@@ -131,7 +133,9 @@ class Intake:
         `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
         context holds is no mistake.
         """
-        logprobs = _Logprobs((wire.top_logprobs or 0) if wire.logprobs else None, wire.prompt_logprobs)
+        num_each = 0 if wire.prompt_logprobs is None else 1 + wire.prompt_logprobs
+        num_top = (wire.top_logprobs or 0) if wire.logprobs else None
+        logprobs = _Logprobs(num_top, wire.prompt_logprobs, num_each=num_each)
         default = self._model.defaults.max_new_tokens if most is None else most
         asked_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
         kept = self._prompts.kept(wire.truncate_prompt_tokens, asked_tokens, default)
@@ -150,7 +154,8 @@ class Intake:
         scores_echo = wire.echo and wire.logprobs is not None
         in_prompt = [k for k in (wire.prompt_logprobs, wire.logprobs if scores_echo else None) if k is not None]
         scored_by = "logprobs" if wire.prompt_logprobs is None else "prompt_logprobs"
-        logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by)
+        num_each = sum(1 + num_top for num_top in in_prompt)
+        logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by, num_each)
         asked, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
         kept = self._prompts.kept(wire.truncate_prompt_tokens, asked, default)
         all_encoded = await self._prompts.encode_all(
@@ -197,7 +202,7 @@ class Intake:
         )
         self._check_params(wire, params)
         work.check_lists(params, num_choices)
-        work.check_prompt_logprobs(logprobs.prompt_param, num_ids, n, logprobs.prompt)
+        work.check_prompt_logprobs(logprobs.prompt_param, num_ids, n, logprobs.num_each)
         if answer is not None:
             work.check_grammar(answer.param, len(grammar), num_choices)
         skip_special = wire.skip_special_tokens is not False

@@ -163,6 +163,20 @@ LOADS: dict[str, tuple[int, Callable[[], bytes]]] = {
         lambda: post(COMPLETIONS, {"prompt": IDS[:1_000_000], "n": 128, "max_tokens": 1}),
     ),
     "5,000 ids, scored": (200, lambda: post(COMPLETIONS, {"prompt": IDS[:5_000], "echo": True, "logprobs": 1})),
+    "all log probabilities": (
+        200,
+        lambda: post(COMPLETIONS, {"prompt": IDS[:37_440], "prompt_logprobs": 20, "max_tokens": 1}),
+    ),
+    "all log probabilities of an echo": (
+        200,
+        lambda: post(COMPLETIONS, {"prompt": IDS[:37_400], "echo": True, "logprobs": 20, "max_tokens": 1}),
+    ),
+    "all log probabilities, in both forms": (
+        200,
+        lambda: post(
+            COMPLETIONS, {"prompt": IDS[:18_700], "echo": True, "logprobs": 20, "prompt_logprobs": 20, "max_tokens": 1}
+        ),
+    ),
     "10,001 messages": (200, lambda: post(CHAT, {"messages": TURNS})),
     "a bias for every token": (200, lambda: changed(CHAT, logit_bias={str(i): 1 for i in range(3_072)})),
     "100 tools of 60 kB": (200, lambda: changed(CHAT, tools=[TOOL] * 100)),
