@@ -187,24 +187,11 @@ class Intake:
         *,
         echo: bool,
     ) -> GenerateRequest:
-        n, num_choices = wire.n or 1, len(prompts) * (wire.n or 1)
-        num_ids = sum(len(prompt.token_ids) for prompt in prompts)
+        n, num_ids = wire.n or 1, sum(len(prompt.token_ids) for prompt in prompts)
         work.check_prompt_ids(param, num_ids, n)
-        bad_words = await self._prompts.bad_words(wire.bad_words or ())
-        # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
-        max_tokens = min(prompt.max_tokens for prompt in prompts)
-        grammar = ""
-        if answer is not None:
-            grammar = await self._grammars.check(answer.language.text(), answer.param, caller.tenant)
-        seed = choose_seed() if wire.seed is None else wire.seed
-        params = sampling_params(
-            wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
-        )
-        self._check_params(wire, params)
-        work.check_lists(params, num_choices)
         work.check_prompt_logprobs(logprobs.prompt_param, num_ids, n, logprobs.num_each)
-        if answer is not None:
-            work.check_grammar(answer.param, len(grammar), num_choices)
+        seed = choose_seed() if wire.seed is None else wire.seed
+        params = await self._params(wire, caller.tenant, prompts, logprobs, answer, seed)
         skip_special = wire.skip_special_tokens is not False
         if echo or logprobs.prompt is not None:
             prompts = await self._prompts.read_back(prompts, skip_special)
@@ -230,6 +217,31 @@ class Intake:
             account=caller.account,
             seed=seed,
         )
+
+    async def _params(
+        self,
+        wire: GenerationFields,
+        tenant: str,
+        prompts: tuple[Prompt, ...],
+        logprobs: _Logprobs,
+        answer: AnswerLanguage | None,
+        seed: int,
+    ) -> SamplingParams:
+        """The parameters of choice 0, checked. Raises `RequestError`."""
+        num_choices = len(prompts) * (wire.n or 1)
+        bad_words = await self._prompts.bad_words(wire.bad_words or ())
+        grammar = ""
+        if answer is not None:
+            grammar = await self._grammars.check(answer.language.text(), answer.param, tenant)
+            work.check_grammar(answer.param, len(grammar), num_choices)
+        # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
+        max_tokens = min(prompt.max_tokens for prompt in prompts)
+        params = sampling_params(
+            wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
+        )
+        self._check_params(wire, params)
+        work.check_lists(params, num_choices)
+        return params
 
     def _answer_tokens(
         self, wire: GenerationFields, default: int | None, num_prompts: int, num_top: int | None
