@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -258,3 +258,22 @@ def test_the_search_for_cuts_is_linear(name: str, unit: str) -> None:
     text = Counted(unit * (2**20 // len(unit)))
     assert [span for span in found.spans(text) if span is not None] == [(0, len(text))]
     assert text.num_copied < 16 * len(text)
+
+
+def test_sentencepiece_reads_its_vocabulary_once() -> None:
+    """However many pairs of characters a text has that stand side by side in some token."""
+    num_read = 0
+
+    class Vocabulary(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal num_read
+            num_read += 1
+            return super().__iter__()
+
+    characters = [chr(0x4E00 + i) for i in range(100)]
+    pairs = map("".join, itertools.product(characters, repeat=2))
+    find = cuts._pair_cuts(Vocabulary((pair, i) for i, pair in enumerate(pairs)), MARK, False)
+    text = "".join(random.Random(1).choices(characters, k=100_000)) + "\0" + characters[0] * cuts.PART
+    assert [find(text, 0, first) for first in range(cuts.PART, 81_921, cuts.PART)] == [-1] * 5
+    assert find(text, 0, 98_304) == 100_000, "no token has a NUL"
+    assert num_read == 1
