@@ -40,7 +40,7 @@ class Tier:
 
 
 TIERS = (
-    Tier("arch + unit", 60, ("arch", "unit"), workers=2, threads=1),
+    Tier("arch + unit", 75, ("arch", "unit"), workers=2, threads=1),
     Tier("simulation + property + chaos", 90, ("sim", "property", "chaos"), workers=2, threads=1),
     Tier("cpu models + aot", 90, ("cpu", "aot"), workers=2, threads=1),
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
