@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,11 @@ class Tokenizer:
             del encoding  # or it lives until the next part has been read
             if kept is not None and num_tokens >= kept + len(before):
                 break
-        ids = (*before, *chain.from_iterable(parts if kept is None else reversed(parts)), *behind)
-        return ids[-(kept or 0) :]
+        ids = list(before)
+        for part in parts if kept is None else reversed(parts):
+            ids += part  # one at a time: to list a million at once holds the interpreter lock for 30 ms
+        ids += behind
+        return tuple(ids[-(kept or 0) :])
 
     def offsets(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Where in `text` each of its ids begins; the ids must be those of `encode`, with what it adds or without.
