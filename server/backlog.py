@@ -51,7 +51,7 @@ class _Line:
 
     what: str
     own: float
-    """Of the tenant that asks."""
+    """What the asking tenant has waiting."""
     total: float
     more: float
     most: float

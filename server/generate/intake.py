@@ -248,7 +248,7 @@ class Intake:
     ) -> tuple[int | None, int | None]:
         """(`max_tokens` as asked for, what it is if nothing was asked for); None: no bound but the context.
 
-        Of the two names the newer wins, and many clients send both. `num_top`: log probabilities beside each token's
+        Many clients send both names; the newer one counts. `num_top`: log probabilities beside each token's
         own. Raises `RequestError`.
         """
         name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
