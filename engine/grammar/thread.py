@@ -77,7 +77,7 @@ class GrammarThread:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile_next(self) -> None:
-        """What goes wrong reaches whoever polls."""
+        """Compiles the grammar whose turn it is. An error is set on the job's future."""
         with self._lock:
             tenant, jobs = next(iter(self._waiting.items()))
             job = jobs.popleft()

@@ -20,8 +20,8 @@ MAX_RUNNING = 100
 """Jobs of one tenant."""
 MAX_RUNNING_IN_ALL = 1_000
 MAX_RUNNING_BYTES, MAX_RUNNING_BYTES_IN_ALL = 2**26, 2**28
-"""Of the requests and conversations that jobs hold: a body counts as held only until it is answered. One that runs
-alone may have any."""
+"""Bytes of requests and conversations that jobs hold: a body counts as held only until it is answered. A job that runs
+alone may hold any number."""
 
 
 class Draft(Protocol):
@@ -56,7 +56,7 @@ class Job:
     keep: Callable[[], None]
     """Stores the response once it has ended, however."""
     num_bytes: int
-    """Of its request and its conversation."""
+    """Bytes of its request and its conversation."""
 
 
 class Background:
