@@ -10,6 +10,7 @@ import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, sse
+from inferd.server.api.long_lists import dumps
 from inferd.server.api.service import Service
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.fold import ChoiceResult, Fold
@@ -133,8 +134,8 @@ class Chunks:
         tail = extra
         if usage is not None or self._shape.include_usage:
             tail = {**extra, "usage": usage}
-        ending = b"," + orjson.dumps(tail)[1:] if tail else b"}"
-        return sse.event(self._prefix + orjson.dumps(choices) + ending)
+        ending = b"," + dumps(tail)[1:] if tail else b"}"
+        return sse.event(self._prefix + dumps(choices) + ending)
 
 
 class ChunkRendering:

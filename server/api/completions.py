@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Collection
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
+from inferd.server.api.long_lists import Chained
 from inferd.server.api.respond import caller_of, check_ready, respond, shape_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
@@ -109,7 +109,7 @@ class TextRendering(ChunkRendering):
         choice: Json = {
             "index": index,
             "text": (echoed.text if echoed else "") + result.text,
-            "logprobs": self._logprobs(index, chain(echoed.scored if echoed else (), result.scored)),
+            "logprobs": self._logprobs(index, Chained(echoed.scored if echoed else (), result.scored)),
             "finish_reason": result.reason,
             "stop_reason": result.stop_reason,
         }
@@ -120,7 +120,7 @@ class TextRendering(ChunkRendering):
             choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
         return choice
 
-    def _logprobs(self, choice: int, scored: Iterable[ScoredToken | None]) -> Json | None:
+    def _logprobs(self, choice: int, scored: Collection[ScoredToken | None]) -> Json | None:
         if self._num_top is None:
             return None
         return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])

@@ -2,78 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-import orjson
-
 from inferd.engine.api.messages import WireLogprobs
+from inferd.server.api.long_lists import LongList
 from inferd.server.generate.events import ScoredToken
 from inferd.server.text.detokenizer import token_text
 from inferd.server.text.token_bytes import TokenBytes
 
 T = TypeVar("T")
 
-_ENCODED_AT_ONCE = 1024
-"""Tokens."""
+_LONG = 16
+"""Tokens from which on a list is written in pieces. As objects, a token with 20 alternatives takes 9 KB."""
 LEAST_LOGPROB = -9999.0
 """What OpenAI writes for "very unlikely": JSON has no infinity."""
 
 
-def chat_logprobs(table: TokenBytes, scored: Iterable[ScoredToken]) -> dict[str, Any]:
+def chat_logprobs(table: TokenBytes, scored: Collection[ScoredToken]) -> dict[str, Any]:
     return {"content": _list(scored, lambda token: _chat_token(table, token.logprobs)), "refusal": None}
 
 
 def text_logprobs(
-    table: TokenBytes, scored: Iterable[ScoredToken | None], num_top: int, first_id: int | None = None
+    table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int, first_id: int | None = None
 ) -> dict[str, Any]:
     """Four lists of one length. An entry None is the prompt's first token, `first_id`: it follows nothing."""
 
-    def show(token: ScoredToken | None) -> tuple[Any, ...]:
-        return _first_token(table, first_id) if token is None else _text_token(table, token, num_top)
+    def column(show: Callable[[ScoredToken], Any], first: Any) -> list[Any] | LongList[ScoredToken | None]:
+        return _list(scored, lambda token: first if token is None else show(token))
 
-    return dict(zip(("tokens", "token_logprobs", "top_logprobs", "text_offset"), _lists(scored, show, 4), strict=True))
+    # The prompt's first token alone has no log probability, so an answer without a prompt needs no text of it.
+    first_text = None if first_id is None else _legacy_text(table, first_id)
+    return {
+        "tokens": column(lambda token: _legacy_text(table, token.logprobs.token_id), first_text),
+        "token_logprobs": column(lambda token: _finite(token.logprobs.logprob), None),
+        "top_logprobs": column(lambda token: _top_texts(table, token.logprobs, num_top), None),
+        "text_offset": column(lambda token: token.offset, 0),
+    }
 
 
 def prompt_logprobs(
-    table: TokenBytes, scored: Iterable[ScoredToken | None], num_top: int
-) -> list[dict[str, Any] | None] | orjson.Fragment:
+    table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int
+) -> list[dict[str, Any] | None] | LongList[ScoredToken | None]:
     """For each prompt token, token id -> how it was ranked."""
     return _list(scored, lambda token: None if token is None else _ranked(table, token.logprobs, num_top))
 
 
-def _list(items: Iterable[T], show: Callable[[T], Any]) -> list[Any] | orjson.Fragment:
-    """What JSON shows of each."""
-    (shown,) = _lists(items, lambda item: (show(item),), 1)
-    return shown
-
-
-def _lists(
-    items: Iterable[T], show: Callable[[T], tuple[Any, ...]], num_lists: int
-) -> list[list[Any] | orjson.Fragment]:
-    """`show` gives one entry of each list. Long lists are encoded piece by piece, each forgotten before the next.
-
-    No other thread runs while orjson encodes, nor while objects are looked through for cycles: of a million entries the
-    one took 0.12 s, the other as long (one core of an AMD EPYC Zen 4, 2026-11-21). And an entry takes 400 bytes as
-    objects, 60 as JSON.
-    """
-    left = iter(items)
-    columns = _columns(left, show, num_lists)
-    if len(columns[0]) < _ENCODED_AT_ONCE:
-        return list(columns)
-    encoded: list[list[bytes]] = [[] for _ in range(num_lists)]
-    while columns[0]:
-        for pieces, column in zip(encoded, columns, strict=True):
-            pieces += (b",", orjson.dumps(column)[1:-1])
-        columns = _columns(left, show, num_lists)
-    # One copy: of what takes tens of megabytes, each holds the interpreter lock for tens of milliseconds.
-    return [orjson.Fragment(b"".join((b"[", *pieces[1:], b"]"))) for pieces in encoded]
-
-
-def _columns(left: Iterator[T], show: Callable[[T], tuple[Any, ...]], num_lists: int) -> list[list[Any]]:
-    rows = [show(item) for item in islice(left, _ENCODED_AT_ONCE)]
-    return [[row[i] for row in rows] for i in range(num_lists)]
+def _list(items: Collection[T], show: Callable[[T], Any]) -> list[Any] | LongList[T]:
+    """The entry of each item, as JSON shows it."""
+    return [show(item) for item in items] if len(items) < _LONG else LongList(items, show)
 
 
 def _chat_token(table: TokenBytes, logprobs: WireLogprobs) -> dict[str, Any]:
@@ -85,18 +62,12 @@ def _entry(table: TokenBytes, token_id: int, logprob: float) -> dict[str, Any]:
     return {"token": token_text(table, token_id), "logprob": _finite(logprob), "bytes": list(table.of(token_id))}
 
 
-def _first_token(table: TokenBytes, first_id: int | None) -> tuple[str, None, None, int]:
-    assert first_id is not None, "only a prompt begins without log probabilities"
-    return _legacy_text(table, first_id), None, None, 0
-
-
-def _text_token(table: TokenBytes, token: ScoredToken, num_top: int) -> tuple[str, float, dict[str, float], int]:
-    logprobs = token.logprobs
+def _top_texts(table: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, float]:
     top: dict[str, float] = {}
     # Two ids may have one text: the likelier keeps it. The chosen token is always among them.
     for token_id, logprob in (*logprobs.top[:num_top], (logprobs.token_id, logprobs.logprob)):
         top.setdefault(_legacy_text(table, token_id), _finite(logprob))
-    return _legacy_text(table, logprobs.token_id), _finite(logprobs.logprob), top, token.offset
+    return top
 
 
 def _legacy_text(table: TokenBytes, token_id: int) -> str:

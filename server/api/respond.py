@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +16,8 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import errors, sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import warned
+from inferd.server.api.large_answer import LargeAnswer
+from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
@@ -64,7 +65,7 @@ class Rendering(Protocol):
         ...
 
     def plain(self, extra: Json) -> Json:
-        """The answer that is not streamed. Runs on a thread where it is long."""
+        """The answer that is not streamed, for `long_lists` to write. Runs on a thread if it is long."""
         ...
 
 
@@ -138,12 +139,11 @@ async def respond(
         return sse.EventStream(data, rendering, generation.abort, headers, service.keep_alive_s)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
-    def work() -> bytes:
-        return exact(orjson.dumps(rendering.plain(extra())))
-
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
-    body = work() if size < _LARGE_ANSWER else await service.lanes.run(work, size)
-    return Response(body, headers=dict(headers), media_type="application/json")
+    if size < _LARGE_ANSWER:
+        return Response(exact(dumps(rendering.plain(extra()))), headers=dict(headers), media_type="application/json")
+    answer = await service.lanes.run(lambda: rendering.plain(extra()), size)
+    return LargeAnswer(pieces(answer), service.lanes, headers)
 
 
 async def _streamed(
@@ -153,7 +153,7 @@ async def _streamed(
     try:
         async for event in events:
             if isinstance(event, PromptRead) and len(event.scored) * per_token >= _LARGE_ANSWER:
-                data = await lanes.run(partial(rendering.event, event), len(event.scored) * per_token)
+                data = await lanes.run(partial(rendering.event, event), len(event.scored) * per_token, is_begun=True)
             else:
                 data = rendering.event(event)
             if data:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import orjson
 
+from inferd.server.api.long_lists import dumps
 from inferd.server.generate.events import (
     Event,
     Finished,
@@ -36,8 +37,8 @@ Told = tuple[str, Json]
 class Style:
     """How items are shown."""
 
-    logprobs: Callable[[Scored], list[Json]]
-    """Tokens as the wire has them."""
+    logprobs: Callable[[Scored], object]
+    """Tokens as the wire has them; written by `long_lists.dumps`."""
     seals_reasoning: bool
     """Reasoning is shown as `encrypted_content` too."""
 
@@ -195,7 +196,7 @@ class _Message(_Content):
         yield part_done
 
     def _add(self, scored: Scored) -> orjson.Fragment:
-        added = [orjson.dumps(self.style.logprobs(scored))[1:-1]] if scored else []
+        added = [dumps(self.style.logprobs(scored))[1:-1]] if scored else []
         self._logprobs += added
         return _list_of(added)
 

@@ -30,13 +30,14 @@ class Lanes:
         self._short = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), thread_name_prefix="inferd-text")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="inferd-long-text")
 
-    async def run(self, work: Callable[[], T], size: int) -> T:
-        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full.
+    async def run(self, work: Callable[[], T], size: int, *, is_begun: bool = False) -> T:
+        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full,
+        unless `is_begun`: a client that already reads its answer cannot be refused any more.
 
         Work that has not begun when its caller is cancelled is never done, and is let go of at once; it counts until a
         thread has come to it.
         """
-        if self._num_pending >= self._max_pending:
+        if self._num_pending >= self._max_pending and not is_begun:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
             raise RequestError("server_is_overloaded", message)
         lane = self._long if size >= LONG_TEXT else self._short

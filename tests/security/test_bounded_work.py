@@ -128,6 +128,26 @@ def test_much_work_is_answered_and_leaves_nothing(warm: Daemon, name: str) -> No
     wait_until(lambda: server.growth < MAX_GROWTH_MIB / 2, 60, "the memory is back")
 
 
+@pytest.mark.long
+def test_the_largest_answer_is_written_in_pieces(daemon: Daemon) -> None:
+    """742,400 log probabilities: 55 MiB of JSON. A request of the same length comes first, so that KV blocks which are
+    used for the first time do not count."""
+    body = {**CHAT, "n": 128, "max_tokens": 290, "ignore_eos": True}
+    httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+    server, engine, stopped = Memory(daemon.process.pid), Memory(daemon.engine_pid), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(lambda: sorted(late_answers(daemon.url, stopped)))
+        scored = {**body, "logprobs": True, "top_logprobs": 20}
+        answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=scored, timeout=120)
+        stopped.set()
+    choices = answer.json()["choices"]
+    assert {len(token["top_logprobs"]) for choice in choices for token in choice["logprobs"]["content"]} == {20}
+    print(f"server +{server.peak_growth:.0f} MiB, engine +{engine.peak_growth:.0f} MiB", end=", ")
+    print(f"/live median {late.result()[len(late.result()) // 2] * 1e3:.0f} ms, worst {late.result()[-1] * 1e3:.0f} ms")
+    assert server.peak_growth < MAX_GROWTH_MIB and engine.peak_growth < MAX_GROWTH_MIB
+    wait_until(lambda: server.growth < MAX_GROWTH_MIB / 2, 60, "the memory is back")
+
+
 def late_answers(url: str, stopped: threading.Event) -> Iterator[float]:
     """Seconds that `/live` takes, asked without end."""
     with httpx.Client(timeout=60) as client:
