@@ -103,8 +103,8 @@ ROWS: dict[str, Row] = {
         429,
         _LIMITED,
         "rate_limit_exceeded",
-        "This client asks too often, or its first token would come later than the TTFT target; `Retry-After` says when "
-        "to ask again.",
+        "This client asks too often, or its first token would come later than the TTFT target, or the server has too "
+        "much to do to compile its grammar now; `Retry-After` says when to ask again.",
         1.0,
     ),
     "slow_down": Row(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),

@@ -66,10 +66,10 @@ class Machine:
         if limit is not None and limit < total:
             used = (_cgroup_number("memory.current") or 0) - _reclaimable()
             total, available = limit, min(available, max(0, limit - max(0, used)))
-        return cls(_num_cpus(), total, available, _has_bf16_matmul())
+        return cls(num_cpus(), total, available, _has_bf16_matmul())
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
     """Cores this process may run on, rounded down under a container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -44,7 +44,7 @@ class Grammars(Protocol):
     async def check(self, text: str, param: str, tenant: str) -> str:
         """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`.
 
-        Tenants take turns where grammars wait.
+        Tenants take turns where grammars wait, and no request waits long: it is told when to ask again.
         """
         ...
 

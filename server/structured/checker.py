@@ -1,8 +1,9 @@
 """Has grammars tried out by a process of its own, off the event loop, and remembers what came of them.
 
-The process is started with the first grammar and kept. One grammar at a time is tried for a moment; what takes longer
-is tried again on a second lane, behind everything else that the machine has to do, so that it holds up no quick one.
-Tenants take turns on either lane. Knows no fields.
+The process is started with the first grammar and kept. A grammar goes through three lanes, each of which gives it more
+processor time than the one before, so that a slow grammar holds up no quick one. Tenants take turns on every lane. A
+request waits for its verdict for a bounded time; the check goes on without it, and the same grammar asked again finds
+the verdict. Knows no fields.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from inferd.engine.api.grammar import (
     frame_of,
     read_verdict,
 )
+from inferd.engine.api.machine import num_cpus
+from inferd.server import errors
 from inferd.server.structured.bounds import refusal
 from inferd.server.structured.turns import Turns
 
@@ -46,27 +49,40 @@ _END_TIMEOUT_S = 2.0
 _FORGIVEN_AFTER_S = 60.0
 """A grammar that took too much processor time is tried again after so long: how much it takes varies a little."""
 
-_MAX_WAIT_S = 10.0
-"""Longest that a grammar waits for its turn on a lane."""
+_MAX_ANSWER_S = 1.5
+"""Longest that a request waits for a verdict, once the process has started."""
+
+_MAX_WAIT_S = 5.0
+"""A lane takes no grammar that would wait longer for its turn, if each of those ahead takes all the time it may."""
 
 _MAX_RUN_S = 20.0
-"""Longest that it then takes on the clock: where the processors are busy, a nice process gets a tenth of one."""
+"""Longest time on the clock for one trial: on busy processors a nice process gets a tenth of one."""
 
-_QUICK_CPU_S = 0.15
-"""Fifty times what a usual grammar takes."""
+_QUICK_CPU_S, _MIDDLE_CPU_S = 0.03, 0.15
+"""Usual grammars take 0.001 to 0.006 s, recursive ones up to 0.03 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
+
+_MAX_LONG_LANES = 4
+"""Each may take `CHECK_MEMORY_BYTES`."""
 
 _MAX_KEPT_BYTES = 64 * 2**20
 _MAX_PENDING = 256
 _MAX_PENDING_OF_TENANT = 64
 
 
+_NOTHING_KNOWN = Verdict(stopped="wall")
+
+
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """Tries one grammar at a time."""
+    """Tries as many grammars at once as there are turns."""
 
     cpu_s: float
     is_nice: bool
     turns: Turns = field(default_factory=Turns)
+
+    def wait_s(self, tenant: str) -> float:
+        """Most seconds until the turn of a tenant's next grammar, while each of those ahead has a processor."""
+        return self.cpu_s * self.turns.num_ahead(tenant) / self.turns.num_at_once
 
 
 class GrammarChecker:
@@ -76,12 +92,17 @@ class GrammarChecker:
         self._command = (*command, str(model_path), str(vocab_size))
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[Process | Verdict] | None = None
         self._is_closed = False
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Verdict]] = {}
         """Questions that the process has yet to answer."""
-        self._quick, self._long = _Lane(_QUICK_CPU_S, is_nice=False), _Lane(CHECK_CPU_S, is_nice=True)
+        num_long = max(1, min(_MAX_LONG_LANES, num_cpus() - 1))
+        self._lanes = (
+            _Lane(_QUICK_CPU_S, is_nice=False),
+            _Lane(_MIDDLE_CPU_S, is_nice=False),
+            _Lane(CHECK_CPU_S, is_nice=True, turns=Turns(num_long)),
+        )
         self._pending: dict[tuple[str, bytes], asyncio.Task[Verdict]] = {}
         """(tenant, digest) of what is tried, or waits for it."""
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -103,7 +124,7 @@ class GrammarChecker:
         if verdict.is_broken:
             raise RequestError("unsupported_value", f"'{param}' cannot be served: {verdict.error}.", param)
         if verdict.stopped == "wall":
-            raise _overloaded("The server is too busy to compile this grammar now")
+            raise self._no_verdict(param, tenant)
         if verdict.error:
             raise refusal(param, verdict.error)
         return verdict.text
@@ -111,32 +132,44 @@ class GrammarChecker:
     async def close(self) -> None:
         """End the process; what waits for it is refused, and no other is started."""
         self._is_closed = True
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
         if self._process is not None:
             await _end(self._process)
         if self._reading is not None:
             await self._reading
+        if self._pending:
+            await asyncio.wait(self._pending.values())
+
+    def _no_verdict(self, param: str, tenant: str) -> RequestError:
+        wait_s = max(1.0, sum(lane.wait_s(tenant) for lane in self._lanes))
+        reason = f"The server has too much to do to compile the grammar of '{errors.clip(param, errors.MAX_ECHO)}' now"
+        way_out = "It may be valid. Send the request again after the time in 'Retry-After'."
+        return RequestError("rate_limit_exceeded", f"{reason}. {way_out}", param, wait_s)
 
     async def _verdict(self, text: str, tenant: str) -> Verdict:
+        """What is known of a grammar within `_MAX_ANSWER_S`; `stopped` is "wall" if that is nothing."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         kept = self._recall(digest)
         if kept is not None:
             return kept
+        process = await self._running()
+        if isinstance(process, Verdict):
+            return process
         key = (tenant, digest)
         if key not in self._pending:
-            self._check_room(tenant)
+            if not self._has_room(tenant):
+                return _NOTHING_KNOWN
             pending = asyncio.ensure_future(self._tried(digest, text, tenant))
             self._pending[key] = pending
             pending.add_done_callback(lambda done: self._done(key, done))
-        # Shielded: others may wait for the same grammar.
-        return await asyncio.shield(self._pending[key])
+        # Not cancelled with this request: others may wait for the same grammar, or ask for it again.
+        done, _ = await asyncio.wait({self._pending[key]}, timeout=_MAX_ANSWER_S)
+        return done.pop().result() if done else _NOTHING_KNOWN
 
-    def _check_room(self, tenant: str) -> None:
-        """Raises `RequestError` where no more may wait."""
+    def _has_room(self, tenant: str) -> bool:
         num_own = sum(owner == tenant for owner, _ in self._pending)
-        if num_own >= _MAX_PENDING_OF_TENANT or len(self._pending) >= _MAX_PENDING:
-            limits = f"at most {_MAX_PENDING} may wait, {_MAX_PENDING_OF_TENANT} for one tenant"
-            waiting = f"{len(self._pending)} grammars are waiting to be compiled, {num_own} of them yours"
-            raise _overloaded(f"{waiting}; {limits}")
+        return num_own < _MAX_PENDING_OF_TENANT and len(self._pending) < _MAX_PENDING
 
     def _done(self, key: tuple[str, bytes], pending: asyncio.Future[Verdict]) -> None:
         del self._pending[key]
@@ -144,32 +177,28 @@ class GrammarChecker:
             pending.exception()
 
     async def _tried(self, digest: bytes, text: str, tenant: str) -> Verdict:
-        verdict = await self._in_turn(self._quick, digest, text, tenant)
-        return verdict if verdict.stopped != "cpu" else await self._in_turn(self._long, digest, text, tenant)
+        """The verdict of the first lane on which the processor time is enough, or of the last."""
+        verdict = _NOTHING_KNOWN
+        for lane in self._lanes:
+            verdict = await self._in_turn(lane, digest, text, tenant)
+            if verdict.stopped != "cpu":
+                break
+        self._keep(digest, verdict)
+        return verdict
 
     async def _in_turn(self, lane: _Lane, digest: bytes, text: str, tenant: str) -> Verdict:
-        """Raises `RequestError` where its turn does not come in time."""
-        try:
-            await asyncio.wait_for(lane.turns.acquire(tenant), _MAX_WAIT_S)
-        except TimeoutError:
-            raise _overloaded(
-                f"Other grammars were compiled first, and this one waited for {_MAX_WAIT_S:g} s"
-            ) from None
+        if lane.wait_s(tenant) > _MAX_WAIT_S:
+            return _NOTHING_KNOWN
+        await lane.turns.acquire(tenant)
         try:
             # An earlier turn may have been for the same grammar.
-            verdict = self._recall(digest)
-            if verdict is None:
-                verdict = await self._ask(text, lane)
-                if lane is self._long or not verdict.stopped:
-                    self._keep(digest, verdict)
-            return verdict
+            return self._recall(digest) or await self._ask(text, lane)
         finally:
             lane.turns.release()
 
     async def _ask(self, text: str, lane: _Lane) -> Verdict:
         """Ask the process, which is started where there is none."""
-        async with self._starting:
-            process = await self._running()
+        process = await self._running()
         if isinstance(process, Verdict):
             return process
         assert process.stdin is not None
@@ -184,7 +213,17 @@ class GrammarChecker:
         if self._process is not None:
             return self._process
         if self._is_closed:
-            return Verdict(stopped="wall")
+            return _NOTHING_KNOWN
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(lambda _: self._started())
+        # Shielded: whoever waits for it may go away, and the process must not be lost.
+        return await asyncio.shield(self._starting)
+
+    def _started(self) -> None:
+        self._starting = None
+
+    async def _start(self) -> Process | Verdict:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, start_new_session=True)
         try:
             verdict = await asyncio.wait_for(_answer(process), _START_TIMEOUT_S)
@@ -206,7 +245,7 @@ class GrammarChecker:
                 self._asked.pop(verdict.number).set_result(verdict)
         self._process, lost, self._asked = None, self._asked, {}
         for answer in lost.values():
-            answer.set_result(Verdict(stopped="wall"))
+            answer.set_result(_NOTHING_KNOWN)
         await _end(process)
 
     def _recall(self, digest: bytes) -> Verdict | None:
@@ -230,10 +269,6 @@ class GrammarChecker:
     def _forget(self, digest: bytes) -> None:
         self._kept_bytes -= _size_of(self._kept.pop(digest))
         self._forgiven_s.pop(digest, None)
-
-
-def _overloaded(reason: str) -> RequestError:
-    return RequestError("server_is_overloaded", f"{reason}; retry later.")
 
 
 def _now() -> float:

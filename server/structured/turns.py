@@ -1,4 +1,4 @@
-"""A lock that tenants take in turn: one with many waiting holds up another for one turn only."""
+"""A lock for a few at once, which tenants take in turn: one with many waiting holds up another for one turn only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections import OrderedDict, deque
 
 
 class Turns:
-    """Held by one at a time, from `acquire` to `release`."""
+    """At most `num_at_once` are held, each from `acquire` to `release`."""
 
-    def __init__(self) -> None:
-        self._is_held = False
+    def __init__(self, num_at_once: int = 1) -> None:
+        self.num_at_once = num_at_once
+        self._num_held = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By tenant, the one whose turn is next first."""
 
+    def num_ahead(self, tenant: str) -> int:
+        """Turns that are held, or begin before that of a tenant's next one to come."""
+        num_own = len(self._waiting.get(tenant, ()))
+        others = (len(turns) for owner, turns in self._waiting.items() if owner != tenant)
+        return self._num_held + num_own + sum(min(num, num_own + 1) for num in others)
+
     async def acquire(self, tenant: str) -> None:
         """Wait for a turn. Within a tenant who came first goes first."""
-        if not self._is_held:
-            self._is_held = True
+        if self._num_held < self.num_at_once:
+            self._num_held += 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
@@ -30,7 +37,7 @@ class Turns:
 
     def release(self) -> None:
         """Hand the turn on."""
-        assert self._is_held
+        assert self._num_held
         while self._waiting:
             tenant, turns = next(iter(self._waiting.items()))
             turn = turns.popleft()
@@ -41,4 +48,4 @@ class Turns:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._is_held = False
+        self._num_held -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,17 @@ def post(daemon: Daemon, **body: Any) -> httpx.Response:
     return httpx.post(
         daemon.url + "/v1/chat/completions", json={"messages": HI, "max_tokens": 200, "seed": 3, **body}, timeout=60
     )
+
+
+def post_again(daemon: Daemon, **body: Any) -> httpx.Response:
+    """The answer to a request that is sent again, when it is told to, while the server has no time for its grammar."""
+    response = post(daemon, **body)
+    for _ in range(3):
+        if response.status_code != 429:
+            break
+        time.sleep(int(response.headers["Retry-After-Ms"]) / 1_000)
+        response = post(daemon, **body)
+    return response
 
 
 def answer(daemon: Daemon, **body: Any) -> dict[str, Any]:
@@ -183,14 +195,14 @@ def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> No
         with_stream = client.send(bystander(daemon), stream=True)
         lines = with_stream.iter_lines()
         next(lines)
-        pending = threads.submit(post, daemon, structured_outputs=asked, max_tokens=60)
+        pending = threads.submit(post_again, daemon, structured_outputs=asked, max_tokens=60)
         for line in lines:
             if pending.done() and num_tokens:
                 break
             num_tokens += line.startswith("data: {")
         with_stream.close()
         response = pending.result()
-    is_late = name == "endless multiple" and response.status_code == 503
+    is_late = name == "endless multiple" and response.status_code == 429
     assert is_late or response.status_code == (400 if name in REFUSED else 200), response.text
     if name in REFUSED:
         error = response.json()["error"]

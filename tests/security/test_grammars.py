@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -241,18 +243,30 @@ BY_TIME = {"twice 65,535 of anything", "30 expressions at once"}
 """Refused where they take too long, which is a matter of the machine; a fast one serves them."""
 
 
+def verdict_on(daemon: Daemon, body: dict[str, Any]) -> httpx.Response:
+    """The answer, asked for again as often as clients do where the server had no time for the grammar."""
+    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+    for _ in range(3):
+        if answer.status_code != 429:
+            break
+        assert_no_verdict(answer)
+        time.sleep(int(answer.headers["Retry-After-Ms"]) / 1_000)
+        answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+    return answer
+
+
+def assert_no_verdict(answer: httpx.Response) -> None:
+    error = answer.json()["error"]
+    assert error["code"] == "rate_limit_exceeded" and error["param"] and "It may be valid" in error["message"]
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60, "clients wait no longer"
+
+
 @pytest.mark.parametrize("name", [*REFUSED, *SERVED])
 @pytest.mark.sampled(keep=30)
 def test_what_brought_others_down(daemon: Daemon, name: str) -> None:
     pid = daemon.engine_pid
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1, **{**REFUSED, **SERVED}[name]}
-    answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
-    for _ in range(3):
-        if answer.status_code != 503:
-            break
-        # The machine has too much to do to say: that is no verdict, and the next one who asks is answered.
-        assert answer.headers["Retry-After"] and answer.json()["error"]["code"] == "server_is_overloaded"
-        answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+    answer = verdict_on(daemon, body)
     if name not in BY_TIME:
         assert answer.status_code == (400 if name in REFUSED else 200), answer.text[:1_000]
     assert answer.status_code in (200, 400), answer.text[:1_000]
@@ -329,6 +343,34 @@ def test_a_hostile_schema_is_refused_by_every_family(daemon: Daemon, family: str
     assert answer.status_code == 400, answer.text[:1_000]
     reasons = ("characters of JSON", "number that is too large", "whole number of more than 64 bits", "levels deep")
     assert any(reason in answer.text for reason in reasons), answer.text
+
+
+NUM_SLOW = 20
+
+
+def test_slow_grammars_at_once_hold_up_no_answer(daemon: Daemon) -> None:
+    """One caller sends them: each is refused or told when to ask again, soon, and a usual one beside them is served."""
+    most_s = 4.0  # 1.5 s on a quiet machine; one after the other they would take 20 s
+
+    def ask(way: dict[str, Any]) -> httpx.Response:
+        body = {"messages": HI, "max_tokens": 4, **constrained(**way)}
+        return httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
+
+    assert ask({"regex": "warm"}).status_code == 200
+    with ThreadPoolExecutor(NUM_SLOW) as threads:
+        slow = [
+            threads.submit(ask, {"json": {"type": "integer", "multipleOf": 9_999_991 - 2 * i}}) for i in range(NUM_SLOW)
+        ]
+        usual = verdict_on(daemon, {"messages": HI, "max_tokens": 4, **constrained(regex="[0-9]{4}")})
+        assert usual.status_code == 200, usual.text
+        for answer in [each.result() for each in slow]:
+            print(answer.status_code, answer.elapsed.total_seconds(), answer.headers.get("Retry-After"))
+            assert answer.elapsed.total_seconds() < most_s and answer.status_code in (400, 429), answer.text
+            if answer.status_code == 429:
+                assert_no_verdict(answer)
+            else:
+                assert "processor time" in answer.json()["error"]["message"]
+    assert ask({"regex": "[0-9]{5}"}).status_code == 200
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -29,6 +30,8 @@ from inferd.server import errors
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.language import Language, json_value, lark, pattern
+from inferd.server.structured.turns import Turns
+from tests.sim.loop import VirtualLoop
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 ENDLESS = json_value({"type": "integer", "multipleOf": 9_999_991})
@@ -102,7 +105,7 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(monkeypatch: py
     texts = counted(monkeypatch)
 
     async def work(checker: GrammarChecker) -> None:
-        checker._quick, checker._long = lane(0.05), lane(0.1)
+        checker._lanes = lane(0.05), lane(0.1)
         error = await refusal(checker, ENDLESS)
         assert error.code == "invalid_value" and "it takes more than 1 s of processor time" in error.message
         pid = pid_of(checker)
@@ -120,7 +123,7 @@ def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: 
 
     async def ask(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
         texts.append(text)
-        return Verdict(error="it takes too much", stopped="cpu") if len(texts) <= 2 else Verdict(text=text)
+        return Verdict(error="it takes too much", stopped="cpu") if len(texts) <= 3 else Verdict(text=text)
 
     async def work(checker: GrammarChecker) -> None:
         nonlocal now_s
@@ -130,7 +133,7 @@ def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: 
             now_s += checker_module._FORGIVEN_AFTER_S / 2
         assert await checker.check(language.text(), "here") == language.text()
         assert await checker.check(language.text(), "here") == language.text()
-        assert len(texts) == 3 and checker._kept_bytes == checker_module._size_of(Verdict(text=language.text()))
+        assert len(texts) == 4 and checker._kept_bytes == checker_module._size_of(Verdict(text=language.text()))
 
     monkeypatch.setattr(GrammarChecker, "_ask", ask)
     monkeypatch.setattr(checker_module, "_now", lambda: now_s)
@@ -141,11 +144,11 @@ def test_a_busy_machine_makes_no_grammar_invalid(monkeypatch: pytest.MonkeyPatch
     """Its time on the clock ran out, not its processor's."""
 
     async def work(checker: GrammarChecker) -> None:
-        checker._quick = lane(600.0)
+        checker._lanes = (lane(600.0),)
         await checker.check(pattern("a").text(), "here")
         monkeypatch.setattr(checker_module, "_MAX_RUN_S", 0.05)
         error = await refusal(checker, ENDLESS)
-        assert error.code == "server_is_overloaded" and "too busy to compile" in error.message
+        assert error.code == "rate_limit_exceeded" and "It may be valid" in error.message
         assert errors.headers_of(error)["Retry-After"]
         assert len(checker._kept) == 1, "nothing is remembered of it"
         monkeypatch.setattr(checker_module, "_MAX_RUN_S", 60.0)
@@ -179,7 +182,7 @@ def test_a_quick_grammar_does_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyP
             nonlocal num_long
             if text == "quick":
                 return Verdict(text=text)
-            if on is checker._quick:
+            if on is not checker._lanes[-1]:
                 return Verdict(stopped="cpu")
             num_long += 1
             await slow_may_end.wait()
@@ -188,7 +191,7 @@ def test_a_quick_grammar_does_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(GrammarChecker, "_ask", ask)
         slow = [asyncio.create_task(checker.check(f"slow{i}", "here", f"t{i}")) for i in range(5)]
         assert await checker.check("quick", "here", "quick") == "quick"
-        assert num_long <= 1 and not any(task.done() for task in slow)
+        assert num_long <= checker._lanes[-1].turns.num_at_once and not any(task.done() for task in slow)
         slow_may_end.set()
         found = await asyncio.gather(*slow, return_exceptions=True)
         assert all(isinstance(error, RequestError) and error.code == "invalid_value" for error in found)
@@ -196,29 +199,128 @@ def test_a_quick_grammar_does_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyP
     run(work)
 
 
-def test_a_turn_that_does_not_come_is_a_reason_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "_MAX_WAIT_S", 0.05)
+class Trials:
+    """Stands for the process: a trial takes as long as its text says, in seconds, and as its lane lets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[str] = []
+        monkeypatch.setattr(GrammarChecker, "_ask", lambda _, text, on: self.ask(text, on))
+        monkeypatch.setattr(GrammarChecker, "_running", self.running)
+        monkeypatch.setattr(checker_module, "num_cpus", lambda: 2)
+
+    @staticmethod
+    async def running(_: GrammarChecker) -> None:
+        """It has started."""
+
+    async def ask(self, text: str, on: checker_module._Lane) -> Verdict:
+        self.texts.append(text)
+        needed_s = float(text.partition(" ")[0])
+        await asyncio.sleep(min(needed_s, on.cpu_s))
+        return Verdict(text=text) if needed_s <= on.cpu_s else Verdict(error="it takes too long", stopped="cpu")
+
+
+async def timed(checker: GrammarChecker, text: str, tenant: str = "") -> tuple[float, str, float]:
+    """(seconds until it was answered, its code or "taken", when to ask again)."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    try:
+        await checker.check(text, "here", tenant)
+    except RequestError as error:
+        return loop.time() - began_s, error.code, error.retry_after_s or 0.0
+    return loop.time() - began_s, "taken", 0.0
+
+
+def run_in_virtual_time(work: Callable[[GrammarChecker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work(GrammarChecker(MODEL_PATH, 3_072))
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(1), limit_s=1e4)) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("num_slow", [1, 5, 20, 200])
+@pytest.mark.parametrize("tenant", ["slow", "other"])
+def test_no_request_waits_long_for_its_grammar(monkeypatch: pytest.MonkeyPatch, num_slow: int, tenant: str) -> None:
+    """Neither a slow grammar nor a usual one behind all of them, which is taken."""
+    Trials(monkeypatch)
 
     async def work(checker: GrammarChecker) -> None:
-        await checker._quick.turns.acquire("other")
-        error = await refusal(checker, pattern("a"))
-        assert error.code == "server_is_overloaded" and not checker._kept
-        checker._quick.turns.release()
-        await checker._quick.turns.acquire("other")  # who gave up does not hold it
+        slow = [asyncio.create_task(timed(checker, f"99 {i}", "slow")) for i in range(num_slow)]
+        await asyncio.sleep(0.01)
+        if num_slow < checker_module._MAX_PENDING_OF_TENANT or tenant == "other":
+            wait_s, code, _ = await timed(checker, "0.005 usual", tenant)
+            num_ahead = 2 if tenant == "other" else num_slow
+            assert code == "taken" and wait_s < (num_ahead + 1) * checker_module._QUICK_CPU_S
+        found = await asyncio.gather(*slow)
+        assert all(wait_s <= checker_module._MAX_ANSWER_S for wait_s, _, _ in found)
+        assert {code for _, code, _ in found} <= {"invalid_value", "rate_limit_exceeded"}
+        assert any(code == "invalid_value" for _, code, _ in found) or num_slow > 5
+        assert all(1 <= again_s <= 30 for _, code, again_s in found if code == "rate_limit_exceeded")
 
-    run(work)
+    run_in_virtual_time(work)
+
+
+def test_who_asks_again_when_told_to_finds_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check goes on without the request, and is not made again."""
+    trials = Trials(monkeypatch)
+
+    async def work(checker: GrammarChecker) -> None:
+        texts = [f"0.9 {i}" for i in range(4)]
+        found = await asyncio.gather(*(timed(checker, text) for text in texts))
+        refused = [(text, again_s) for text, (_, code, again_s) in zip(texts, found, strict=True) if code != "taken"]
+        assert refused and all(code in ("taken", "rate_limit_exceeded") for _, code, _ in found)
+        await asyncio.sleep(max(again_s for _, again_s in refused))
+        num_trials = len(trials.texts)
+        assert [await timed(checker, text) for text, _ in refused] == [(0.0, "taken", 0.0)] * len(refused)
+        assert len(trials.texts) == num_trials == 3 * len(texts)
+
+    run_in_virtual_time(work)
+
+
+def test_a_lane_takes_nothing_that_would_wait_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials(monkeypatch)
+
+    async def work(checker: GrammarChecker) -> None:
+        slow = [asyncio.create_task(timed(checker, f"99 {i}", "slow")) for i in range(30)]
+        other = asyncio.create_task(timed(checker, "0.5 other", "other"))
+        await asyncio.gather(*slow)
+        assert (await other)[1:] != ("invalid_value", 0.0)
+        await asyncio.sleep(60)
+        assert not checker._pending
+        num_long = len(trials.texts) - 2 * 31
+        assert num_long < 15, "what is refused is not tried behind the request's back"
+        assert await timed(checker, "0.5 other", "other") == (0.0, "taken", 0.0)
+
+    run_in_virtual_time(work)
+
+
+def test_turns_ahead() -> None:
+    async def main() -> None:
+        turns = Turns(2)
+        assert turns.num_ahead("a") == 0
+        waiting = [asyncio.create_task(turns.acquire(tenant)) for tenant in ("a", "a", "a", "a", "a", "b")]
+        await asyncio.sleep(0)
+        assert turns.num_ahead("a") == 2 + 3 + 1, "all of its own, and one of the other's"
+        assert turns.num_ahead("b") == 2 + 1 + 2, "no more of the other's than it has of its own, and one"
+        assert turns.num_ahead("c") == 2 + 1 + 1
+        for _ in waiting:
+            turns.release()
+        await asyncio.gather(*waiting)
+        assert turns.num_ahead("c") == 0
+
+    asyncio.run(main())
 
 
 def test_a_grammar_that_takes_long_lets_others_go_first() -> None:
     async def work(checker: GrammarChecker) -> None:
-        checker._quick, checker._long = lane(0.01, is_nice=False), lane(600.0)
+        checker._lanes = lane(0.01, is_nice=False), lane(600.0)
         waiting = asyncio.create_task(checker.check(ENDLESS.text(), "here"))
         seen: set[int] = set()
         while 10 not in seen:
             seen |= {child.nice() for child in await children_of(checker)}
         assert psutil.Process(pid_of(checker)).nice() < 10
         await checker.close()
-        with pytest.raises(RequestError, match="too busy to compile"):
+        with pytest.raises(RequestError, match="too much to do"):
             await waiting
 
     run(work)
@@ -226,7 +328,7 @@ def test_a_grammar_that_takes_long_lets_others_go_first() -> None:
 
 def test_a_caller_that_goes_away_takes_nothing_from_others() -> None:
     async def work(checker: GrammarChecker) -> None:
-        checker._quick, checker._long = lane(0.02), lane(0.1)
+        checker._lanes = lane(0.02), lane(0.1)
         text = pattern("[ab]").text()
         gone = [asyncio.create_task(checker.check(each, "gone")) for each in (ENDLESS.text(), text)]
         await asyncio.sleep(0)
@@ -262,7 +364,7 @@ def test_not_without_end_may_wait(monkeypatch: pytest.MonkeyPatch, bound: str, n
         asked = [*((text, "a") for text in texts[:5]), (texts[5], "b")]
         found = await asyncio.gather(*(checker.check(text, "here", who) for text, who in asked), return_exceptions=True)
         assert found[:3] == texts[:3]
-        assert all(isinstance(error, RequestError) and error.code == "server_is_overloaded" for error in found[3:5])
+        assert all(isinstance(error, RequestError) and error.code == "rate_limit_exceeded" for error in found[3:5])
         assert (found[5] == texts[5]) is bool(num_others), "a tenant's bound is its own"
         assert await checker.check(texts[4], "here", "a") == texts[4]
 
@@ -271,14 +373,14 @@ def test_not_without_end_may_wait(monkeypatch: pytest.MonkeyPatch, bound: str, n
 
 def test_a_process_that_dies_is_replaced_and_no_grammar_blamed() -> None:
     async def work(checker: GrammarChecker) -> None:
-        checker._quick = lane(600.0)
+        checker._lanes = (lane(600.0),)
         await checker.check(pattern("a").text(), "here")
         waiting = asyncio.create_task(checker.check(ENDLESS.text(), "here"))
         first, (trial,) = psutil.Process(pid_of(checker)), await children_of(checker)
         first.kill()
         with pytest.raises(RequestError) as caught:
             await waiting
-        assert caught.value.code == "server_is_overloaded"
+        assert caught.value.code == "rate_limit_exceeded"
         trial.kill()
         assert await checker.check(pattern("b").text(), "here")
         assert pid_of(checker) != first.pid
