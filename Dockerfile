@@ -13,7 +13,8 @@ RUN ["python", "-m", "venv", "/opt/inferd"]
 WORKDIR /src
 COPY constraints.txt ./
 RUN /opt/inferd/bin/pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY inferd inferd
 COPY server server
 COPY engine engine
 COPY kernels kernels

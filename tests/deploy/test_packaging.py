@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,36 +18,54 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("server", "engine", "kernels")
 
 
+PARTS = ("inferd", *FOLDERS)
+
+
+def copied(source: Path) -> Path:
+    """The files of the product, without what was built, in `source`."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (name.split("/")[0] in PARTS or "/" not in name) and os.path.lexists(ROOT / name):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    return source
+
+
+def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    return subprocess.run([*pip, "-w", str(out), str(source)], capture_output=True, text=True)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that the checkout gets no build folders."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in files:
-        if name.split("/")[0] in FOLDERS or "/" not in name:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(out),
-        str(source),
-    ]
-    subprocess.run(command, check=True)
+    out = tmp_path_factory.mktemp("wheel")
+    done = build(copied(tmp_path_factory.mktemp("source")), out)
+    assert done.returncode == 0, done.stderr
     (built,) = out.glob("inferd-*.whl")
     return built
+
+
+def test_a_wheel_without_the_product_is_not_built(tmp_path: Path) -> None:
+    """As from a checkout without links, or an image that copies the folder `inferd` alone."""
+    source = copied(tmp_path / "source")
+    shutil.rmtree(source / "engine")
+    done = build(source, tmp_path / "out")
+    assert done.returncode != 0 and "inferd/engine has no __init__.py" in done.stderr
+
+
+def test_a_type_checker_finds_the_product_in_a_plain_checkout(tmp_path: Path) -> None:
+    """What editors do for "go to definition": nothing is installed and no path is set."""
+    source = copied(tmp_path / "source")
+    program = "from inferd.engine.api.params import SamplingParams\nreveal_type(SamplingParams().temperature)"
+    command = [sys.executable, "-m", "mypy", "--no-site-packages", "--config-file=", "--follow-imports=silent"]
+    done = subprocess.run([*command, "-c", program], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0 and re.search(r'Revealed type is "(builtins\.)?float"', done.stdout), done.stdout
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-P", "-m", "inferd", "--version"], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0 and done.stdout.startswith("inferd "), done
 
 
 def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
@@ -56,6 +77,7 @@ def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
         if "__pycache__" not in path.parts
     }
     assert modules <= held, f"not in the wheel: {sorted(modules - held)}"
+    assert "inferd/__main__.py" in held
     model = {f"inferd/engine/tiny/model/{path.name}" for path in (ROOT / "engine/tiny/model").iterdir()}
     assert model <= held, f"not in the wheel: {sorted(model - held)}"
 
