@@ -15,7 +15,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.messages import Ready
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.planner import MemoryPlan, format_bytes
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 
 _PLAN_TOLERANCE = 0.05

@@ -42,6 +42,7 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
+from inferd.server.config.settings import Settings
 from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
@@ -51,7 +52,6 @@ from inferd.server.loop_probe import LoopProbe
 from inferd.server.origins import Origins
 from inferd.server.quotas import RATE_LIMIT_HEADERS
 from inferd.server.schema.targets import NO_TARGETS, Targets
-from inferd.server.settings import Settings
 from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes

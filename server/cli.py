@@ -18,9 +18,9 @@ import typer
 from inferd.engine.api import garbage
 from inferd.engine.api.errors import StartError
 from inferd.server.bench.command import bench_app, first_key
+from inferd.server.config.fields import Setting
+from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.keys_command import keys_app
-from inferd.server.settings import SETTINGS, Settings
-from inferd.server.settings_fields import Setting
 
 app = typer.Typer(
     name="inferd",

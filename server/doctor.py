@@ -26,7 +26,7 @@ from rich.console import Console
 from inferd.engine.api import accelerator
 from inferd.engine.api.accelerator import NoAcceleratorError
 from inferd.engine.api.errors import ConfigError
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 
 GIB = 1024**3
 MIN_MEMORY_BYTES = 2 * GIB

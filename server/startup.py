@@ -32,6 +32,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.backlog import QueueBounds
+from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.connection import ConnectionLimits
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.keys import read_keys
@@ -39,7 +40,6 @@ from inferd.server.listening import fit_open_files, http_config
 from inferd.server.metrics import Metrics
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router, RouterOptions
-from inferd.server.settings import Settings, is_loopback
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import LACKS_TOOLS
 

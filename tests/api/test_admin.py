@@ -12,7 +12,7 @@ import pytest
 from inferd.engine.api.config import EngineConfig
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.app import AppOptions
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 
 ADMIN, USER = "the-admin-key", "a-users-key"
 PATHS = [(route.method, route.path) for route in ROUTES if route.access is Access.ADMIN]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from inferd.server.config.settings import SETTINGS, Settings
 from inferd.server.metrics import Metrics
-from inferd.server.settings import SETTINGS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from inferd.engine.api.errors import StartError
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.startup import make_plan
 
 LIMIT_S = 5

@@ -19,7 +19,7 @@ import pytest
 from inferd.engine.api.errors import ConfigError
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.app import AppOptions
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, free_model, start

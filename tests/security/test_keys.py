@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 from inferd.engine.api.errors import ConfigError, RequestError
 from inferd.server.app import AppOptions
 from inferd.server.cli import app
+from inferd.server.config.settings import Settings
+from inferd.server.config.sources import read_yaml
 from inferd.server.keyring import Keyring
 from inferd.server.keys import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
 from inferd.server.metrics import Metrics
 from inferd.server.quotas import KeyAccount, Quota, duration_text
-from inferd.server.settings import Settings
-from inferd.server.settings_sources import read_yaml
 from inferd.server.startup import make_plan
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 

@@ -13,7 +13,7 @@ import pytest
 from inferd.engine.api.messages import Ready
 from inferd.engine.api.roofline import Peaks
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.startup import make_plan
 
 MIB = 2**20

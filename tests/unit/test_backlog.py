@@ -10,7 +10,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.backlog import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.startup import _router_options
 
 

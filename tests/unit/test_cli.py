@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from inferd.server import cli
-from inferd.server.settings import SETTINGS, Settings
+from inferd.server.config.settings import SETTINGS, Settings
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

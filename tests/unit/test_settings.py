@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.settings import SETTINGS, Settings, is_loopback
-from inferd.server.settings_fields import format_bytes, format_duration, parse_bytes, parse_duration
+from inferd.server.config.fields import format_bytes, format_duration, parse_bytes, parse_duration
+from inferd.server.config.settings import SETTINGS, Settings, is_loopback
 
 
 @pytest.fixture(autouse=True)

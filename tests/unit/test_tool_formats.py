@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.settings import Settings
+from inferd.server.config.settings import Settings
 from inferd.server.tools.builtin import CALLS, REASONING
 from inferd.server.tools.detect import NO_FORMAT, PLAIN_CALLS, Clues, detect
 from inferd.server.tools.format import Format

@@ -18,8 +18,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.schema.targets import MAX_TARGET_S, MIN_TARGET_S
-from inferd.server.settings_fields import (
+from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,
     BlockSize,
@@ -35,7 +34,8 @@ from inferd.server.settings_fields import (
     format_duration,
     setting,
 )
-from inferd.server.settings_sources import read_yaml, unknown_variables
+from inferd.server.config.sources import read_yaml, unknown_variables
+from inferd.server.schema.targets import MAX_TARGET_S, MIN_TARGET_S
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.config.fields import ENV_PREFIX
 from inferd.server.regular_file import read_regular
-from inferd.server.settings_fields import ENV_PREFIX
 
 _MAX_BYTES = 2**20
 
