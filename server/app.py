@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors, middleware
+from inferd.server import middleware
 from inferd.server.admission import Quotas
 from inferd.server.api import routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
@@ -43,6 +43,7 @@ from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
 from inferd.server.config.settings import Settings
+from inferd.server.errors import table as errors
 from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router

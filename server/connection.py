@@ -23,7 +23,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.patience import Patience
 
 logger = logging.getLogger("inferd.server")

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from inferd.server import anthropic_errors, errors
 from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.routes import EMBEDDINGS, HEALTH, READY, ROUTES, Access, Route
+from inferd.server.errors import anthropic as anthropic_errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import RequestFields, Wire, wire_fields
 from inferd.server.schema.kinds import Schema, Text, or_null
 from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.middleware import refusal
 
 ANY = "*"

@@ -33,8 +33,8 @@ from inferd.engine.api.messages import (
     SubmitChoices,
     ToEngine,
 )
-from inferd.server import errors
 from inferd.server.backlog import Backlog, QueueBounds
+from inferd.server.errors import table as errors
 from inferd.server.metrics import Metrics, RequestRecord
 from inferd.server.quarantine import Quarantine
 from inferd.server.token_stream import TokenStream

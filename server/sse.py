@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 
 logger = logging.getLogger("inferd.server")
 

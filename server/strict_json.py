@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 
 MAX_DEPTH = 128
 """Objects and arrays within each other."""

@@ -8,9 +8,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server import errors
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
 
 
 class HealthApi:

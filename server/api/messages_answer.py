@@ -15,8 +15,9 @@ import orjson
 from pydantic_core import from_json
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import anthropic_errors, sse
+from inferd.server import sse
 from inferd.server.api.answer import Counts, Json
+from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.generate.events import (
     Event,
     Finished,

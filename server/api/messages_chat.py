@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_turns import joined
 from inferd.server.schema.chat import ChatRequest

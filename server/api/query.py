@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import RequestFields, read, wire_fields
 from inferd.server.schema.kinds import Array, Integer, Only
 

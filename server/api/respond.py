@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors, sse
+from inferd.server import sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import warned
 from inferd.server.api.large_answer import LargeAnswer
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
 from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta

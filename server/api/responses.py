@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import read_body, warned
 from inferd.server.api.query import read_query
@@ -22,6 +21,7 @@ from inferd.server.api.responses_draft import Draft
 from inferd.server.api.responses_render import ResponsesRendering
 from inferd.server.api.responses_store import Stored
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
 from inferd.server.exact import exact
 from inferd.server.generate.deadline import until
 from inferd.server.generate.intake import Caller

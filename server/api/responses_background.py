@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors
 from inferd.server.api.responses_store import Stored
+from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event
 
 logger = logging.getLogger("inferd.server")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.fields import wire_fields
 from inferd.server.schema.generation import SharedFields

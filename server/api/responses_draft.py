@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors
 from inferd.server.api.answer import Counts
 from inferd.server.api.logprobs import chat_logprobs
 from inferd.server.api.responses_output import Output, Style, Told
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.response_options import SEALED_REASONING, TextOption

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
 from inferd.server.api.body import read_body
 from inferd.server.api.respond import while_asked
 from inferd.server.api.service import Service
+from inferd.server.errors import table as errors
 from inferd.server.exact import exact
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 from inferd.server.text.template import conversation_of

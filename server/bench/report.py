@@ -17,7 +17,7 @@ from inferd.server.bench.answer import Outcome
 from inferd.server.bench.load import Run
 from inferd.server.bench.options import LoadOptions
 from inferd.server.bench.slo import Goodput, Objective, goodput
-from inferd.server.errors import clip
+from inferd.server.errors.table import clip
 
 MAX_LAG_P99_S = 0.005
 MAX_LAG_SHARE = 0.2

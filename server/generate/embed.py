@@ -15,7 +15,7 @@ from functools import partial
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router, TokenStream

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.params import ParamError, SamplingParams
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
 from inferd.server.generate.prompts import CheckSize, Encoded, Prompts

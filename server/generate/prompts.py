@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.pieces import pieces
 from inferd.server.schema import completions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest

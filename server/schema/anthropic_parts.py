@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.kinds import (
     Array,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Boolean, Choice, Json, Schema, Text, check_array, check_properties, object_schema
 from inferd.server.schema.messages import MAX_MESSAGES, Message
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inferd.engine.api.params import MAX_LOGPROBS
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import wire
 from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
 from inferd.server.schema.kinds import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inferd.engine.api.params import MAX_LOGPROBS
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import wire
 from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, REQUEST, GenerationFields
 from inferd.server.schema.kinds import AnyOf, Array, Boolean, Integer, Only, Schema, Text, TokenIds

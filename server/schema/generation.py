@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inferd.engine.api.params import MAX_LOGPROBS
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.kinds import (
     Anything,

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.pieces import pieces
 
 Schema = dict[str, Any]

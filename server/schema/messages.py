@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server import errors, strict_json
+from inferd.server import strict_json
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
 from inferd.server.strict_json import Counts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Integer, Schema, check_properties, object_schema
 
 MAX_PATTERN_SIZE = 256

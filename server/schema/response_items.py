@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, read_arguments
 from inferd.server.strict_json import Counts

@@ -11,7 +11,7 @@ from typing import cast
 
 import orjson
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.chat import (
     FUNCTION,
     MAX_TOOLS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Decimal
 
 MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0

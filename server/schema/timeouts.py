@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Decimal
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0

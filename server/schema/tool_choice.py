@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Choice, Schema, Text, check_array, check_properties, object_schema
 
 Mode = Literal["none", "auto", "required"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
-from inferd.server import errors
+from inferd.server.errors import table as errors
 
 _MOST_BITS = 1_024
 """Of a whole number: the largest that a double holds has so many."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import GrammarSize
 from inferd.server.structured.language import (
     Language,

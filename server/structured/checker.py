@@ -35,7 +35,7 @@ from inferd.engine.api.grammar import (
     read_verdict,
 )
 from inferd.engine.api.machine import num_cpus
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import refusal
 from inferd.server.structured.turns import Turns
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import check_json, refusal
 from inferd.server.structured.intervals import has_bounds, make_exact
 from inferd.server.structured.language import Language, json_value

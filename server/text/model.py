@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.exact import any_json
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.template import ChatTemplate

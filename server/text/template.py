@@ -18,7 +18,7 @@ from jinja2 import nodes
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from inferd.engine.api.errors import ModelError, RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.tools.fallback import Fallback, Message, Shown, Tool, probe
 
 MAX_RENDERED_CHARS = 2**26

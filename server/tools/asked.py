@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.tool_choice import ToolChoice
 from inferd.server.structured.calls import CallRules, answer_with_calls, can_bound, paths_of, reasoning

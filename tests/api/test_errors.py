@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
 from inferd.server.app import AppOptions
+from inferd.server.errors import table as errors
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest

@@ -11,8 +11,9 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure
-from inferd.server import anthropic_errors, errors
 from inferd.server.app import AppOptions
+from inferd.server.errors import anthropic as anthropic_errors
+from inferd.server.errors import table as errors
 
 from .test_error_table import EXPECTED, check_headers
 

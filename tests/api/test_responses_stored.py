@@ -15,7 +15,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Failure
 from inferd.server.api.responses_background import Background, Draft, Job
 from inferd.server.app import AppOptions
-from inferd.server.errors import internal_error
+from inferd.server.errors.table import internal_error
 
 from .conftest import ScriptedRouter, serving
 from .test_responses import CALL, WEATHER, prompt_of, wait_for

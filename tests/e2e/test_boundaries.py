@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inferd.server import anthropic_errors, errors
 from inferd.server.api.routes import ROUTES
+from inferd.server.errors import anthropic as anthropic_errors
+from inferd.server.errors import table as errors
 from inferd.server.schema.fields import RequestFields, wire_fields
 
 from .conftest import Daemon

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from inferd.server import anthropic_errors
 from inferd.server.api.routes import ROUTES
+from inferd.server.errors import anthropic as anthropic_errors
 from tests.e2e.conftest import Daemon
 from tests.e2e.test_boundaries import check_anthropic_error, check_error
 from tests.e2e.test_client import wait_idle

@@ -26,7 +26,7 @@ from inferd.engine.api.grammar import (
     read_verdict,
 )
 from inferd.engine.grammar.check import _Trial, _verdict_of
-from inferd.server import errors
+from inferd.server.errors import table as errors
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.language import Language, json_value, lark, pattern

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 
 HUGE = "\U0001f600" * 100_000
 

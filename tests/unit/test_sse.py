@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors, sse
+from inferd.server import sse
+from inferd.server.errors import table as errors
 
 Sent = list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import errors
+from inferd.server.errors import table as errors
 
 PREFIX = "/v1/messages"
 
