@@ -23,7 +23,6 @@ from starlette.responses import Response
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server import middleware
-from inferd.server.admission import Quotas
 from inferd.server.api import routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.body import WARNING_HEADER
@@ -42,16 +41,17 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
+from inferd.server.auth.keyring import Keyring
+from inferd.server.auth.origins import Origins
+from inferd.server.auth.quota_middleware import Quotas
+from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
 from inferd.server.errors import table as errors
 from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
-from inferd.server.keyring import Keyring
 from inferd.server.loop_probe import LoopProbe
-from inferd.server.origins import Origins
-from inferd.server.quotas import RATE_LIMIT_HEADERS
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
 from inferd.server.structured.checker import GrammarChecker

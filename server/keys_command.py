@@ -31,7 +31,7 @@ def new(
 
     Without --file the entry is shown as well, for a file of keys that is made elsewhere.
     """
-    from inferd.server.keys import append_entry, digest_of, entry_of, entry_text, new_key  # noqa: PLC0415
+    from inferd.server.auth.keys_file import append_entry, digest_of, entry_of, entry_text, new_key  # noqa: PLC0415
 
     key = new_key()
     entry = entry_of(

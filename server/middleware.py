@@ -22,9 +22,9 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server.auth.keyring import Keyring
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.keyring import Keyring
 from inferd.server.schema.generation import is_sane_id
 
 MIN_BODY_RATE = 16 * 1024

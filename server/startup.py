@@ -31,11 +31,11 @@ from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
+from inferd.server.auth.keys_file import read_keys
 from inferd.server.backlog import QueueBounds
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.connection import ConnectionLimits
 from inferd.server.drain import Drain, DrainOptions, HttpServer
-from inferd.server.keys import read_keys
 from inferd.server.listening import fit_open_files, http_config
 from inferd.server.metrics import Metrics
 from inferd.server.recovery import Recovery

@@ -19,6 +19,8 @@ from inferd.server.api.body import warned
 from inferd.server.api.large_answer import LargeAnswer
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
+from inferd.server.auth.keyring import Holder
+from inferd.server.auth.quotas import UNLIMITED
 from inferd.server.errors import table as errors
 from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
@@ -27,8 +29,6 @@ from inferd.server.generate.intake import Caller, any_room
 from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import Generation
-from inferd.server.keyring import Holder
-from inferd.server.quotas import UNLIMITED
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER

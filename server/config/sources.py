@@ -13,7 +13,7 @@ import yaml
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.config.fields import ENV_PREFIX
-from inferd.server.regular_file import read_regular
+from inferd.server.config.regular_file import read_regular
 
 _MAX_BYTES = 2**20
 

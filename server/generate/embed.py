@@ -15,12 +15,12 @@ from functools import partial
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.prompts import Prompts
-from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.embeddings import EmbeddingRequest
 
 MAX_AT_ONCE = 256

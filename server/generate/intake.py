@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.params import ParamError, SamplingParams
+from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
@@ -20,7 +21,6 @@ from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
 from inferd.server.generate.seeds import choose_seed
-from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields

@@ -9,8 +9,8 @@ import msgspec
 
 from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
+from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.generate.seeds import choice_seed
-from inferd.server.quotas import UNLIMITED, Account
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables

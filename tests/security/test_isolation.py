@@ -16,7 +16,7 @@ import pytest
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.server.keys import append_entry, digest_of, entry_of
+from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from tests.e2e.conftest import INFERD, Daemon, free_model
 
 KEYS = {"alice": "acme", "bob": "acme", "carol": None, "dave": None}

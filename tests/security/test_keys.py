@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError, RequestError
 from inferd.server.app import AppOptions
+from inferd.server.auth.keyring import Keyring
+from inferd.server.auth.keys_file import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
+from inferd.server.auth.quotas import KeyAccount, Quota, duration_text
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
-from inferd.server.keyring import Keyring
-from inferd.server.keys import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
 from inferd.server.metrics import Metrics
-from inferd.server.quotas import KeyAccount, Quota, duration_text
 from inferd.server.startup import make_plan
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 
@@ -207,7 +207,7 @@ def test_what_nobody_expected_is_told_and_the_file_is_read_again(
     async def scene() -> None:
         watch = asyncio.create_task(keyring.watch(0.001))
         with monkeypatch.context() as patch:
-            patch.setattr("inferd.server.keyring.read_keys", refuse)
+            patch.setattr("inferd.server.auth.keyring.read_keys", refuse)
             os.utime(path, ns=(1, 1))
             was_read.clear()
             await asyncio.wait_for(was_read.wait(), 20)
@@ -270,7 +270,7 @@ def test_a_file_that_could_not_be_read_is_tried_again_at_each_look(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr("inferd.server.keys.read_regular", refuse)
+        patch.setattr("inferd.server.auth.keys_file.read_regular", refuse)
         for _ in range(3):
             asyncio.run(keyring.look())
     assert keyring.find(ONE) and not keyring.find(TWO)
@@ -283,7 +283,7 @@ def test_a_file_that_does_not_answer_is_reported_and_read_once_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a network mount that hangs."""
-    monkeypatch.setattr("inferd.server.keyring.OVERDUE_S", 0.01)
+    monkeypatch.setattr("inferd.server.auth.keyring.OVERDUE_S", 0.01)
     path, ages = written(tmp_path / "keys", entry(ONE)), list[float]()
     reported, answers = asyncio.Event(), threading.Event()
 
@@ -334,7 +334,7 @@ def test_keys_age_while_the_file_is_wrong(tmp_path: Path) -> None:
 
 HANGS = """
 import asyncio, pathlib, sys, threading
-from inferd.server.keyring import Keyring
+from inferd.server.auth.keyring import Keyring
 
 path = pathlib.Path(sys.argv[1])
 keyring = Keyring((), (), path)

@@ -11,8 +11,8 @@ import pytest
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.app import AppOptions
+from inferd.server.auth.origins import host_name, is_loopback_name
 from inferd.server.config.settings import Settings
-from inferd.server.origins import host_name, is_loopback_name
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, daemon

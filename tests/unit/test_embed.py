@@ -11,8 +11,8 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.server.auth.quotas import Unlimited
 from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
-from inferd.server.quotas import Unlimited
 from inferd.server.token_stream import merge
 
 Answer = Delta | Exception

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
 from inferd.engine.api.params import SamplingParams
+from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
@@ -25,7 +26,6 @@ from inferd.server.generate.fold import ChoiceResult, Fold, PackedScores
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.generate.stream import Generation
-from inferd.server.quotas import KeyAccount, Quota
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes

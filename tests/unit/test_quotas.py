@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.quotas import UNLIMITED, KeyAccount, Quota, duration_text
+from inferd.server.auth.quotas import UNLIMITED, KeyAccount, Quota, duration_text
 
 
 class Key:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.keys import KeyEntry, digest_of, read_keys, tenant_id
-from inferd.server.quotas import KeyAccount, Quota
+from inferd.server.auth.keys_file import KeyEntry, digest_of, read_keys, tenant_id
+from inferd.server.auth.quotas import KeyAccount, Quota
 
 logger = logging.getLogger("inferd.keys")
 

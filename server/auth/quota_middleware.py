@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.keyring import Holder
+from inferd.server.auth.keyring import Holder
 from inferd.server.middleware import refusal, route_path
 
 
