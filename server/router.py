@@ -35,7 +35,7 @@ from inferd.engine.api.messages import (
 )
 from inferd.server.backlog import Backlog, QueueBounds
 from inferd.server.errors import table as errors
-from inferd.server.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics, RequestRecord
 from inferd.server.quarantine import Quarantine
 from inferd.server.token_stream import TokenStream
 

@@ -37,7 +37,7 @@ from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.connection import ConnectionLimits
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.listening import fit_open_files, http_config
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router, RouterOptions
 from inferd.server.text.model import ServedModel

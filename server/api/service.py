@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 from inferd.engine.api.roofline import StepPhase
 from inferd.server.api.responses_background import Background
 from inferd.server.api.responses_store import ResponseStore
-from inferd.server.efficiency import PhaseSummary
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
+from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel

@@ -15,7 +15,7 @@ from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.messages import EngineStats, Ready, StepCosts
 from inferd.engine.api.roofline import StepPhase
 from inferd.server.api.service import Service
-from inferd.server.efficiency import PHASES, PhaseSummary
+from inferd.server.observability.efficiency import PHASES, PhaseSummary
 
 _DIGITS = 4
 """Of ratios."""

@@ -33,7 +33,7 @@ from inferd.server.app import AppOptions, create_app
 from inferd.server.connection import ConnectionLimits
 from inferd.server.listening import http_config
 from inferd.server.loop_probe import LoopProbe
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
 

@@ -24,7 +24,7 @@ import pytest
 
 from inferd.engine.api.client import EngineClient
 from inferd.server.app import AppOptions
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
 

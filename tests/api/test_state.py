@@ -9,7 +9,7 @@ import httpx
 
 from inferd.engine.api.messages import EngineStats, StepOutput
 from inferd.server.app import AppOptions
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 
 
 def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:

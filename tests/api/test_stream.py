@@ -18,7 +18,7 @@ import pytest
 
 from inferd.engine.api.messages import Failure
 from inferd.server.app import AppOptions
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 
 from .conftest import serving

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from inferd.server.config.settings import SETTINGS, Settings
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

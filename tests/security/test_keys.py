@@ -30,7 +30,7 @@ from inferd.server.auth.quotas import KeyAccount, Quota, duration_text
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.startup import make_plan
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.params import SamplingParams
-from inferd.server.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics, RequestRecord
 from tests.sim.process import SimulatedProcess
 
 MAX_DEATHS = 5

@@ -12,7 +12,7 @@ import uvicorn
 from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.server.drain import Drain, DrainOptions, HttpServer
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.router import Router
 from inferd.server.token_stream import TokenStream
 from tests.unit.scenes import play, settled

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.messages import EngineStats, StepOutput
 from inferd.engine.api.roofline import Peaks, StepPhase
-from inferd.server.efficiency import PHASES, Efficiency
+from inferd.server.observability.efficiency import PHASES, Efficiency
 
 PEAKS = Peaks(1e10, 1e12)
 

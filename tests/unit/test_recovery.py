@@ -25,7 +25,7 @@ from inferd.server import deaths as deaths_module
 from inferd.server.deaths import MAX_DEATHS, WINDOW_S, Deaths
 from inferd.server.journal import Journal
 from inferd.server.life import Life
-from inferd.server.metrics import Metrics
+from inferd.server.observability.metrics import Metrics
 from inferd.server.quarantine import REFUSED_S, Quarantine
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router

@@ -32,7 +32,7 @@ from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.roofline import Peaks
 from inferd.server import router as router_module
 from inferd.server.backlog import Backlog, QueueBounds
-from inferd.server.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics, RequestRecord
 from inferd.server.router import Router, RouterOptions
 from inferd.server.token_stream import TokenStream, merge
 

@@ -18,7 +18,7 @@ from typing import get_args
 
 from inferd.engine.api.messages import StepOutput
 from inferd.engine.api.roofline import Bound, Peaks, StepPhase
-from inferd.server.instruments import Counter
+from inferd.server.observability.instruments import Counter
 
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 BOUNDS: tuple[Bound, ...] = get_args(Bound)

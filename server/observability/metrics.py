@@ -17,9 +17,9 @@ from prometheus_client.exposition import choose_encoder
 
 from inferd.engine.api.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
 from inferd.engine.api.roofline import StepPhase
-from inferd.server.efficiency import Efficiency, PhaseSummary
-from inferd.server.instruments import Counter, Export, Gauge, Histogram
-from inferd.server.metrics_vllm import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names
+from inferd.server.observability.efficiency import Efficiency, PhaseSummary
+from inferd.server.observability.instruments import Counter, Export, Gauge, Histogram
+from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names
 
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
