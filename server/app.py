@@ -51,12 +51,12 @@ from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
-from inferd.server.loop_probe import LoopProbe
 from inferd.server.schema.targets import NO_TARGETS, Targets
-from inferd.server.sse import KEEP_ALIVE_S, ClientGoneError
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
+from inferd.server.transport.loop_probe import LoopProbe
+from inferd.server.transport.sse import KEEP_ALIVE_S, ClientGoneError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,14 +34,14 @@ from inferd.server.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.backlog import QueueBounds
 from inferd.server.config.settings import Settings, is_loopback
-from inferd.server.connection import ConnectionLimits
 from inferd.server.drain import Drain, DrainOptions, HttpServer
-from inferd.server.listening import fit_open_files, http_config
 from inferd.server.observability.metrics import Metrics
 from inferd.server.recovery import Recovery
 from inferd.server.router import Router, RouterOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import LACKS_TOOLS
+from inferd.server.transport.connection import ConnectionLimits
+from inferd.server.transport.uvicorn_config import fit_open_files, http_config
 
 logger = logging.getLogger("inferd")
 

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
 from inferd.server.api.long_lists import dumps
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.fold import ChoiceResult, Fold
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.transport import sse
 
 Json = dict[str, Any]
 

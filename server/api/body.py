@@ -16,7 +16,7 @@ from inferd.server import strict_json
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.schema.fields import RequestFields, read
-from inferd.server.sse import ClientGoneError, unless_disconnected
+from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 
 R = TypeVar("R", bound=RequestFields)
 

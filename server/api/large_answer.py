@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inferd.server import sse
 from inferd.server.text.lanes import Lanes
+from inferd.server.transport import sse
 
 
 class LargeAnswer(Response):

@@ -15,7 +15,6 @@ import orjson
 from pydantic_core import from_json
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
 from inferd.server.api.answer import Counts, Json
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.generate.events import (
@@ -28,6 +27,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.transport import sse
 
 _DELTAS = {"text": "text", "input_json": "partial_json", "thinking": "thinking"}
 """Kind of a delta -> the key of what it adds."""

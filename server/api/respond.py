@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import warned
 from inferd.server.api.large_answer import LargeAnswer
@@ -34,6 +33,7 @@ from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
 from inferd.server.schema.timeouts import timeout_of
 from inferd.server.text.lanes import Lanes
+from inferd.server.transport import sse
 
 T = TypeVar("T")
 

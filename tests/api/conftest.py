@@ -30,12 +30,12 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.engine.api.roofline import Peaks
 from inferd.server.app import AppOptions, create_app
-from inferd.server.connection import ConnectionLimits
-from inferd.server.listening import http_config
-from inferd.server.loop_probe import LoopProbe
 from inferd.server.observability.metrics import Metrics
 from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
+from inferd.server.transport.connection import ConnectionLimits
+from inferd.server.transport.loop_probe import LoopProbe
+from inferd.server.transport.uvicorn_config import http_config
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 MAX_MODEL_LEN = 256

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server import connection
 from inferd.server.app import AppOptions
-from inferd.server.connection import Connection, ConnectionLimits
-from inferd.server.listening import fit_open_files
 from inferd.server.text.model import ServedModel
+from inferd.server.transport import connection
+from inferd.server.transport.connection import Connection, ConnectionLimits
+from inferd.server.transport.uvicorn_config import fit_open_files
 from tests.api.conftest import Script, ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, free_model, start
 
@@ -456,7 +456,7 @@ def is_closed_with(client: socket.socket, beginning: bytes) -> bool:
 
 def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that takes longer than a connection may be idle: a plain answer is written in one piece."""
-    monkeypatch.setattr("inferd.server.listening.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("inferd.server.transport.uvicorn_config.KEEP_ALIVE_S", 0.2)
     router = ScriptedRouter(model)
     router.will(Script(token_ids=(5,) * 200))
     content = json.dumps({"prompt": "x", "n": 16, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}).encode()

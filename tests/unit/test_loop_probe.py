@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 
-from inferd.server.loop_probe import LoopProbe
+from inferd.server.transport.loop_probe import LoopProbe
 
 
 def test_a_beat_is_late_by_what_held_the_loop() -> None:

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import sse
 from inferd.server.errors import table as errors
+from inferd.server.transport import sse
 
 Sent = list[dict[str, Any]]
 

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.connection import KEEP_ALIVE_S, Connection, ConnectionLimits
+from inferd.server.transport.connection import KEEP_ALIVE_S, Connection, ConnectionLimits
 
 logger = logging.getLogger("inferd.server")
 

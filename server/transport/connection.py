@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
-from inferd.server.patience import Patience
+from inferd.server.transport.idle_timer import Patience
 
 logger = logging.getLogger("inferd.server")
 
