@@ -39,7 +39,7 @@ test: ## Set up and run every tier within its time budget
 long: $(STAMP) ## The whole of everything: 2,000,000 simulated seeds (ten hours on two cores), every sampled case
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
 
-mutants: $(STAMP) ## Which small mistakes no unit test sees: make mutants SEED=1 MINUTES=10 ARGS='--only server/router.py'
+mutants: $(STAMP) ## Which small mistakes no unit test sees: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
 	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 chaos: $(STAMP) ## Engines killed and stopped under every kind of request, each answer checked: make chaos SEED=1 MINUTES=5

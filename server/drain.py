@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from inferd.server.router import Router
+from inferd.server.dispatch.router import Router
 
 logger = logging.getLogger("inferd")
 

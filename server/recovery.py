@@ -15,8 +15,8 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.logs import LogStyle
 from inferd.server.deaths import Deaths
+from inferd.server.dispatch.router import Router
 from inferd.server.life import Life
-from inferd.server.router import Router
 from inferd.server.spare import Spare
 
 logger = logging.getLogger("inferd")

@@ -32,12 +32,12 @@ from inferd.engine.api.model import ModelFacts
 from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
-from inferd.server.backlog import QueueBounds
 from inferd.server.config.settings import Settings, is_loopback
+from inferd.server.dispatch.admission import QueueBounds
+from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.observability.metrics import Metrics
 from inferd.server.recovery import Recovery
-from inferd.server.router import Router, RouterOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import LACKS_TOOLS
 from inferd.server.transport.connection import ConnectionLimits

@@ -30,8 +30,8 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.engine.api.roofline import Peaks
 from inferd.server.app import AppOptions, create_app
+from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
-from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.connection import ConnectionLimits
 from inferd.server.transport.loop_probe import LoopProbe

@@ -24,8 +24,8 @@ import pytest
 
 from inferd.engine.api.client import EngineClient
 from inferd.server.app import AppOptions
+from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
-from inferd.server.router import Router
 from inferd.server.text.model import ServedModel
 
 from .conftest import LOOP_BOUND_S, Beats, serving

@@ -2,7 +2,7 @@
 
 mutmut's operators write the mutants (`write.py`, in an environment of its own); here each runs in a process of its own
 against the unit tests that import its file, until one fails. mutmut itself names a module by its path and cannot find
-`inferd.server.router`; cosmic-ray knows one test command for all files, no sample and no time limit. A mutant exists in
+`inferd.server.dispatch.router`; cosmic-ray knows one test command for all files, no sample and no time limit. A mutant exists in
 memory alone. Prints the score by file and writes the survivors to build/mutants/report.md.
 """
 
@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOME = ROOT / "build" / "mutants"
 TARGETS = (
-    "server/generate/*.py", "server/auth/quotas.py", "server/router.py", "server/recovery.py", "engine/sched/*.py",
+    "server/generate/*.py", "server/auth/quotas.py", "server/dispatch/router.py", "server/recovery.py", "engine/sched/*.py",
     "engine/cache/*.py",
 )  # fmt: skip
 TESTS = ("unit", "property")
@@ -304,7 +304,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", default="0", help="of the sample, and of the order in which mutants run")
     parser.add_argument("--most", type=int, default=200, help="mutants at most")
     parser.add_argument("--minutes", type=float, default=10.0, help="none is begun after so long")
-    parser.add_argument("--only", action="append", metavar="FILE", help="such as server/router.py; may be given again")
+    parser.add_argument(
+        "--only", action="append", metavar="FILE", help="such as server/dispatch/router.py; may be given again"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta, Submit
-from inferd.server.backlog import FLOOD_FACTOR
-from inferd.server.token_stream import TokenStream
+from inferd.server.dispatch.admission import FLOOD_FACTOR
+from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.faults import TICK_S, Caller
 from tests.sim.history import asked
 from tests.sim.oracle import Job, answer_of

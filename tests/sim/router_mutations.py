@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from inferd.engine.api.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
-from inferd.server import token_stream as stream_module
-from inferd.server.backlog import Backlog
-from inferd.server.journal import Journal
-from inferd.server.router import Router
-from inferd.server.token_stream import TokenStream
+from inferd.server.dispatch import token_stream as stream_module
+from inferd.server.dispatch.admission import Backlog
+from inferd.server.dispatch.journal import Journal
+from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.backlog import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.admission import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
 from inferd.server.startup import _router_options
 
 

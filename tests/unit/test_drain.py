@@ -11,10 +11,10 @@ import uvicorn
 
 from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
+from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.observability.metrics import Metrics
-from inferd.server.router import Router
-from inferd.server.token_stream import TokenStream
 from tests.unit.scenes import play, settled
 
 NEVER_S = 3600.0

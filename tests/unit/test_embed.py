@@ -12,8 +12,8 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, Failure, Submit
 from inferd.engine.api.params import Pooling, SamplingParams
 from inferd.server.auth.quotas import Unlimited
+from inferd.server.dispatch.token_stream import merge
 from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
-from inferd.server.token_stream import merge
 
 Answer = Delta | Exception
 

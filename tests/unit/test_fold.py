@@ -19,6 +19,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
 from inferd.engine.api.params import SamplingParams
 from inferd.server.auth.quotas import KeyAccount, Quota
+from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
@@ -29,7 +30,6 @@ from inferd.server.generate.stream import Generation
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
-from inferd.server.token_stream import TokenStream, merge
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.reader import Reading
 

@@ -28,7 +28,7 @@ from inferd.engine.api.messages import (
 from inferd.engine.api.params import SamplingParams
 from inferd.engine.api.parts import parts_of
 from inferd.engine.api.roofline import Peaks
-from inferd.server.token_stream import merge
+from inferd.server.dispatch.token_stream import merge
 
 TO_ENGINE: list[ToEngine] = [
     Submit(

@@ -30,7 +30,7 @@ print(json.dumps({mutant.diff[0]: outcome for mutant, outcome in outcomes}))
     ("name", "expected"),
     [
         ("engine/sched/heap.py", "test_heap"),
-        ("server/router.py", "test_router"),
+        ("server/dispatch/router.py", "test_router"),
         ("server/generate/choice.py", "test_fold"),
     ],
 )

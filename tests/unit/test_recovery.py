@@ -23,12 +23,12 @@ from inferd.engine.api.work import StepWork
 from inferd.engine.watch import StepWatch
 from inferd.server import deaths as deaths_module
 from inferd.server.deaths import MAX_DEATHS, WINDOW_S, Deaths
-from inferd.server.journal import Journal
+from inferd.server.dispatch.journal import Journal
+from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
+from inferd.server.dispatch.router import Router
 from inferd.server.life import Life
 from inferd.server.observability.metrics import Metrics
-from inferd.server.quarantine import REFUSED_S, Quarantine
 from inferd.server.recovery import Recovery
-from inferd.server.router import Router
 from inferd.server.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
 

@@ -13,8 +13,8 @@ from typing import Self
 import msgspec
 
 from inferd.engine.api.messages import Delta, FinishReason, Submit
+from inferd.server.dispatch.journal import Journal
 from inferd.server.exact import exact
-from inferd.server.journal import Journal
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
 """Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8. With its five best

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.messages import Submit
-from inferd.server.journal import Journal
+from inferd.server.dispatch.journal import Journal
 
 ALONE_AFTER = 2
 """Deaths in a row after which a suspect runs alone. Alone at once, 64 short answers took seconds more to go on."""

@@ -33,11 +33,11 @@ from inferd.engine.api.messages import (
     SubmitChoices,
     ToEngine,
 )
-from inferd.server.backlog import Backlog, QueueBounds
+from inferd.server.dispatch.admission import Backlog, QueueBounds
+from inferd.server.dispatch.quarantine import Quarantine
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics, RequestRecord
-from inferd.server.quarantine import Quarantine
-from inferd.server.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 
