@@ -37,7 +37,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.drain import Drain, DrainOptions, HttpServer
 from inferd.server.observability.metrics import Metrics
-from inferd.server.recovery import Recovery
+from inferd.server.supervision.supervisor import Recovery
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import LACKS_TOOLS
 from inferd.server.transport.connection import ConnectionLimits

@@ -25,12 +25,12 @@ from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.flight import tag_of
 from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.messages import Submit, SubmitChoices, ToEngine
-from inferd.server import life as life_module
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
-from inferd.server.recovery import Recovery
+from inferd.server.supervision import engine_handle as life_module
+from inferd.server.supervision.supervisor import Recovery
 from tests.sim.callers import Callers
 from tests.sim.device import SimulationError
 from tests.sim.faults import Caller, FrontScenario, make_front_scenario

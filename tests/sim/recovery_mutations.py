@@ -15,13 +15,13 @@ from inferd.engine.api import messages as messages_module
 from inferd.engine.api.client import EngineClient
 from inferd.engine.api.flight import FlightReader, FlightRecord, Rows
 from inferd.engine.api.messages import Envelope, Submit
-from inferd.server import watchdog as watchdog_module
-from inferd.server.deaths import Deaths
 from inferd.server.dispatch import quarantine as quarantine_module
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
-from inferd.server.recovery import Recovery
-from inferd.server.watchdog import Watchdog
+from inferd.server.supervision import watchdog as watchdog_module
+from inferd.server.supervision.restart_policy import Deaths
+from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.watchdog import Watchdog
 from tests.sim.loop import Clocks
 from tests.sim.planting import Patch, Plants
 

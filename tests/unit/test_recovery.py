@@ -21,15 +21,15 @@ from inferd.engine.api.roofline import Peaks
 from inferd.engine.api.shared_memory import allocate
 from inferd.engine.api.work import StepWork
 from inferd.engine.watch import StepWatch
-from inferd.server import deaths as deaths_module
-from inferd.server.deaths import MAX_DEATHS, WINDOW_S, Deaths
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router
-from inferd.server.life import Life
 from inferd.server.observability.metrics import Metrics
-from inferd.server.recovery import Recovery
-from inferd.server.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
+from inferd.server.supervision import restart_policy as deaths_module
+from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, Deaths
+from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
 
 def journal(name: str, num_prompt: int = 4) -> Journal:

@@ -12,9 +12,9 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.heartbeat import EnginePhase, Pulse
 from inferd.engine.api.messages import STANDBY, Failed, FromEngine, Phase
-from inferd.server import spare
-from inferd.server.life import Life
-from inferd.server.spare import Spare
+from inferd.server.supervision import standby as spare
+from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.standby import Spare
 from tests.unit.scenes import play, settled
 
 READ = Phase("libraries", 1.0, "read")

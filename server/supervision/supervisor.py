@@ -14,10 +14,10 @@ from typing import NoReturn
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.logs import LogStyle
-from inferd.server.deaths import Deaths
 from inferd.server.dispatch.router import Router
-from inferd.server.life import Life
-from inferd.server.spare import Spare
+from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.restart_policy import Deaths
+from inferd.server.supervision.standby import Spare
 
 logger = logging.getLogger("inferd")
 

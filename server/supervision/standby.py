@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.messages import STANDBY, Phase
-from inferd.server.life import Life
+from inferd.server.supervision.engine_handle import Life
 
 logger = logging.getLogger("inferd")
 

@@ -14,7 +14,7 @@ from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.supervisor import Supervisor, describe_exit
-from inferd.server.watchdog import TICK_S, Watchdog
+from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
 
 class Life:
