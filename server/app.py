@@ -47,10 +47,10 @@ from inferd.server.auth.quota_middleware import Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
 from inferd.server.errors import table as errors
-from inferd.server.freed_memory import FreedMemory
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts
+from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes

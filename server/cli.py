@@ -102,7 +102,7 @@ def serve(
 
     with garbage.unwatched():
         from inferd.engine.api.logs import LogStyle, configure  # noqa: PLC0415
-        from inferd.server.startup import serve as run_server  # noqa: PLC0415
+        from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
 
     configure(LogStyle(settings.log_level, settings.log_format))
     for warning in settings.warnings:

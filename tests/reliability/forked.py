@@ -13,7 +13,7 @@ from inferd.server import cli
 
 FORKS = multiprocessing.get_context("forkserver")
 """Whose server reads them once, and has no threads."""
-FORKS.set_forkserver_preload([__name__, "inferd.server.startup"])
+FORKS.set_forkserver_preload([__name__, "inferd.server.lifecycle.serve"])
 
 
 def serve(

@@ -13,7 +13,7 @@ import sys
 
 from inferd.engine.api.errors import StartError
 from inferd.server.config.settings import Settings
-from inferd.server.startup import make_plan
+from inferd.server.lifecycle.serve import make_plan
 
 LIMIT_S = 5
 """Of processor time, which a busy machine does not stretch."""

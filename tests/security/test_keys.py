@@ -30,8 +30,8 @@ from inferd.server.auth.quotas import KeyAccount, Quota, duration_text
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
+from inferd.server.lifecycle.serve import make_plan
 from inferd.server.observability.metrics import Metrics
-from inferd.server.startup import make_plan
 from tests.api.conftest import Script, ScriptedRouter, model, router, serve, shared_router
 
 __all__ = ["model", "router", "serve", "shared_router"]

@@ -12,9 +12,9 @@ import pytest
 
 from inferd.engine.api.messages import Ready
 from inferd.engine.api.roofline import Peaks
-from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.config.settings import Settings
-from inferd.server.startup import make_plan
+from inferd.server.lifecycle.ready_card import Plan, describe_plan, deviation, ready_card
+from inferd.server.lifecycle.serve import make_plan
 
 MIB = 2**20
 READY = Ready(

@@ -11,7 +11,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.admission import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
-from inferd.server.startup import _router_options
+from inferd.server.lifecycle.serve import _router_options
 
 
 def refused(

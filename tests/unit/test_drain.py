@@ -13,7 +13,7 @@ from inferd.engine.api.messages import Submit
 from inferd.engine.api.params import SamplingParams
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
-from inferd.server.drain import Drain, DrainOptions, HttpServer
+from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
 from inferd.server.observability.metrics import Metrics
 from tests.unit.scenes import play, settled
 
@@ -191,7 +191,7 @@ def test_a_server_that_leaves_waits_as_long_as_it_was_given_and_no_less_than_con
 
 
 def test_an_engine_that_does_not_end_what_was_aborted_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferd.server.drain._ABORT_GRACE_S", 0.01)
+    monkeypatch.setattr("inferd.server.lifecycle.drain._ABORT_GRACE_S", 0.01)
 
     async def scene() -> None:
         it = Scene(0.0, timeout_s=0.0)

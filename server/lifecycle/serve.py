@@ -29,13 +29,13 @@ from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
-from inferd.server.announce import Plan, describe_plan, deviation, ready_card
 from inferd.server.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
-from inferd.server.drain import Drain, DrainOptions, HttpServer
+from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
+from inferd.server.lifecycle.ready_card import Plan, describe_plan, deviation, ready_card
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import Recovery
 from inferd.server.text.model import ServedModel
