@@ -18,9 +18,9 @@ import typer
 from inferd.engine.api import garbage
 from inferd.engine.api.errors import StartError
 from inferd.server.bench.command import bench_app, first_key
+from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
 from inferd.server.config.settings import SETTINGS, Settings
-from inferd.server.keys_command import keys_app
 
 app = typer.Typer(
     name="inferd",
@@ -122,7 +122,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
 ) -> None:
     """Talk to a running server."""
-    from inferd.server.chat import ChatOptions, run_chat  # noqa: PLC0415
+    from inferd.server.commands.chat_repl import ChatOptions, run_chat  # noqa: PLC0415
 
     options = ChatOptions(
         base_url=base_url,
@@ -158,8 +158,8 @@ def plan(
 
     Loads no weights and needs no GPU: config.json is enough.
     """
-    from inferd.server.plan import PlanOptions  # noqa: PLC0415
-    from inferd.server.plan_table import run  # noqa: PLC0415
+    from inferd.server.commands.plan import PlanOptions  # noqa: PLC0415
+    from inferd.server.commands.plan_table import run  # noqa: PLC0415
 
     asked = PlanOptions(
         model=model,
@@ -182,7 +182,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")
 
     The port and all other settings are those of INFERD_* in the environment: INFERD_PORT=8001 inferd doctor.
     """
-    from inferd.server.doctor import run  # noqa: PLC0415
+    from inferd.server.commands.doctor import run  # noqa: PLC0415
 
     raise typer.Exit(run(as_json=as_json))
 

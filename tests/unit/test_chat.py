@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.chat import ChatError, ChatOptions, Conversation, run_chat
+from inferd.server.commands.chat_repl import ChatError, ChatOptions, Conversation, run_chat
 
 THOUGHTS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"reasoning": "Hm", "reasoning_content": "Hm"}}]},

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
-from inferd.server import doctor
-from inferd.server.doctor import Check
+from inferd.server.commands import doctor
+from inferd.server.commands.doctor import Check
 
 
 def test_every_requirement_of_ours_can_be_read() -> None:
@@ -192,6 +192,6 @@ def test_a_failure_is_the_exit_code(
 
 
 def test_torch_stays_in_the_child() -> None:
-    code = "import sys; from inferd.server.doctor import check_torch as c; c(); print('torch' in sys.modules)"
+    code = "import sys; from inferd.server.commands.doctor import check_torch as c; c(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "False\n"

@@ -20,8 +20,8 @@ from inferd.engine.api.accelerator import Accelerator
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine import Machine
-from inferd.server.plan import PlanOptions, Report, build, to_json
-from inferd.server.plan_table import show
+from inferd.server.commands.plan import PlanOptions, Report, build, to_json
+from inferd.server.commands.plan_table import show
 
 GIB = 2**30
 MISTRAL_7B: dict[str, Any] = {

@@ -15,7 +15,7 @@ from rich.table import Table
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.planner import format_bytes
 from inferd.engine.api.working import Part
-from inferd.server.plan import PlanOptions, Report, Row, build, to_json
+from inferd.server.commands.plan import PlanOptions, Report, Row, build, to_json
 
 _SMALL_BYTES = 10**10
 _ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
