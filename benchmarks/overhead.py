@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import tables
 from benchmarks.daemon import running
 from benchmarks.stacks import read_stacks, sample_into, shares
-from inferd.server.bench.lengths import Fixed
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.report import summarize
-from inferd.server.bench.session import measure
+from inferd.server.commands.bench.lengths import Fixed
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.report import summarize
+from inferd.server.commands.bench.session import measure
 
 _SERVER = Path(__file__).resolve().with_name("free_server.py")
 _VOCAB_SIZE = 300

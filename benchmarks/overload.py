@@ -26,7 +26,7 @@ import orjson
 
 from benchmarks.daemon import running
 from benchmarks.tables import Cell, markdown
-from inferd.server.bench.client import Client, ClientError
+from inferd.server.commands.bench.client import Client, ClientError
 
 _SERVER = Path(__file__).resolve().with_name("free_server.py")
 NUM_PROMPT, NUM_OUTPUT, NUM_SLOTS = 64, 10, 8

@@ -31,11 +31,11 @@ from benchmarks.daemon import Daemon, running
 from benchmarks.machine import describe, measure_machine
 from benchmarks.roofline import Load
 from benchmarks.scenario_results import Measurement, Results, Start, as_json, render
-from inferd.server.bench.lengths import Fixed
-from inferd.server.bench.load import Run
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.report import Report, failures, summarize, warnings
-from inferd.server.bench.session import measure
+from inferd.server.commands.bench.lengths import Fixed
+from inferd.server.commands.bench.load import Run
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.report import Report, failures, summarize, warnings
+from inferd.server.commands.bench.session import measure
 
 QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
 SCENARIOS = {

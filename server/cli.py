@@ -17,7 +17,7 @@ import typer
 
 from inferd.engine.api import garbage
 from inferd.engine.api.errors import StartError
-from inferd.server.bench.command import bench_app, first_key
+from inferd.server.commands.bench.command import bench_app, first_key
 from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
 from inferd.server.config.settings import SETTINGS, Settings

@@ -14,7 +14,7 @@ DATES = {
     "server/text/model.py": "when a model was loaded, as `created`",
     "server/api/answer.py": "an answer's `created`",
     "server/api/responses_draft.py": "an answer's `created_at` and `completed_at`",
-    "server/bench/report.py": "the date of a report",
+    "server/commands/bench/report.py": "the date of a report",
     "kernels/native.py": "the age of files, whose times are the wall clock's",
 }
 """Who may ask for it, and for what."""

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.daemon import Daemon, running
 from benchmarks.overload import AFTER, BEFORE, OVER, Asked, Told, ask, measure
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
-from inferd.server.bench.client import Client
+from inferd.server.commands.bench.client import Client
 
 ASKED = Asked(step_ms=40.0, target_ms=1000.0)
 """Slow steps: that a tenfold load is few requests a second."""

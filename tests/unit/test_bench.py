@@ -24,17 +24,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench import session
-from inferd.server.bench.answer import Outcome, StreamReader
-from inferd.server.bench.client import Client, ClientError
-from inferd.server.bench.command import bench_app
-from inferd.server.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
-from inferd.server.bench.load import Run, arrival_offsets, closed_loop, open_loop
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.prompts import PAGE, IdPrompts, WordPrompts, load_requests, make_prompts
-from inferd.server.bench.report import failures, goodput_line, quantile, summarize, warnings
-from inferd.server.bench.session import run_bench
-from inferd.server.bench.slo import Objective, goodput, parse_objective
+from inferd.server.commands.bench import session
+from inferd.server.commands.bench.answer import Outcome, StreamReader
+from inferd.server.commands.bench.client import Client, ClientError
+from inferd.server.commands.bench.command import bench_app
+from inferd.server.commands.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
+from inferd.server.commands.bench.load import Run, arrival_offsets, closed_loop, open_loop
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.prompts import PAGE, IdPrompts, WordPrompts, load_requests, make_prompts
+from inferd.server.commands.bench.report import failures, goodput_line, quantile, summarize, warnings
+from inferd.server.commands.bench.session import run_bench
+from inferd.server.commands.bench.slo import Objective, goodput, parse_objective
 
 MODELS = {
     "good": None,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from inferd.server.bench.answer import Outcome, StreamReader
-from inferd.server.bench.client import Client, ClientError, Reply
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.prompts import LoadRequest
+from inferd.server.commands.bench.answer import Outcome, StreamReader
+from inferd.server.commands.bench.client import Client, ClientError, Reply
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.prompts import LoadRequest
 
 LAG_PERIOD_S = 0.005
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.answer import Outcome
-from inferd.server.bench.client import Client, ClientError
-from inferd.server.bench.load import Run, closed_loop, run_load
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.prompts import LoadRequest, load_requests, make_prompts
-from inferd.server.bench.report import as_json, failures, goodput_line, headline, summarize, table, warnings
+from inferd.server.commands.bench.answer import Outcome
+from inferd.server.commands.bench.client import Client, ClientError
+from inferd.server.commands.bench.load import Run, closed_loop, run_load
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.prompts import LoadRequest, load_requests, make_prompts
+from inferd.server.commands.bench.report import as_json, failures, goodput_line, headline, summarize, table, warnings
 
 
 @dataclass(frozen=True, slots=True)

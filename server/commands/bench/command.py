@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.lengths import SPELLINGS, parse_lengths
-from inferd.server.bench.options import DEFAULT_CONCURRENCY, DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, LoadOptions
-from inferd.server.bench.slo import SPELLING, parse_objective
+from inferd.server.commands.bench.lengths import SPELLINGS, parse_lengths
+from inferd.server.commands.bench.options import DEFAULT_CONCURRENCY, DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, LoadOptions
+from inferd.server.commands.bench.slo import SPELLING, parse_objective
 
 bench_app = typer.Typer(name="bench", help="Measure a running server.", no_args_is_help=True)
 
@@ -96,7 +96,7 @@ def bench_serve(
         vocab_size=vocab_size,
     )
 
-    from inferd.server.bench.session import run_bench  # noqa: PLC0415
+    from inferd.server.commands.bench.session import run_bench  # noqa: PLC0415
 
     raise typer.Exit(run_bench(options, first_key(api_key), json_file))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.lengths import Fixed, Lengths
-from inferd.server.bench.slo import Objective
+from inferd.server.commands.bench.lengths import Fixed, Lengths
+from inferd.server.commands.bench.slo import Objective
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_INPUT_LEN = Fixed(128)

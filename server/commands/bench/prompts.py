@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.client import Client, ClientError
-from inferd.server.bench.options import LoadOptions
+from inferd.server.commands.bench.client import Client, ClientError
+from inferd.server.commands.bench.options import LoadOptions
 
 PAGE = (
     "The mill stood where the river bent, and every morning its wheel began to turn before the baker lit his oven. "

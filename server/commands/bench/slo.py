@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.bench.answer import Outcome
+from inferd.server.commands.bench.answer import Outcome
 
 SPELLING = "latencies with units, such as ttft:500ms,tpot:50ms,e2e:10s"
 _NAMES = ("ttft", "tpot", "e2e")

@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.table import Table
 
-from inferd.server.bench.answer import Outcome
-from inferd.server.bench.load import Run
-from inferd.server.bench.options import LoadOptions
-from inferd.server.bench.slo import Goodput, Objective, goodput
+from inferd.server.commands.bench.answer import Outcome
+from inferd.server.commands.bench.load import Run
+from inferd.server.commands.bench.options import LoadOptions
+from inferd.server.commands.bench.slo import Goodput, Objective, goodput
 from inferd.server.errors.table import clip
 
 MAX_LAG_P99_S = 0.005
