@@ -71,7 +71,7 @@ gpu: ## Measure one CUDA GPU: make gpu PART=checks, kernels, engine or peers; wi
 		$(if $(DRY),--dry) $(ARGS)
 
 docs: $(STAMP) ## Write the tables of docs/api.md anew, from those that requests are checked with
-	@$(BIN)/python -m inferd.server.docs
+	@$(BIN)/python -m inferd.server.api.reference
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m inferd.engine.tiny.train

@@ -8,8 +8,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.server.api.openapi_document import document
 from inferd.server.exact import exact
-from inferd.server.openapi import document
 
 
 class OpenApi:

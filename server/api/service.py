@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from inferd.engine.api.roofline import StepPhase
-from inferd.server.api.responses_background import Background
-from inferd.server.api.responses_store import ResponseStore
+from inferd.server.api.responses.background import Background
+from inferd.server.api.responses.store import ResponseStore
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import Prompts

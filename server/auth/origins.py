@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.api.middleware import refusal
 from inferd.server.errors import table as errors
-from inferd.server.middleware import refusal
 
 ANY = "*"
 _AUTHORITY = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@\s]+))(?::\d*)?")

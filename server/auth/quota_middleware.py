@@ -12,8 +12,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.api.middleware import refusal, route_path
 from inferd.server.auth.keyring import Holder
-from inferd.server.middleware import refusal, route_path
 
 
 class Quotas:

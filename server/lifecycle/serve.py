@@ -29,7 +29,7 @@ from inferd.engine.api.logs import LogStyle
 from inferd.engine.api.machine import Machine
 from inferd.engine.api.messages import Phase
 from inferd.engine.api.model import ModelFacts
-from inferd.server.app import AppOptions, create_app
+from inferd.server.api.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.dispatch.admission import QueueBounds

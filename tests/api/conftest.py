@@ -29,7 +29,7 @@ import uvloop
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.engine.api.roofline import Peaks
-from inferd.server.app import AppOptions, create_app
+from inferd.server.api.app import AppOptions, create_app
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from inferd.server.api.app import AppOptions, add_routes, check_labels, create_app
 from inferd.server.api.routes import CHAT, ROUTES, Access
-from inferd.server.app import AppOptions, add_routes, check_labels, create_app
 from inferd.server.observability.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from inferd.engine.api.config import EngineConfig
+from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import ROUTES, Access
-from inferd.server.app import AppOptions
 from inferd.server.config.settings import Settings
 
 ADMIN, USER = "the-admin-key", "a-users-key"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.generate.seeds import engine_seed
 
 from .client_requests import CALL, CHAT, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked

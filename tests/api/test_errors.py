@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.errors import table as errors
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

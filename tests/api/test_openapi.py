@@ -10,10 +10,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from inferd.server.api.app import AppOptions
+from inferd.server.api.openapi_document import default_of, document
 from inferd.server.api.routes import ROUTES, Access
-from inferd.server.app import AppOptions
 from inferd.server.errors import table as errors
-from inferd.server.openapi import default_of, document
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.fields import wire_fields
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.transport.connection import ConnectionLimits
 
 from .conftest import Script, ScriptedRouter

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai.types.responses import response_create_params
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.schema.fields import wire_fields
 from inferd.server.schema.responses import ResponsesRequest
 

@@ -13,8 +13,8 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.messages import Failure
-from inferd.server.api.responses_background import Background, Draft, Job
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
+from inferd.server.api.responses.background import Background, Draft, Job
 from inferd.server.errors.table import internal_error
 
 from .conftest import ScriptedRouter, serving
@@ -255,7 +255,7 @@ def test_only_so_many_run_in_the_background(serve: Callable[..., str], router: A
 def test_only_so_many_of_all_keys_run_in_the_background(
     serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_IN_ALL", 2)
+    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_IN_ALL", 2)
     router.will(script(ends=False))
     url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
 
@@ -270,8 +270,8 @@ def test_responses_in_the_background_hold_only_so_many_bytes(
     serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the model reads nothing of, such as reasoning that no answer follows, is held too."""
-    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_BYTES", 300_000)
-    monkeypatch.setattr("inferd.server.api.responses_background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
+    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES", 300_000)
+    monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
     router.will(script(ends=False))
     url = serve(AppOptions(api_keys=("sk-1", "sk-2", "sk-3"), has_access_log=False))
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from inferd.engine.api.messages import EngineStats, StepOutput
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
 
 

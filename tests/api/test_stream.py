@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from inferd.engine.api.messages import Failure
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from inferd.engine.api.messages import EngineStats, Failure, StepCosts, StepModel
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.schema.targets import Targets
 
 LATE = Failure("rate_limit_exceeded", "the first token would come in about 3 s", None, 2.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from tests.reliability.conftest import wait_until
 from tests.reliability.fuzzing import requests

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate
 from inferd.server.tools.detect import Clues, detect

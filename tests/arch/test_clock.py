@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATES = {
     "server/text/model.py": "when a model was loaded, as `created`",
     "server/api/answer.py": "an answer's `created`",
-    "server/api/responses_draft.py": "an answer's `created_at` and `completed_at`",
+    "server/api/responses/draft.py": "an answer's `created_at` and `completed_at`",
     "server/commands/bench/report.py": "the date of a report",
     "kernels/native.py": "the age of files, whose times are the wall clock's",
 }

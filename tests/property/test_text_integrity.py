@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.text.token_bytes import TokenBytes
 from tests.api.conftest import MODEL_PATH, Script, ScriptedRouter, serving

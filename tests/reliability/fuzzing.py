@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from inferd.server.api.openapi_document import schema_of
 from inferd.server.api.routes import ROUTES, Route
-from inferd.server.openapi import schema_of
 from inferd.server.schema.fields import RequestFields
 from tests.e2e.test_boundaries import BASES
 

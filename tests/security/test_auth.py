@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from inferd.engine.api.errors import ConfigError
+from inferd.server.api.app import AppOptions
 from inferd.server.api.routes import ROUTES, Access
-from inferd.server.app import AppOptions
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, model, serving

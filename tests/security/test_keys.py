@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from inferd.engine.api.errors import ConfigError, RequestError
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.keys_file import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
 from inferd.server.auth.quotas import KeyAccount, Quota, duration_text

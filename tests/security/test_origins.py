@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.app import AppOptions
+from inferd.server.api.app import AppOptions
 from inferd.server.auth.origins import host_name, is_loopback_name
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel

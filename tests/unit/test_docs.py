@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.server import docs
+from inferd.server.api import reference as docs
 from inferd.server.schema.kinds import (
     Array,
     Boolean,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.responses_chat import in_callers_words, messages_of
+from inferd.server.api.responses.chat_request import in_callers_words, messages_of
 from inferd.server.schema.response_items import Items, sealed
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import orjson
 
 from inferd.server.api.answer import Json
-from inferd.server.api.responses_chat import Placed, chat_request
-from inferd.server.api.responses_draft import Draft
-from inferd.server.api.responses_store import Stored
+from inferd.server.api.responses.chat_request import Placed, chat_request
+from inferd.server.api.responses.draft import Draft
+from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
 from inferd.server.exact import exact
 from inferd.server.schema.chat import ChatRequest

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
+from inferd.server.api.anthropic.answer import MessageRendering
+from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
 from inferd.server.api.body import read_body
-from inferd.server.api.messages_answer import MessageRendering
-from inferd.server.api.messages_chat import chat_of, has_late_system, in_anthropic_words, prompt_of
 from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S

@@ -14,12 +14,12 @@ from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import read_body, warned
 from inferd.server.api.query import read_query
 from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
-from inferd.server.api.responses_background import Job
-from inferd.server.api.responses_chat import check, in_callers_words
-from inferd.server.api.responses_conversation import Conversation, conversation_of, stored_of
-from inferd.server.api.responses_draft import Draft
-from inferd.server.api.responses_render import ResponsesRendering
-from inferd.server.api.responses_store import Stored
+from inferd.server.api.responses.background import Job
+from inferd.server.api.responses.chat_request import check, in_callers_words
+from inferd.server.api.responses.conversation import Conversation, conversation_of, stored_of
+from inferd.server.api.responses.draft import Draft
+from inferd.server.api.responses.render import ResponsesRendering
+from inferd.server.api.responses.store import Stored
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.exact import exact

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Counts
 from inferd.server.api.logprobs import chat_logprobs
-from inferd.server.api.responses_output import Output, Style, Told
+from inferd.server.api.responses.output import Output, Style, Told
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta

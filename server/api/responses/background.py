@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.responses_store import Stored
+from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event
 

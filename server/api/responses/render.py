@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.responses_draft import Draft, Json
-from inferd.server.api.responses_output import Told
+from inferd.server.api.responses.draft import Draft, Json
+from inferd.server.api.responses.output import Told
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event
 from inferd.server.transport import sse

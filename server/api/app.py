@@ -22,21 +22,20 @@ from starlette.responses import Response
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server import middleware
-from inferd.server.api import routes
+from inferd.server.api import middleware, routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
+from inferd.server.api.anthropic.routes import MessagesApi
 from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.chat import ChatApi
 from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.health import HealthApi
-from inferd.server.api.messages import MessagesApi
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi
 from inferd.server.api.render import RenderApi
-from inferd.server.api.responses import ResponsesApi
-from inferd.server.api.responses_background import Background
-from inferd.server.api.responses_store import ResponseStore
+from inferd.server.api.responses.background import Background
+from inferd.server.api.responses.routes import ResponsesApi
+from inferd.server.api.responses.store import ResponseStore
 from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Metrics, Service
 from inferd.server.api.state import StateApi
