@@ -11,7 +11,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
-from inferd.server.exact import any_json
+from inferd.server.text.json_bytes import any_json
 
 Handler = Callable[[Request], Awaitable[Response]]
 

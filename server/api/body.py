@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import strict_json
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
+from inferd.server.schema import strict_json
 from inferd.server.schema.fields import RequestFields, read
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from inferd.server.api.body import read_body
 from inferd.server.api.respond import caller_of, check_ready, while_asked
 from inferd.server.api.service import Service
-from inferd.server.exact import exact
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.text.json_bytes import exact
 
 _COMPONENT_BYTES = 4
 

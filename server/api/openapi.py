@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.openapi_document import document
-from inferd.server.exact import exact
+from inferd.server.text.json_bytes import exact
 
 
 class OpenApi:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import orjson
 
-from inferd.server import strict_json
 from inferd.server.api.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.schema import messages
+from inferd.server.schema import messages, strict_json
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest

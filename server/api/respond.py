@@ -21,7 +21,6 @@ from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
 from inferd.server.errors import table as errors
-from inferd.server.exact import exact
 from inferd.server.generate.deadline import until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller, any_room
@@ -32,6 +31,7 @@ from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
 from inferd.server.schema.timeouts import timeout_of
+from inferd.server.text.json_bytes import exact
 from inferd.server.text.lanes import Lanes
 from inferd.server.transport import sse
 

@@ -11,8 +11,8 @@ from inferd.server.api.body import read_body
 from inferd.server.api.respond import while_asked
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
-from inferd.server.exact import exact
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from inferd.server.text.json_bytes import exact
 from inferd.server.text.template import conversation_of
 
 MAX_TEXT_BYTES = 2**24

@@ -14,7 +14,7 @@ import msgspec
 
 from inferd.engine.api.messages import Delta, FinishReason, Submit
 from inferd.server.dispatch.journal import Journal
-from inferd.server.exact import exact
+from inferd.server.text.json_bytes import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
 """Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8. With its five best

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from inferd.server.exact import exact
 from inferd.server.generate.events import (
     EndReason,
     Event,
@@ -20,6 +19,7 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.text.json_bytes import exact
 
 
 @dataclass(frozen=True, slots=True)

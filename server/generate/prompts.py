@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
-from inferd.server.pieces import pieces
 from inferd.server.schema import completions
 from inferd.server.text.cuts import PART
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
+from inferd.server.text.pieces import pieces
 from inferd.server.text.template import Conversation
 from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError
 

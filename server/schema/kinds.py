@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inferd.server.errors import table as errors
-from inferd.server.pieces import pieces
+from inferd.server.text.pieces import pieces
 
 Schema = dict[str, Any]
 """JSON Schema (draft 2020-12) of a value."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server import strict_json
 from inferd.server.errors import table as errors
+from inferd.server.schema import strict_json
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
-from inferd.server.strict_json import Counts
+from inferd.server.schema.strict_json import Counts
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""

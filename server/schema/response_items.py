@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties
 from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, read_arguments
-from inferd.server.strict_json import Counts
+from inferd.server.schema.strict_json import Counts
 
 Item = Mapping[str, object]
 """{"type": str, ...} as OpenAI has it; "id" where the caller gave one."""

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferd.server import strict_json
 from inferd.server.errors import table as errors
+from inferd.server.schema import strict_json
 from inferd.server.schema.kinds import Array, Boolean, Choice, Schema, Text, check_properties, object_schema
 from inferd.server.structured.language import Language, json_value, lark, one_of, pattern
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, read_schema

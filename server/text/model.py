@@ -11,7 +11,7 @@ from typing import Any, Self
 from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.server.errors import table as errors
-from inferd.server.exact import any_json
+from inferd.server.text.json_bytes import any_json
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.template import ChatTemplate
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained

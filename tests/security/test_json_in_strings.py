@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.strict_json import MAX_ARRAYS, MAX_DEPTH
+from inferd.server.schema.strict_json import MAX_ARRAYS, MAX_DEPTH
 from tests.api.conftest import (
     calm_loop,
     http,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from inferd.server.exact import exact
+from inferd.server.text.json_bytes import exact
 
 OBJECT_BYTES = 96
 """Of an object of bytes beside what it holds, at most."""

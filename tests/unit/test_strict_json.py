@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
-from inferd.server import strict_json
 from inferd.server.api.body import parse_object
-from inferd.server.strict_json import MANY_VALUES, MAX_DEPTH, Counts, check_bounds, parse
+from inferd.server.schema import strict_json
+from inferd.server.schema.strict_json import MANY_VALUES, MAX_DEPTH, Counts, check_bounds, parse
 
 NAMES = ("MAX_DEPTH", "MAX_ARRAYS", "MAX_OBJECTS", "MAX_KEYS", "MAX_STRINGS", "MAX_VALUES", "MAX_ESCAPES")
 AWKWARD = st.text(alphabet='[]{},:"\\/ \n\tu\u00e9\u4e2d\U0001f600d8abc')

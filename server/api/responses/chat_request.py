@@ -16,7 +16,7 @@ from inferd.server.schema.messages import Message, read_arguments
 from inferd.server.schema.response_items import Item, text_of
 from inferd.server.schema.response_options import LOGPROBS
 from inferd.server.schema.responses import ResponsesRequest
-from inferd.server.strict_json import Counts
+from inferd.server.schema.strict_json import Counts
 
 Placed = tuple[Item, str]
 """(item, where it was asked for)."""

@@ -13,10 +13,10 @@ from inferd.server.api.responses.chat_request import Placed, chat_request
 from inferd.server.api.responses.draft import Draft
 from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
-from inferd.server.exact import exact
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.response_items import Item
 from inferd.server.schema.responses import ResponsesRequest
+from inferd.server.text.json_bytes import exact
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 """Of the ids that items are given where they have none."""
