@@ -254,7 +254,7 @@ class EngineCore:
             try:
                 generation.grammar = pending.take()
             except GrammarError as error:
-                self._refuse(generation, Failure("invalid_value", f"the grammar cannot be served: {error}"))
+                self._refuse(generation, Failure("invalid_value", f"the grammar cannot be served: {error}", "grammar"))
                 continue
             ended = generation.ended_before()
             if ended is None:

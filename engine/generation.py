@@ -75,10 +75,10 @@ class Generation:
         if self.grammar is None or not self.grammar.failure:
             return None
         message = (
-            f"the grammar could not be followed beyond {self.request.num_output} tokens: {self.grammar.failure}; "
-            "make it smaller or simpler"
+            f"the grammar could not be followed beyond token {self.request.num_output} of the answer: "
+            f"{self.grammar.failure}; make it smaller or simpler"
         )
-        return Failure("invalid_value", message)
+        return Failure("invalid_value", message, "grammar")
 
     def numerical_failure(self) -> Failure:
         """What its caller is told of a row without numbers."""

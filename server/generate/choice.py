@@ -17,6 +17,7 @@ from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, 
 from inferd.server.generate.reading import answer_of
 from inferd.server.generate.repetition import Repetition
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.structured.bounds import refusal
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.stops import StopStrings
 from inferd.server.text.token_bytes import TokenBytes
@@ -51,8 +52,7 @@ class Choice:
         """The events of one delta. Raises `RequestError` where the engine failed the choice."""
         assert not self.is_finished, "a delta after the end"
         if delta.finish_reason == "error":
-            failure = delta.failure or _UNNAMED
-            raise RequestError(failure.code, failure.message, failure.param, failure.retry_after_s)
+            raise self._error_of(delta.failure or _UNNAMED)
         self._prompt_logprobs.extend(delta.prompt_logprobs)
         if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
             yield self._prompt_read()
@@ -70,6 +70,12 @@ class Choice:
         elif delta.finish_reason is not None:
             self.is_finished = True
             yield from self._end(delta)
+
+    def _error_of(self, failure: Failure) -> RequestError:
+        """The engine knows a grammar, and not the field that it comes from."""
+        if failure.param == "grammar":
+            return refusal(self._request.grammar_param, failure.message)
+        return RequestError(failure.code, failure.message, failure.param, failure.retry_after_s)
 
     def _read(self, delta: Delta) -> Iterator[Event]:
         """Read the ids up to the one that completes a stop string, or the last call that is wanted."""

@@ -215,6 +215,7 @@ class Intake:
             tenant=caller.tenant,
             weight=caller.weight,
             account=caller.account,
+            grammar_param="" if answer is None else answer.param,
             seed=seed,
         )
 

@@ -58,6 +58,8 @@ class GenerateRequest:
     """Pays for its tokens."""
     reading: Reading | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
+    grammar_param: str = ""
+    """The field, as the caller knows it, that the engine's grammar comes from."""
     seed: int = 0
     """The caller's own, or the one chosen for it: what the answer carries. `params` has the engine's."""
     warnings: tuple[str, ...] = ()

@@ -252,13 +252,15 @@ def test_a_grammar_that_becomes_too_complex_fails_its_own_request(engine: Engine
         engine.submit("other", pattern("[0-9]{20}")),
     )
     failure = answers["wide"].failure
-    assert failure is not None and "could not be followed beyond" in failure.message
+    assert failure is not None and failure.param == "grammar"
+    assert "could not be followed beyond token 1 of the answer: " in failure.message
     assert re.fullmatch("[0-9]{20}", engine.text(answers["other"]))
 
 
 def test_a_grammar_that_does_not_compile_fails_its_own_request(engine: Engine) -> None:
     answer = engine.ask(pattern("(a"))
     assert answer.failure is not None and "the grammar cannot be served: invalid regex" in answer.failure.message
+    assert answer.failure.param == "grammar"
 
 
 # -- the same tokens every time ----------------------------------------------------------------------------------------

@@ -124,6 +124,34 @@ def test_parameters_that_leave_nothing_are_told_apart(daemon: Daemon) -> None:
     assert error["message"].startswith("the grammar, allowed_token_ids, bad_words")
 
 
+def becomes_too_complex() -> str:
+    """In Lark: it is checked beyond the first token, which may be "q", and not beyond "x"."""
+    names = [f"r{i}" for i in range(2_000)]
+    return 'start: "q" | "x" ' + " ".join(names) + "\n" + "\n".join(f'{name}: "a"? "b"*' for name in names)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("field", "path", "body"),
+    [
+        ("structured_outputs.grammar", "chat/completions", {"structured_outputs": {"grammar": becomes_too_complex()}}),
+        ("ebnf", "completions", {"ebnf": becomes_too_complex()}),
+    ],
+)
+def test_a_grammar_that_can_be_followed_no_further_names_its_field(
+    daemon: Daemon, field: str, path: str, body: dict[str, Any], is_streamed: bool
+) -> None:
+    (x,) = httpx.post(daemon.url + "/tokenize", json={"prompt": "x", "add_special_tokens": False}).json()["tokens"]
+    prompt: dict[str, Any] = {"messages": HI} if path == "chat/completions" else {"prompt": "hi"}
+    asked = {**prompt, **body, "n": 2, "max_tokens": 9, "allowed_token_ids": [x], "stream": is_streamed}
+    response = httpx.post(f"{daemon.url}/v1/{path}", json=asked, timeout=60)
+    told = next(line for line in response.text.splitlines() if '"error"' in line)
+    error = json.loads(told.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_value", field)
+    rule = "the grammar could not be followed beyond token 1 of the answer: "
+    assert error["message"].startswith(f"Invalid value for '{field}': {rule}")
+
+
 # -- grammars made to do harm ------------------------------------------------------------------------------------------
 
 
