@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.goodput import BLOCK_SIZE, Arrival, Setting, arrivals
 from benchmarks.slo import SETTINGS
 from benchmarks.tables import Cell, markdown
-from inferd.engine.api.messages import StepOutput, Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import StepOutput, Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.fair import OUTPUT_COST, PROMPT_COST

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.stacks import sample_into
-from inferd.engine.api import supervisor
+from inferd.engine.api.process import supervisor
 from inferd.server import cli
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from inferd.engine.api.messages import StepModel, StepOutput, Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import StepModel, StepOutput, Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.draft import PlanDraft

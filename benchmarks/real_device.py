@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from inferd.engine.api import garbage
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, precision_of, resolve
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.cost.step_cost import WorkModel
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.work import WorkModel
+from inferd.engine.api.process import garbage
 from inferd.engine.sched.step_time import Coefficients, Seed
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.load import load_worker

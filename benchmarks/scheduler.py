@@ -27,8 +27,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.request import Request

@@ -33,10 +33,10 @@ from benchmarks import tables
 from benchmarks.checkpoints import SHAPES, TOKENIZER_DIR, ensure
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Submit
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.grammar.thread import GrammarThread

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from inferd.engine.api import garbage
+from inferd.engine.api.process import garbage
 
 logger = logging.getLogger("inferd")
 

@@ -14,8 +14,9 @@ from dataclasses import astuple, dataclass
 from time import monotonic
 
 from inferd.engine import submission
-from inferd.engine.api.flight import NO_RECORDER, Recorder
-from inferd.engine.api.messages import (
+from inferd.engine.api.cost.step_cost import NO_WORK, StepWork, WorkModel
+from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
+from inferd.engine.api.wire.messages import (
     Delta,
     EngineStats,
     Failure,
@@ -26,8 +27,7 @@ from inferd.engine.api.messages import (
     Submit,
     SubmitChoices,
 )
-from inferd.engine.api.params import ParamError
-from inferd.engine.api.work import NO_WORK, StepWork, WorkModel
+from inferd.engine.api.wire.params import ParamError
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency import Timing

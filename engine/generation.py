@@ -5,8 +5,8 @@ Turns applied rows into deltas. Knows no queue, no blocks, no launched steps.
 
 from __future__ import annotations
 
-from inferd.engine.api.flight import tag_of
-from inferd.engine.api.messages import Delta, Failure, FinishReason, WireLogprobs
+from inferd.engine.api.process.flight_recorder import tag_of
+from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, WireLogprobs
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
 from inferd.engine.sched.plan import TokenLogprobs

@@ -19,14 +19,16 @@ from typing import NoReturn
 import msgspec
 import zmq
 
-from inferd.engine.api import garbage
-from inferd.engine.api.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.config import precision_of
+from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.errors import ConfigError, StartError
-from inferd.engine.api.flight import FlightRecord
-from inferd.engine.api.heartbeat import EnginePhase, Heartbeat
-from inferd.engine.api.logs import configure
-from inferd.engine.api.messages import (
+from inferd.engine.api.process import garbage
+from inferd.engine.api.process.flight_recorder import FlightRecord
+from inferd.engine.api.process.heartbeat import EnginePhase, Heartbeat
+from inferd.engine.api.process.logs import configure
+from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.api.wire.client import HIGH_WATER_MARK, TO_ENGINE, from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.wire.messages import (
     Abort,
     Failed,
     FromEngine,
@@ -39,9 +41,7 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.parts import parts_of
-from inferd.engine.api.supervisor import Launch
-from inferd.engine.api.work import WorkModel
+from inferd.engine.api.wire.split_output import parts_of
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.grammar.thread import GrammarThread

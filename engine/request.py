@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inferd.engine.api.messages import STANDBY, Phase
-from inferd.engine.api.supervisor import Launch
+from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.api.wire.messages import STANDBY, Phase
 
 
 def stand_by(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from math import inf
 
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import ParamError, check_token_ids
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import ParamError, check_token_ids
 from inferd.engine.request import Request
 
 

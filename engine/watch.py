@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferd.engine.api.flight import FlightRecord, Rows
-from inferd.engine.api.heartbeat import Heartbeat
-from inferd.engine.api.roofline import Peaks, StepPhase
-from inferd.engine.api.work import StepWork
+from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.cost.step_cost import StepWork
+from inferd.engine.api.process.flight_recorder import FlightRecord, Rows
+from inferd.engine.api.process.heartbeat import Heartbeat
 
 _MIN_S = 10.0
 """No step counts as hung before."""

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inferd.engine.api import garbage
 from inferd.engine.api.errors import StartError
+from inferd.engine.api.process import garbage
 from inferd.server.commands.bench.command import bench_app, first_key
 from inferd.server.commands.keys import keys_app
 from inferd.server.config.fields import Setting
@@ -101,7 +101,7 @@ def serve(
     settings = Settings.load(given, config)
 
     with garbage.unwatched():
-        from inferd.engine.api.logs import LogStyle, configure  # noqa: PLC0415
+        from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
         from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
 
     configure(LogStyle(settings.log_level, settings.log_format))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.engine.api.garbage import unwatched
+from inferd.engine.api.process.garbage import unwatched
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_HOME = ROOT / "build" / "cache"

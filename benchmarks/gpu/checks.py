@@ -19,7 +19,7 @@ from benchmarks.gpu.pages import Pages
 from benchmarks.gpu.points import Case, Trial
 from benchmarks.gpu.tree import ROOT
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load

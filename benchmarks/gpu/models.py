@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.checkpoints import DONE, SHAPES, TOKENIZER_DIR, TOKENIZER_FILES, Shape
-from inferd.engine.api.messages import StepOutput, Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import StepOutput, Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore

@@ -102,7 +102,7 @@ def _start_engine(path: str, device: str) -> None:
     """What the engine's process does until it is ready: prompts and a token are its warm-up."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
-    from inferd.engine.api.machine import Machine  # noqa: PLC0415
+    from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
     from inferd.engine.api.model import ModelFacts  # noqa: PLC0415
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 

@@ -11,7 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.api.capacity import (
+from inferd.engine.api.errors import CapacityError, ConfigError
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import Workload
+from inferd.engine.api.memory.capacity import (
     MIN_MODEL_LEN,
     longest_context,
     longest_in_pool,
@@ -21,10 +24,7 @@ from inferd.engine.api.capacity import (
     shortage,
     ways_out,
 )
-from inferd.engine.api.errors import CapacityError, ConfigError
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import (
+from inferd.engine.api.memory.planner import (
     MemoryPlan,
     block_bytes,
     blocks_per_seq,
@@ -32,7 +32,8 @@ from inferd.engine.api.planner import (
     plan_memory,
     pool_of,
 )
-from inferd.engine.api.precision import Precision, Quantization
+from inferd.engine.api.memory.precision import Precision, Quantization
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.served import (
     DeviceKind,
     Dtype,
@@ -46,7 +47,6 @@ from inferd.engine.api.served import (
     served_precisions,
     settled_dtype,
 )
-from inferd.engine.api.working import Workload
 from inferd.engine.arch.description import Arch
 
 BLOCK_SIZES = (16, 32, 64, 128)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Literal
 
 from inferd.engine.api.errors import ConfigError
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.planner import refusal
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import refusal
-from inferd.engine.api.precision import DTYPE_BYTES, KVCache, Precision, Quantization
 from inferd.engine.arch.description import Arch
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

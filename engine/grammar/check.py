@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from inferd.engine.api.grammar import (
+from inferd.engine.api.wire.grammar_check import (
     CHECK_CPU_S,
     CHECK_MEMORY_BYTES,
     FRAME_HEADER_BYTES,

@@ -12,7 +12,7 @@ import re
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-from inferd.engine.api.grammar import MAX_REASON
+from inferd.engine.api.wire.grammar_check import MAX_REASON
 from inferd.engine.grammar.gbnf import lark_of
 from inferd.engine.grammar.ports import GrammarError
 

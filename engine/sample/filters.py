@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.kernels.cut_tail import MAX_VOCAB, Cuts, cut_tail
 from inferd.kernels.gpu import from_host
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.filters import asks_for_cut, cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.masks import Masks

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from inferd.engine.api.working import GPU_ROW_BUCKETS
+from inferd.engine.api.memory.activations import GPU_ROW_BUCKETS
 from inferd.engine.worker.device import HostCopy, Recording
 from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError

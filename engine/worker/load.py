@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from inferd.engine.api.capacity import MIN_MODEL_LEN
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of
 from inferd.engine.api.errors import CapacityError, ModelError
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
+from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.planner import MemoryPlan, format_bytes
+from inferd.engine.api.wire.messages import Phase, Ready
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, Progress, load

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from inferd.engine.api.precision import Quantization
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.memory.precision import Quantization
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.worker.device import Device
 from inferd.kernels.linear import ANY, Choices

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import Pooling
+from inferd.engine.api.wire.params import Pooling
 from inferd.engine.sched.plan import Row, RowStatus
 from inferd.engine.worker.slots import Slots
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from inferd.engine.api.messages import WireLogprobs
+from inferd.engine.api.wire.messages import WireLogprobs
 from inferd.server.api.long_lists import LongList
 from inferd.server.generate.events import ScoredToken
 from inferd.server.text.detokenizer import token_text

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from inferd.engine.api.roofline import StepPhase
+from inferd.engine.api.cost.roofline import StepPhase
 from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.generate.intake import Intake

@@ -11,9 +11,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
-from inferd.engine.api.messages import EngineStats, Ready, StepCosts
-from inferd.engine.api.roofline import StepPhase
+from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.api.service import Service
 from inferd.server.observability.efficiency import PHASES, PhaseSummary
 

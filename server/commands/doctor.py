@@ -23,9 +23,9 @@ from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from inferd.engine.api import accelerator
-from inferd.engine.api.accelerator import NoAcceleratorError
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.machine import gpu as accelerator
+from inferd.engine.api.machine.gpu import NoAcceleratorError
 from inferd.server.config.settings import Settings
 
 GIB = 1024**3

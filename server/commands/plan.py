@@ -11,15 +11,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from inferd.engine.api.capacity import longest_context, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.checkpoint import Checkpoint, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.locate import EMBEDDED_NAME, local_path, locate
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import Part, Workload
+from inferd.engine.api.memory.capacity import longest_context, options, plan_sequences, shortage, ways_out
+from inferd.engine.api.memory.planner import MemoryPlan, refusal
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import MemoryPlan, refusal
-from inferd.engine.api.precision import DTYPE_BYTES, KVCache, Precision, Quantization
 from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
@@ -29,7 +30,6 @@ from inferd.engine.api.served import (
     served_dtype,
     served_precisions,
 )
-from inferd.engine.api.working import Part, Workload
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
 

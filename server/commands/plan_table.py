@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.planner import format_bytes
-from inferd.engine.api.working import Part
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import Part
+from inferd.engine.api.memory.planner import format_bytes
 from inferd.server.commands.plan import PlanOptions, Report, Row, build, to_json
 
 _SMALL_BYTES = 10**10

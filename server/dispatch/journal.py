@@ -9,8 +9,8 @@ from array import array
 
 from msgspec import structs
 
-from inferd.engine.api.flight import tag_of
-from inferd.engine.api.messages import Delta, Submit
+from inferd.engine.api.process.flight_recorder import tag_of
+from inferd.engine.api.wire.messages import Delta, Submit
 
 
 class Journal:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Submit
+from inferd.engine.api.wire.messages import Submit
 from inferd.server.dispatch.journal import Journal
 
 ALONE_AFTER = 2

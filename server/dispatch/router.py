@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.errors import EngineDeadError, RequestError, start_error
-from inferd.engine.api.messages import (
+from inferd.engine.api.wire.client import EngineClient
+from inferd.engine.api.wire.messages import (
     Abort,
     Delta,
     EngineStats,

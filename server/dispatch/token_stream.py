@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from inferd.engine.api.messages import Delta, FinishReason, Submit
+from inferd.engine.api.wire.messages import Delta, FinishReason, Submit
 from inferd.server.dispatch.journal import Journal
 from inferd.server.text.json_bytes import exact
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta, Failure, WireLogprobs
+from inferd.engine.api.wire.messages import Delta, Failure, WireLogprobs
 from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, PromptRead, ScoredToken
 from inferd.server.generate.reading import answer_of
 from inferd.server.generate.repetition import Repetition

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Failure, Submit
-from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.engine.api.wire.messages import Failure, Submit
+from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work

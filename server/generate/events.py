@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.api.messages import FinishReason, WireLogprobs
+from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
 
 EndReason = FinishReason | Literal["repetition", "tool_calls"]
 """Why a choice ended; that it repeats itself or has called tools is seen here and not by the engine."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from inferd.engine.api.params import ParamError, SamplingParams
+from inferd.engine.api.wire.params import ParamError, SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work

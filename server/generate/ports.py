@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, Self
 
-from inferd.engine.api.messages import Delta, EngineStats, FinishReason, Ready, Submit
+from inferd.engine.api.wire.messages import Delta, EngineStats, FinishReason, Ready, Submit
 
 
 class TokenStream(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.repetition import RepetitionRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.generate.seeds import engine_seed
 from inferd.server.schema.generation import GenerationFields
 from inferd.server.text.model import ServedModel

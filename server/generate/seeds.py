@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from inferd.engine.api.params import MAX_SEED
+from inferd.engine.api.wire.params import MAX_SEED
 
 
 def engine_seed(seed: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Self
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta
+from inferd.engine.api.wire.messages import Delta
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
 from inferd.server.generate.ports import Router, TokenStream

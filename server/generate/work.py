@@ -6,7 +6,7 @@ route, no queue and no engine. What a grammar expands to is bounded where it is 
 
 from __future__ import annotations
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.errors import table as errors
 
 MAX_CHOICES_IN_ALL = 2_048

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.messages import Ready
+from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import MemoryPlan, format_bytes
+from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 

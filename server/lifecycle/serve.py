@@ -20,15 +20,15 @@ from pathlib import Path
 
 import uvloop
 
-from inferd.engine.api import garbage
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ConfigError, EngineDeadError, StartError
 from inferd.engine.api.locate import locate
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Phase
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.process import garbage
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.settings import Settings, is_loopback

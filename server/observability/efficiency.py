@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import get_args
 
-from inferd.engine.api.messages import StepOutput
-from inferd.engine.api.roofline import Bound, Peaks, StepPhase
+from inferd.engine.api.cost.roofline import Bound, Peaks, StepPhase
+from inferd.engine.api.wire.messages import StepOutput
 from inferd.server.observability.instruments import Counter
 
 PHASES: tuple[StepPhase, ...] = get_args(StepPhase)

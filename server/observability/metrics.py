@@ -15,8 +15,8 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from inferd.engine.api.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
-from inferd.engine.api.roofline import StepPhase
+from inferd.engine.api.cost.roofline import StepPhase
+from inferd.engine.api.wire.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
 from inferd.server.observability.efficiency import Efficiency, PhaseSummary
 from inferd.server.observability.instruments import Counter, Export, Gauge, Histogram
 from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names

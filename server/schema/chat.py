@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inferd.engine.api.params import MAX_LOGPROBS
+from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import table as errors
 from inferd.server.schema.fields import wire
 from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields

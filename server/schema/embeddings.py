@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inferd.engine.api.params import PoolingKind
+from inferd.engine.api.wire.params import PoolingKind
 from inferd.server.schema.completions import Prompt, Prompts
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.generation import MAX_PRIORITY

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from inferd.engine.api.params import MAX_LOGPROBS
+from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields

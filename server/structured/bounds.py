@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
+from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.errors import table as errors
 
 _MOST_BITS = 1_024

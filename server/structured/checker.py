@@ -23,7 +23,8 @@ from pathlib import Path
 import msgspec
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.grammar import (
+from inferd.engine.api.machine.cpu import num_cpus
+from inferd.engine.api.wire.grammar_check import (
     CHECK_COMMAND,
     CHECK_CPU_S,
     FRAME_HEADER_BYTES,
@@ -34,7 +35,6 @@ from inferd.engine.api.grammar import (
     frame_of,
     read_verdict,
 )
-from inferd.engine.api.machine import num_cpus
 from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import refusal
 from inferd.server.structured.turns import Turns

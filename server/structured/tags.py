@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
+from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.errors import table as errors
 from inferd.server.schema.kinds import Boolean, Text, check_array, check_properties
 from inferd.server.structured.bounds import GrammarSize, check_json

@@ -10,10 +10,10 @@ import signal
 import time
 from typing import Self
 
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.supervisor import Supervisor, describe_exit
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.supervisor import Supervisor, describe_exit
+from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
 

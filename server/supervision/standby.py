@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.messages import STANDBY, Phase
+from inferd.engine.api.wire.messages import STANDBY, Phase
 from inferd.server.supervision.engine_handle import Life
 
 logger = logging.getLogger("inferd")

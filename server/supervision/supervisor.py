@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.logs import LogStyle
+from inferd.engine.api.process.logs import LogStyle
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import Life
 from inferd.server.supervision.restart_policy import Deaths

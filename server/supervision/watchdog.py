@@ -7,8 +7,8 @@ sent and received: a frame that is lost is missed when the next one comes, and t
 
 from __future__ import annotations
 
-from inferd.engine.api.client import Traffic
-from inferd.engine.api.heartbeat import EnginePhase, Pulse
+from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
+from inferd.engine.api.wire.client import Traffic
 
 TICK_S = 0.25
 """How often to look."""

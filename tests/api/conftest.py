@@ -26,9 +26,9 @@ import pytest
 import uvicorn
 import uvloop
 
+from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.engine.api.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.wire.messages import Delta, EngineStats, Failure, FinishReason, Ready, Submit, WireLogprobs
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics

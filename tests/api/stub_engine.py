@@ -16,8 +16,9 @@ from pathlib import Path
 
 import zmq
 
-from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
-from inferd.engine.api.messages import (
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.wire.messages import (
     Abort,
     Delta,
     EngineStats,
@@ -30,8 +31,7 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.parts import parts_of
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.wire.split_output import parts_of
 
 TOKEN = 300
 """An ordinary token of the embedded model's tokenizer."""

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from inferd.engine.api.messages import Failure
-from inferd.engine.api.params import Pooling
+from inferd.engine.api.wire.messages import Failure
+from inferd.engine.api.wire.params import Pooling
 from inferd.server.generate import work
 from inferd.server.generate.embed import MAX_AT_ONCE
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Failure
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions
 from inferd.server.errors import table as errors
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inferd.engine.api.client import EngineClient
+from inferd.engine.api.wire.client import EngineClient
 from inferd.server.api.app import AppOptions
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics

@@ -1,6 +1,6 @@
 """What a request needed is freed when it is over, not when Python next looks for cycles: bodies, connections.
 
-Python looks seldom in a server (`inferd.engine.api.garbage`), so that a cycle a request would be megabytes.
+Python looks seldom in a server (`inferd.engine.api.process.garbage`), so that a cycle a request would be megabytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Failure
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.text.limited import Limited
 from tests.reliability.fuzzing import requests
 from tests.reliability.test_fuzz import SEED, send_all

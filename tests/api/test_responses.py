@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferd.engine.api.messages import Failure
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.detect import Clues, detect

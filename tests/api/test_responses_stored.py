@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.engine.api.messages import Failure
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions
 from inferd.server.api.responses.background import Background, Draft, Job
 from inferd.server.errors.table import internal_error

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from inferd.engine.api.messages import EngineStats, StepOutput
+from inferd.engine.api.wire.messages import EngineStats, StepOutput
 from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
 

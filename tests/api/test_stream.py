@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from inferd.engine.api.messages import Failure
+from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from inferd.engine.api.messages import EngineStats, Failure, StepCosts, StepModel
+from inferd.engine.api.wire.messages import EngineStats, Failure, StepCosts, StepModel
 from inferd.server.api.app import AppOptions
 from inferd.server.schema.targets import Targets
 

@@ -28,9 +28,9 @@ RULES: dict[str, tuple[str, ...]] = {
     "server": ("inferd.engine.api", *SERVER_LIBRARIES),
     "engine.arch": (),
     "engine.api": ("inferd.engine.arch", "msgspec", "zmq", "huggingface_hub", "pynvml"),
-    "engine.request": ("inferd.engine.api.params",),
+    "engine.request": ("inferd.engine.api.wire.params",),
     "engine.cache": ("inferd.engine.request", "inferd.engine.arch.paging"),
-    "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.params"),
+    "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.wire.params"),
     "engine.grammar.ports": (),
     "engine.grammar": ("inferd.engine.api", "llguidance"),
     "engine.generation": (
@@ -42,7 +42,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.engine.submission",
         "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
     ),
-    "engine.boot": ("inferd.engine.process", "inferd.engine.api.garbage"),
+    "engine.boot": ("inferd.engine.process", "inferd.engine.api.process.garbage"),
     "engine.watch": ("inferd.engine.api",),
     "engine.standby": ("inferd.engine.api",),
     "engine.process": (
@@ -61,7 +61,7 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
     "engine.quant": ("inferd.kernels", "torch"),
-    "engine.sample": ("inferd.kernels", "inferd.engine.api.params", "torch"),
+    "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
     "engine.tiny": ("torch", "transformers", "tokenizers", "safetensors", "rich", "numpy"),
     "kernels": ("torch", "triton"),
 }  # fmt: skip

@@ -17,9 +17,9 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.locate import EMBEDDED_NAME, locate
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Phase, Ready
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
+from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.worker import load
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.tuning import Tuning

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import weight_parts
-from inferd.engine.api.precision import Precision
 from inferd.engine.arch.registry import describe, weights
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import CheckpointError, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.masks import Masks
 from inferd.engine.sample.sampler import Sampler, SampleResult
 

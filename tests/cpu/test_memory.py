@@ -18,11 +18,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of, resolve
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.activations import (
+    ATTENTION_TILE,
+    GPU_ROW_BUCKETS,
+    PARTIALS_BYTES,
+    Workload,
+    working_parts,
+)
+from inferd.engine.api.memory.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_parts
+from inferd.engine.api.memory.precision import FP8, INT4, INT8, Precision, StoredAs
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import MemoryPlan, plan_memory, pool_of, refusal, weight_parts
-from inferd.engine.api.precision import FP8, INT4, INT8, Precision, StoredAs
-from inferd.engine.api.working import ATTENTION_TILE, GPU_ROW_BUCKETS, PARTIALS_BYTES, Workload, working_parts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.rotary import cos_sin_table

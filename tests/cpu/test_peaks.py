@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from inferd.engine.api.precision import Quantization
+from inferd.engine.api.memory.precision import Quantization
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.peaks import measure
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import Pooling, PoolingKind, SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import Pooling, PoolingKind, SamplingParams
 from inferd.engine.core import EngineCore
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.sample.sampler import FAILED, Sampler
 from inferd.kernels.sample.philox import gumbel_noise
 

@@ -16,9 +16,9 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, resolve
 from inferd.engine.api.errors import CapacityError
 from inferd.engine.api.locate import EMBEDDED_NAME, locate
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.memory.planner import format_bytes
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import format_bytes
 from inferd.engine.worker import load
 from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool

@@ -9,8 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from inferd.engine.api.precision import Precision
-from inferd.engine.api.work import WorkModel
+from inferd.engine.api.cost.step_cost import WorkModel
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.registry import describe
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import SMALL, Case

@@ -57,7 +57,7 @@ def test_a_wheel_without_the_product_is_not_built(tmp_path: Path) -> None:
 def test_a_type_checker_finds_the_product_in_a_plain_checkout(tmp_path: Path) -> None:
     """What editors do for "go to definition": nothing is installed and no path is set."""
     source = copied(tmp_path / "source")
-    program = "from inferd.engine.api.params import SamplingParams\nreveal_type(SamplingParams().temperature)"
+    program = "from inferd.engine.api.wire.params import SamplingParams\nreveal_type(SamplingParams().temperature)"
     command = [sys.executable, "-m", "mypy", "--no-site-packages", "--config-file=", "--follow-imports=silent"]
     done = subprocess.run([*command, "-c", program], cwd=source, capture_output=True, text=True)
     assert done.returncode == 0 and re.search(r'Revealed type is "(builtins\.)?float"', done.stdout), done.stdout

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig, resolve
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.machine import Machine
-from inferd.engine.api.messages import Abort, Delta, Failed, Ready, StepOutput, Submit
+from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.params import Pooling, SamplingParams
-from inferd.engine.api.supervisor import Supervisor
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.supervisor import Supervisor
+from inferd.engine.api.wire.client import EngineClient
+from inferd.engine.api.wire.messages import Abort, Delta, Failed, Ready, StepOutput, Submit
+from inferd.engine.api.wire.params import Pooling, SamplingParams
 from tests.e2e.conftest import Daemon, daemon
 
 __all__ = ["daemon"]

@@ -20,7 +20,7 @@ import pytest
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError, RequestError
-from inferd.engine.api.grammar import Verdict
+from inferd.engine.api.wire.grammar_check import Verdict
 from inferd.engine.grammar import thread as thread_module
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.server.structured import checker as checker_module

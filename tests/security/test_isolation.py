@@ -13,7 +13,7 @@ from random import Random
 import httpx
 import pytest
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta, Submit
+from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.server.dispatch.admission import FLOOD_FACTOR
 from inferd.server.dispatch.token_stream import TokenStream
 from tests.sim.faults import TICK_S, Caller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inferd.engine.api.messages import Delta, WireLogprobs
+from inferd.engine.api.wire.messages import Delta, WireLogprobs
 from inferd.engine.core import EngineCore
 from inferd.engine.generation import Generation, wire_logprobs
 from inferd.engine.request import Request

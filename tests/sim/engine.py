@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inferd.engine.api.flight import NO_RECORDER, Recorder
+from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore

@@ -16,15 +16,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferd.engine.api import client as client_module
-from inferd.engine.api import flight as flight_module
-from inferd.engine.api import heartbeat as heartbeat_module
-from inferd.engine.api import parts as parts_module
-from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
 from inferd.engine.api.errors import EngineDeadError
-from inferd.engine.api.flight import tag_of
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.messages import Submit, SubmitChoices, ToEngine
+from inferd.engine.api.process import flight_recorder as flight_module
+from inferd.engine.api.process import heartbeat as heartbeat_module
+from inferd.engine.api.process.flight_recorder import tag_of
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.wire import client as client_module
+from inferd.engine.api.wire import split_output as parts_module
+from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.wire.messages import Submit, SubmitChoices, ToEngine
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine

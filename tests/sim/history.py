@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.observability.metrics import Metrics, RequestRecord
 from tests.sim.process import SimulatedProcess
 

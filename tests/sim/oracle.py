@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inferd.engine.api.messages import FinishReason, WireLogprobs
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
+from inferd.engine.api.wire.params import SamplingParams
 from tests.sim.grammar import VOCAB_SIZE, Rule, SimulatedGrammar
 
 _MIX = 0x9E3779B97F4A7C15

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
-from inferd.engine.api.client import from_engine_endpoint, to_engine_endpoint
-from inferd.engine.api.flight import FlightRecord
-from inferd.engine.api.heartbeat import BEAT_INTERVAL_S, EnginePhase, Heartbeat
-from inferd.engine.api.messages import (
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.process.flight_recorder import FlightRecord
+from inferd.engine.api.process.heartbeat import BEAT_INTERVAL_S, EnginePhase, Heartbeat
+from inferd.engine.api.wire.client import from_engine_endpoint, to_engine_endpoint
+from inferd.engine.api.wire.messages import (
     STANDBY,
     Abort,
     Failed,
@@ -31,8 +32,7 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.parts import parts_of
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.wire.split_output import parts_of
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.watch import StepWatch
 from tests.sim.engine import SimulatedEngine, make_engine

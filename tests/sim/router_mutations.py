@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from inferd.engine.api.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
+from inferd.engine.api.wire.messages import Abort, Delta, Ready, SubmitChoices, ToEngine
 from inferd.server.dispatch import token_stream as stream_module
 from inferd.server.dispatch.admission import Backlog
 from inferd.server.dispatch.journal import Journal

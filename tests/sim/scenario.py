@@ -11,7 +11,7 @@ from random import Random
 
 from msgspec import structs
 
-from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.engine.arch.paging import max_tokens
 from tests.sim.grammar import NEVER, Rule
 from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of

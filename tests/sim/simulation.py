@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferd.engine.api.messages import Delta, StepOutput, Submit
+from inferd.engine.api.wire.messages import Delta, StepOutput, Submit
 from tests.sim.device import SimulationError
 from tests.sim.engine import make_engine
 from tests.sim.invariants import Invariants

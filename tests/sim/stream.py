@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from inferd.engine.api.messages import Delta, FinishReason, WireLogprobs
+from inferd.engine.api.wire.messages import Delta, FinishReason, WireLogprobs
 from tests.sim.oracle import Answer, Job
 
 

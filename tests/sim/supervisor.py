@@ -1,12 +1,12 @@
-"""What the server holds of a simulated process: as `inferd.engine.api.supervisor.Supervisor`."""
+"""What the server holds of a simulated process: as `inferd.engine.api.process.supervisor.Supervisor`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from inferd.engine.api.flight import FlightReader, flight_bytes
-from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
-from inferd.engine.api.logs import LogStyle
+from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
+from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
+from inferd.engine.api.process.logs import LogStyle
 from tests.sim.process import KILLED, SimulatedProcess
 from tests.sim.watcher import Watcher
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from inferd.engine.api.flight import Rows
-from inferd.engine.api.messages import ToEngine
-from inferd.engine.api.work import StepWork
+from inferd.engine.api.cost.step_cost import StepWork
+from inferd.engine.api.process.flight_recorder import Rows
+from inferd.engine.api.wire.messages import ToEngine
 from inferd.engine.watch import StepWatch
 from tests.sim.faults import Caller, FrontScenario
 from tests.sim.network import Network

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from inferd.engine.api import accelerator
-from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
+from inferd.engine.api.machine import gpu as accelerator
+from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 
 
 @pytest.fixture

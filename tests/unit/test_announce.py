@@ -10,8 +10,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from inferd.engine.api.messages import Ready
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.ready_card import Plan, describe_plan, deviation, ready_card
 from inferd.server.lifecycle.serve import make_plan

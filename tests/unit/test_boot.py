@@ -15,8 +15,8 @@ import pytest
 
 from inferd.engine import boot
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.supervisor import Launch
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.standby import stand_by
 
 MODULE = """

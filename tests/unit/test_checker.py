@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.grammar import (
+from inferd.engine.api.wire.grammar_check import (
     CHECK_MEMORY_BYTES,
     MAX_GRAMMAR_BYTES,
     Question,

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferd.engine.api.accelerator import Accelerator
 from inferd.engine.api.config import EngineConfig, resolve
 from inferd.engine.api.errors import CapacityError, ConfigError
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.machine.gpu import Accelerator
+from inferd.engine.api.memory.planner import block_bytes, format_bytes
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import block_bytes, format_bytes
-from inferd.engine.api.precision import Precision
 from inferd.engine.arch.registry import describe
 
 GIB = 2**30

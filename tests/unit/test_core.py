@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.messages import Delta, StepOutput, Submit, SubmitChoices
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.work import VisibleKeys, WorkModel
+from inferd.engine.api.cost.step_cost import VisibleKeys, WorkModel
+from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig

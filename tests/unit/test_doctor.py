@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
+from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 from inferd.server.commands import doctor
 from inferd.server.commands.doctor import Check
 
@@ -169,7 +169,7 @@ def test_a_driver_that_hangs_is_asked_nothing_more(tmp_path: Path, monkeypatch: 
 
 def test_without_torch_there_is_no_gpu_to_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("inferd.engine.api.accelerator.metadata.version", _raise_missing)
+    monkeypatch.setattr("inferd.engine.api.machine.gpu.metadata.version", _raise_missing)
     assert doctor.check_gpu() == Check("gpu", "ok", "none seen; `inferd serve` computes on the CPU")
 
 

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 import uvicorn
 
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.engine.api.messages import EngineStats, StepOutput
-from inferd.engine.api.roofline import Peaks, StepPhase
+from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.wire.messages import EngineStats, StepOutput
 from inferd.server.observability.efficiency import PHASES, Efficiency
 
 PEAKS = Peaks(1e10, 1e12)

@@ -9,8 +9,8 @@ from typing import Any, Self
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.engine.api.messages import Delta, Failure, Submit
-from inferd.engine.api.params import Pooling, SamplingParams
+from inferd.engine.api.wire.messages import Delta, Failure, Submit
+from inferd.engine.api.wire.params import Pooling, SamplingParams
 from inferd.server.auth.quotas import Unlimited
 from inferd.server.dispatch.token_stream import merge
 from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.fairness import SHARED, flooded, percentile, share_errors
-from inferd.engine.api.messages import Submit
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.request import Request

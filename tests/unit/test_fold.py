@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import stream as stream_module

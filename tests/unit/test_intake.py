@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.params import MAX_SEED
+from inferd.engine.api.wire.params import MAX_SEED
 from inferd.server.generate.intake import Caller, Intake
 from inferd.server.generate.prompts import Prompts
 from inferd.server.generate.request import GenerateRequest

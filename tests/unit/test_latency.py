@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.budget import GRAIN, StepBudget, TimedBudget

@@ -14,8 +14,8 @@ import pytest
 
 from inferd.engine import process
 from inferd.engine.api.config import EngineConfig
-from inferd.engine.api.logs import LogStyle, configure
-from inferd.engine.api.supervisor import Launch
+from inferd.engine.api.process.logs import LogStyle, configure
+from inferd.engine.api.process.supervisor import Launch
 
 
 @pytest.fixture(autouse=True)

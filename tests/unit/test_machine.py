@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inferd.engine.api import machine
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine import cpu as machine
+from inferd.engine.api.machine.cpu import Machine
 
 GIB = 2**30
 

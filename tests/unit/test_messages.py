@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from inferd.engine.api import parts as parts_module
-from inferd.engine.api.messages import (
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.wire import split_output as parts_module
+from inferd.engine.api.wire.messages import (
     Abort,
     Delta,
     EngineStats,
@@ -25,9 +26,8 @@ from inferd.engine.api.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.parts import parts_of
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.split_output import parts_of
 from inferd.server.dispatch.token_stream import merge
 
 TO_ENGINE: list[ToEngine] = [

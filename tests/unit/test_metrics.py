@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferd.engine.api.messages import EngineStats, Phase, Ready, StepModel, StepOutput
-from inferd.engine.api.roofline import Peaks, StepPhase
+from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepModel, StepOutput
 from inferd.server.observability.instruments import Histogram
 from inferd.server.observability.metrics import FINISH_REASONS, Metrics, RequestRecord
 from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT

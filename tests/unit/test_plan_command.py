@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from inferd.engine.api.accelerator import Accelerator
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
-from inferd.engine.api.machine import Machine
+from inferd.engine.api.machine.cpu import Machine
+from inferd.engine.api.machine.gpu import Accelerator
 from inferd.server.commands.plan import PlanOptions, Report, build, to_json
 from inferd.server.commands.plan_table import show
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.engine.api.capacity import longest_context, longest_in_pool, options, plan_sequences, ways_out
-from inferd.engine.api.formula import NOTHING, Formula, term
-from inferd.engine.api.model import ModelFacts
-from inferd.engine.api.planner import (
+from inferd.engine.api.memory.activations import STANDBY_BYTES, Workload
+from inferd.engine.api.memory.capacity import longest_context, longest_in_pool, options, plan_sequences, ways_out
+from inferd.engine.api.memory.formula import NOTHING, Formula, term
+from inferd.engine.api.memory.planner import (
     MemoryPlan,
     block_bytes,
     blocks_per_seq,
@@ -23,8 +23,8 @@ from inferd.engine.api.planner import (
     refusal,
     weight_parts,
 )
-from inferd.engine.api.precision import DTYPE_BYTES, Precision, Quantization
-from inferd.engine.api.working import STANDBY_BYTES, Workload
+from inferd.engine.api.memory.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 

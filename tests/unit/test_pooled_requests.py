@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferd.engine.api.messages import Delta, StepOutput, Submit, decode_from_engine, encode
-from inferd.engine.api.params import ParamError, Pooling, PoolingKind, SamplingParams
+from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, decode_from_engine, encode
+from inferd.engine.api.wire.params import ParamError, Pooling, PoolingKind, SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig

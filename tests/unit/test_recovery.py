@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
-from inferd.engine.api.client import Traffic
 from inferd.engine.api.config import EngineConfig
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.api.errors import EngineDeadError, RequestError, StartError
-from inferd.engine.api.flight import FlightReader, FlightRecord, flight_bytes, tag_of
-from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
-from inferd.engine.api.logs import LogStyle
-from inferd.engine.api.messages import Delta, Submit
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.roofline import Peaks
-from inferd.engine.api.shared_memory import allocate
-from inferd.engine.api.work import StepWork
+from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, flight_bytes, tag_of
+from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
+from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.shared_memory import allocate
+from inferd.engine.api.wire.client import Traffic
+from inferd.engine.api.wire.messages import Delta, Submit
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.watch import StepWatch
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.errors import EngineDeadError, ModelError, RequestError
-from inferd.engine.api.messages import (
+from inferd.engine.api.wire.messages import (
     Abort,
     Delta,
     EngineStats,
@@ -28,8 +29,7 @@ from inferd.engine.api.messages import (
     ToEngine,
     WireLogprobs,
 )
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.roofline import Peaks
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions

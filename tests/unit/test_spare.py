@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.heartbeat import EnginePhase, Pulse
-from inferd.engine.api.messages import STANDBY, Failed, FromEngine, Phase
+from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
+from inferd.engine.api.wire.messages import STANDBY, Failed, FromEngine, Phase
 from inferd.server.supervision import standby as spare
 from inferd.server.supervision.engine_handle import Life
 from inferd.server.supervision.standby import Spare

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
+from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.engine.grammar.compiler import compile_grammar, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest

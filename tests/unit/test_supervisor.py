@@ -16,13 +16,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from inferd.engine.api.client import EngineClient
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
-from inferd.engine.api.flight import flight_bytes
-from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader
-from inferd.engine.api.shared_memory import allocate, open_map
-from inferd.engine.api.supervisor import Supervisor, describe_exit
+from inferd.engine.api.process.flight_recorder import flight_bytes
+from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader
+from inferd.engine.api.process.shared_memory import allocate, open_map
+from inferd.engine.api.process.supervisor import Supervisor, describe_exit
+from inferd.engine.api.wire.client import EngineClient
 
 CONFIG = EngineConfig(model_path="/nowhere")
 
@@ -57,7 +57,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     def popen(command: list[str], **options: object) -> subprocess.Popen[bytes]:
         return real([sys.executable, "-c", program[0]], **options)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("inferd.engine.api.supervisor.subprocess.Popen", popen)
+    monkeypatch.setattr("inferd.engine.api.process.supervisor.subprocess.Popen", popen)
     return program
 
 
@@ -133,7 +133,7 @@ def test_the_engine_dies_with_its_server() -> None:
             sys.executable,
             "-P",
             "-c",
-            "from inferd.engine.api.supervisor import Supervisor\n"
+            "from inferd.engine.api.process.supervisor import Supervisor\n"
             "from inferd.engine.api.config import EngineConfig\n"
             "import time\n"
             "s = Supervisor(EngineConfig(model_path='/nowhere'))\n"

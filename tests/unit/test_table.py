@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.engine.api.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.group import Appended
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request

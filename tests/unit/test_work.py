@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.engine.api.precision import Precision
-from inferd.engine.api.roofline import Peaks
-from inferd.engine.api.work import NO_WORK, WorkModel
+from inferd.engine.api.cost.roofline import Peaks
+from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Self
 
-from inferd.engine.api.shared_memory import open_map
+from inferd.engine.api.process.shared_memory import open_map
 
 _LAYOUT = struct.Struct("<QdddQBBQQ")
 HEARTBEAT_BYTES = 64

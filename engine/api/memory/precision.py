@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from inferd.engine.api.formula import Formula, term
+from inferd.engine.api.memory.formula import Formula, term
 
 Quantization = Literal["none", "fp8", "int8", "int4"]
 

@@ -24,10 +24,10 @@ import msgspec
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import StartError
-from inferd.engine.api.flight import FlightReader, flight_bytes
-from inferd.engine.api.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
-from inferd.engine.api.logs import DEFAULT_STYLE, LogStyle
-from inferd.engine.api.shared_memory import allocate
+from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
+from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
+from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
+from inferd.engine.api.process.shared_memory import allocate
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from inferd.engine.api.formula import NOTHING, Formula, sum_of, term
-from inferd.engine.api.precision import Precision
+from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 
 BASE_BYTES = 256 * 2**20

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from inferd.engine.api.planner import (
+from inferd.engine.api.memory.activations import Workload
+from inferd.engine.api.memory.planner import (
     MemoryPlan,
     block_bytes,
     blocks_per_seq,
@@ -17,8 +18,7 @@ from inferd.engine.api.planner import (
     pool_for,
     refusal,
 )
-from inferd.engine.api.precision import Precision
-from inferd.engine.api.working import Workload
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.paging import max_tokens
 

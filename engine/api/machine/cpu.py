@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from inferd.engine.api import accelerator
-from inferd.engine.api.accelerator import Accelerator, NoAcceleratorError
+from inferd.engine.api.machine import gpu as accelerator
+from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
-from inferd.engine.api.shared_memory import open_map
-from inferd.engine.api.work import StepWork
+from inferd.engine.api.cost.step_cost import StepWork
+from inferd.engine.api.process.shared_memory import open_map
 
 _NUM_STEPS = 2
 """Launched at once, at most: the core plans one step ahead."""

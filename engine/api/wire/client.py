@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from inferd.engine.api.errors import EngineDeadError, StartError
-from inferd.engine.api.messages import FromEngine, ToEngine, WireError, decode_from_engine, encode
+from inferd.engine.api.wire.messages import FromEngine, ToEngine, WireError, decode_from_engine, encode
 
 HIGH_WATER_MARK = 100_000
 """Frames a socket holds before sending fails; the router's bound on waiting requests keeps far below it."""

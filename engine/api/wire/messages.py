@@ -13,8 +13,8 @@ from zlib import crc32
 
 import msgspec
 
-from inferd.engine.api.params import SamplingParams
-from inferd.engine.api.roofline import Peaks, StepPhase
+from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.wire.params import SamplingParams
 
 WIRE_VERSION = 3
 

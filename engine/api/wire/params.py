@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.api.grammar import MAX_GRAMMAR_BYTES
+from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 
 MAX_SEED = 2**53 - 1
 """Largest seed: every JSON reader can carry it without loss."""

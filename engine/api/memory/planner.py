@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from inferd.engine.api.formula import NOTHING, Formula, sum_of, term
-from inferd.engine.api.precision import (
+from inferd.engine.api.memory.activations import BASE_BYTES, Part, Workload, working_parts
+from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
+from inferd.engine.api.memory.precision import (
     FP8,
     FP8_BLOCKS,
     HEAD_STORED_AS,
@@ -22,7 +23,6 @@ from inferd.engine.api.precision import (
     Quantization,
     StoredAs,
 )
-from inferd.engine.api.working import BASE_BYTES, Part, Workload, working_parts
 from inferd.engine.arch.description import Arch, Scales
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Shape

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Self
 
-from inferd.engine.api.planner import weight_parts
-from inferd.engine.api.precision import Precision
-from inferd.engine.api.roofline import Peaks, StepPhase
+from inferd.engine.api.cost.roofline import Peaks, StepPhase
+from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Form

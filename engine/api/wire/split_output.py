@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from inferd.engine.api.messages import Delta, StepOutput
+from inferd.engine.api.wire.messages import Delta, StepOutput
 
 MAX_SCORED = 2**15
 """Log probabilities of prompts in one message: so many are decoded in 7 ms, and a step of 50,000 tokens with 20
