@@ -18,13 +18,13 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.stacks import sample_into
-from inferd.engine import boot
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.arch.description import Arch
+from inferd.engine.process import boot
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
 
 Report = Callable[[Phase], None]

@@ -15,7 +15,7 @@ from typing import Protocol
 from inferd.engine.api.wire.messages import StepModel, StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan

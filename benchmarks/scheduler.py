@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.latency import Timing
 from inferd.engine.sched.limits import SchedulerConfig

@@ -38,7 +38,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler

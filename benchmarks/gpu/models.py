@@ -22,7 +22,7 @@ from inferd.engine.api.wire.messages import StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.registry import describe, weights
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import recipes
 from inferd.engine.sample.sampler import Sampler

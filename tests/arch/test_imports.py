@@ -33,21 +33,20 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.sched": ("inferd.engine.request", "inferd.engine.cache", "inferd.engine.api.wire.params"),
     "engine.grammar.ports": (),
     "engine.grammar": ("inferd.engine.api", "llguidance"),
-    "engine.generation": (
+    "engine.core.live_request": (
         "inferd.engine.api", "inferd.engine.grammar.ports", "inferd.engine.request", "inferd.engine.sched",
     ),
-    "engine.submission": ("inferd.engine.request", "inferd.engine.api"),
+    "engine.core.parse_submit": ("inferd.engine.request", "inferd.engine.api"),
     "engine.core": (
-        "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.generation",
-        "inferd.engine.submission",
-        "inferd.engine.grammar.ports", "inferd.engine.api", "inferd.engine.worker.executor",
+        "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.grammar.ports",
+        "inferd.engine.api", "inferd.engine.worker.executor",
     ),
-    "engine.boot": ("inferd.engine.process", "inferd.engine.api.process.garbage"),
-    "engine.watch": ("inferd.engine.api",),
-    "engine.standby": ("inferd.engine.api",),
+    "engine.process.boot": ("inferd.engine.process.main", "inferd.engine.api.process.garbage"),
+    "engine.process.step_watch": ("inferd.engine.api",),
+    "engine.process.standby": ("inferd.engine.api",),
     "engine.process": (
         "inferd.engine.core", "inferd.engine.grammar", "inferd.engine.api", "inferd.engine.sched",
-        "inferd.engine.cache", "inferd.engine.standby", "inferd.engine.watch", "inferd.engine.worker", "msgspec", "zmq",
+        "inferd.engine.cache", "inferd.engine.worker", "msgspec", "zmq",
     ),
     "engine.worker.executor": ("inferd.engine.sched.plan",),
     "engine.worker": (
@@ -150,7 +149,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_the_walker_sees_a_violation(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
-    bad.write_text("def f():\n    import torch\n    from inferd.engine.core import EngineCore\n")
+    bad.write_text("def f():\n    import torch\n    from inferd.engine.core.loop import EngineCore\n")
     assert len(violations("server.bad", bad)) == 2
     bad.write_text("import time\n")
     assert len(violations("engine.sched.bad", bad)) == 1

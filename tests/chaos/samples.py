@@ -9,7 +9,7 @@ import psutil
 
 from tests.chaos.client import Client
 
-ENGINE = "inferd.engine.boot"
+ENGINE = "inferd.engine.process.boot"
 """What the command line of an engine process holds."""
 
 

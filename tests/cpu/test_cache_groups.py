@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inferd.engine.arch.paging import max_blocks, max_tokens
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import Case, load_transformers
 from tests.cpu.test_engine import NUM_NEW, Engine, request, run

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import Pooling, PoolingKind, SamplingParams
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, TableUpdate

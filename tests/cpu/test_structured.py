@@ -21,7 +21,7 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Failure, Submit, WireLogprobs
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.engine.sched.limits import SchedulerConfig

@@ -46,7 +46,7 @@ def children(pid: int) -> dict[int, str]:
 
 def is_engine(command: str) -> bool:
     """Whether a command line is that of an engine process, which may be a free model's."""
-    return "inferd.engine.boot" in command or "free_engine.py" in command
+    return "inferd.engine.process.boot" in command or "free_engine.py" in command
 
 
 class Daemon:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferd.engine.api.wire.messages import Delta, WireLogprobs
-from inferd.engine.core import EngineCore
-from inferd.engine.generation import Generation, wire_logprobs
+from inferd.engine.core.live_request import Generation, wire_logprobs
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.latency import Timing
 from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks

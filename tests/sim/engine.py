@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
 from inferd.engine.sched.scheduler import Scheduler

@@ -33,8 +33,8 @@ from inferd.engine.api.wire.messages import (
     encode,
 )
 from inferd.engine.api.wire.split_output import parts_of
+from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.plan import StepPlan
-from inferd.engine.watch import StepWatch
 from tests.sim.engine import SimulatedEngine, make_engine
 from tests.sim.faults import TICK_S
 from tests.sim.frame_faults import spoil_frame

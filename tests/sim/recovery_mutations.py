@@ -10,11 +10,11 @@ from dataclasses import replace
 import msgspec
 from msgspec import structs
 
-from inferd.engine import watch as watch_module
 from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord, Rows
 from inferd.engine.api.wire import messages as messages_module
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Envelope, Submit
+from inferd.engine.process import step_watch as watch_module
 from inferd.server.dispatch import quarantine as quarantine_module
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine

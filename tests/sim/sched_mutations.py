@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import latency as latency_module
 from inferd.engine.sched import scheduler as scheduler_module

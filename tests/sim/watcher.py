@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.api.process.flight_recorder import Rows
 from inferd.engine.api.wire.messages import ToEngine
-from inferd.engine.watch import StepWatch
+from inferd.engine.process.step_watch import StepWatch
 from tests.sim.faults import Caller, FrontScenario
 from tests.sim.network import Network
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from inferd.engine import boot
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import Launch
-from inferd.engine.standby import stand_by
+from inferd.engine.process import boot
+from inferd.engine.process.standby import stand_by
 
 MODULE = """
 import os, threading

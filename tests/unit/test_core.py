@@ -12,7 +12,7 @@ from inferd.engine.api.cost.step_cost import VisibleKeys, WorkModel
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenLogprobs
 from inferd.engine.sched.scheduler import Scheduler

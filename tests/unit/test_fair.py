@@ -12,7 +12,7 @@ from benchmarks.fairness import SHARED, flooded, percentile, share_errors
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import fair as fair_module
 from inferd.engine.sched.fair import OUTPUT_COST, REMEMBERED_S, Account, Shares

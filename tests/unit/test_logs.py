@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from inferd.engine import process
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle, configure
 from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.process import main as process
 
 
 @pytest.fixture(autouse=True)

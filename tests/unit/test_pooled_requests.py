@@ -10,7 +10,7 @@ import pytest
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, decode_from_engine, encode
 from inferd.engine.api.wire.params import ParamError, Pooling, PoolingKind, SamplingParams
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import Scheduler

@@ -20,7 +20,7 @@ from inferd.engine.api.process.shared_memory import allocate
 from inferd.engine.api.wire.client import Traffic
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.watch import StepWatch
+from inferd.engine.process.step_watch import StepWatch
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router

@@ -1,6 +1,6 @@
 """Starts the engine process, watches it, and ends it: nothing it started outlives it.
 
-The child runs `python -P -m inferd.engine.boot` and reads its configuration from its standard input, which stays
+The child runs `python -P -m inferd.engine.process.boot` and reads its configuration from its standard input, which stays
 open: when this process dies, however it dies, the child reads the end of file and exits. Shared memory has no name; its
 descriptors are passed on. Sockets lie in a directory of mode 0700 that goes as soon as both sides hold them open: from
 then on nothing is left behind, whoever dies. One supervisor serves one life of one engine.
@@ -56,7 +56,7 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 - GPUs are numbered as the driver numbers them, by which their memory was counted.
 """
 
-ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.boot")
+ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
 """What `spawn` runs."""
 
 _WAY_OUT = "free some space, or set TMPDIR to a directory that can be written to"

@@ -43,13 +43,13 @@ from inferd.engine.api.wire.messages import (
 )
 from inferd.engine.api.wire.split_output import parts_of
 from inferd.engine.cache.table import KVCache
-from inferd.engine.core import EngineCore
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
+from inferd.engine.process.standby import stand_by
+from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.step_time import Coefficients, Seed
-from inferd.engine.standby import stand_by
-from inferd.engine.watch import StepWatch
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
 from inferd.engine.worker.load import load_worker

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from time import monotonic
 
-from inferd.engine import submission
 from inferd.engine.api.cost.step_cost import NO_WORK, StepWork, WorkModel
 from inferd.engine.api.process.flight_recorder import NO_RECORDER, Recorder
 from inferd.engine.api.wire.messages import (
@@ -28,7 +27,8 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.engine.api.wire.params import ParamError
-from inferd.engine.generation import Generation, wire_logprobs
+from inferd.engine.core import parse_submit as submission
+from inferd.engine.core.live_request import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency import Timing
 from inferd.engine.sched.limits import Refusal

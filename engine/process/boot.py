@@ -24,7 +24,7 @@ from inferd.engine.api.process import garbage
 
 logger = logging.getLogger("inferd")
 
-_ENGINE = "inferd.engine.process"
+_ENGINE = "inferd.engine.process.main"
 _NICE = 10
 """Of the thread that reads a standby's libraries: beside threads that never wait it gets a tenth of a core, and has
 1.4 s of work done in a quarter of a minute. Linux keeps it by thread, and those of the main one are as urgent as any:
