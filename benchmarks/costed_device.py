@@ -14,8 +14,8 @@ from random import Random
 from benchmarks.checkpoints import Shape
 from benchmarks.gpu.floors import decode_phases, prefill_phases
 from benchmarks.gpu.points import Phase, Rates
+from inferd.engine.sched.latency.step_time import Seed, StepLoad
 from inferd.engine.sched.plan import Row, RowResult, StepPlan, StepResult, TokenMasks
-from inferd.engine.sched.step_time import Seed, StepLoad
 
 StepCost = Callable[[Sequence[Row]], float]
 """Rows of a step -> seconds."""

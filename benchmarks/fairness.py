@@ -25,7 +25,7 @@ from inferd.engine.api.wire.messages import StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
-from inferd.engine.sched.fair import OUTPUT_COST, PROMPT_COST
+from inferd.engine.sched.fairness.fair import OUTPUT_COST, PROMPT_COST
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 

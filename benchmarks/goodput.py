@@ -16,11 +16,11 @@ from inferd.engine.api.wire.messages import StepModel, StepOutput, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
-from inferd.engine.sched.draft import PlanDraft
+from inferd.engine.sched.latency.step_time import Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
+from inferd.engine.sched.plan_builder import PlanDraft
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.sched.step_time import Seed
 from inferd.engine.worker.executor import Executor
 
 BLOCK_SIZE = 32

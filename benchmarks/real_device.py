@@ -16,7 +16,7 @@ from inferd.engine.api.cost.step_cost import WorkModel
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
-from inferd.engine.sched.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.load import load_worker
 

@@ -32,7 +32,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
-from inferd.engine.sched.latency import Timing
+from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
 from inferd.engine.sched.scheduler import Scheduler

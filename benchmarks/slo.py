@@ -35,7 +35,7 @@ from benchmarks.goodput import BLOCK_SIZE, REFUSING, TARGETS, Machine, Score, Se
 from benchmarks.machine import place
 from benchmarks.svg import line_chart
 from benchmarks.tables import Cell, markdown
-from inferd.engine.sched.step_time import Coefficients, Seed
+from inferd.engine.sched.latency.step_time import Coefficients, Seed
 
 UNDER = 0.98
 """Of the best fixed setting's goodput: less is behind it."""

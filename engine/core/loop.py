@@ -30,7 +30,7 @@ from inferd.engine.api.wire.params import ParamError
 from inferd.engine.core import parse_submit as submission
 from inferd.engine.core.live_request import Generation, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
-from inferd.engine.sched.latency import Timing
+from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.plan import RowStatus, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler

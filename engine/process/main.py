@@ -47,9 +47,9 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.grammar.thread import GrammarThread
 from inferd.engine.process.standby import stand_by
 from inferd.engine.process.step_watch import StepWatch
+from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.sched.step_time import Coefficients, Seed
 from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
 from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
 from inferd.engine.worker.load import load_worker

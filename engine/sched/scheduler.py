@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
-from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.forecast import Forecast
-from inferd.engine.sched.latency import LatencyPolicy, Pace, Timing, has_target
+from inferd.engine.sched.fairness.fair import Shares
+from inferd.engine.sched.fairness.queue import FairQueue
+from inferd.engine.sched.latency.forecast import Forecast
+from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing, has_target
+from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
+from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
-from inferd.engine.sched.outlook import too_late
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
-from inferd.engine.sched.queue import FairQueue
-from inferd.engine.sched.room import Room
-from inferd.engine.sched.seats import Seats
-from inferd.engine.sched.sharing import Twins, family_of
-from inferd.engine.sched.step_time import UNKNOWN, Seed
-from inferd.engine.sched.trial import Trials, goal_of
+from inferd.engine.sched.plan_builder import PlanDraft
+from inferd.engine.sched.quarantine import Trials, goal_of
+from inferd.engine.sched.shared_prefix import Twins, family_of
+from inferd.engine.sched.slots import Seats
+from inferd.engine.sched.watermark import Room
 
 
 class AppliedRow(NamedTuple):

@@ -6,8 +6,8 @@ from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.request import Request
-from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.plan_builder import PlanDraft
 from inferd.engine.sched.scheduler import Scheduler
 from tests.sim.planting import Patch, Plants
 

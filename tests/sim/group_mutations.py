@@ -13,8 +13,8 @@ from inferd.engine.cache.group import Appended, GroupBlocks
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache
-from inferd.engine.sched.draft import PlanDraft
 from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.plan_builder import PlanDraft
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

@@ -9,10 +9,10 @@ from math import inf
 from inferd.engine.arch.paging import max_blocks
 from inferd.engine.cache.prefix import GONE
 from inferd.engine.request import Request
-from inferd.engine.sched.budget import chunk_s
-from inferd.engine.sched.latency import STARVED_STEPS
+from inferd.engine.sched.latency.budget import chunk_s
+from inferd.engine.sched.latency.policy import STARVED_STEPS
+from inferd.engine.sched.latency.step_time import StepLoad
 from inferd.engine.sched.plan import StepPlan
-from inferd.engine.sched.step_time import StepLoad
 from tests.sim.engine import SimulatedEngine
 from tests.sim.scenario import CHUNK_SPLIT, Limits
 

@@ -6,19 +6,19 @@ from collections.abc import Hashable, Iterator
 
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
-from inferd.engine.sched import latency as latency_module
 from inferd.engine.sched import scheduler as scheduler_module
-from inferd.engine.sched.budget import StepBudget, TimedBudget
 from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
-from inferd.engine.sched.heap import LazyHeap
-from inferd.engine.sched.latency import LatencyPolicy
+from inferd.engine.sched.fairness.heap import LazyHeap
+from inferd.engine.sched.latency import policy as latency_module
+from inferd.engine.sched.latency.budget import StepBudget, TimedBudget
+from inferd.engine.sched.latency.policy import LatencyPolicy
+from inferd.engine.sched.latency.step_time import StepLoad
+from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.outlook import too_late
-from inferd.engine.sched.preempt import RunningSet
+from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.sched.seats import Seats
-from inferd.engine.sched.sharing import PrefixSharing
-from inferd.engine.sched.step_time import StepLoad
+from inferd.engine.sched.shared_prefix import PrefixSharing
+from inferd.engine.sched.slots import Seats
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from inferd.engine.sched.budget import GRAIN, StepBudget, TimedBudget, chunk_s, largest_chunk, round_down
+from inferd.engine.sched.latency.budget import GRAIN, StepBudget, TimedBudget, chunk_s, largest_chunk, round_down
+from inferd.engine.sched.latency.step_time import Coefficients
 from inferd.engine.sched.limits import ATTENTION_SPLIT
-from inferd.engine.sched.step_time import Coefficients
 from inferd.kernels.paged_attention import ATTENTION_SPLIT as KERNEL_SPLIT
 
 COSTS = Coefficients(5e-3, 2e-5, 3e-8, 4e-10)

@@ -14,9 +14,9 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
-from inferd.engine.sched import fair as fair_module
-from inferd.engine.sched.fair import OUTPUT_COST, REMEMBERED_S, Account, Shares
-from inferd.engine.sched.heap import Key
+from inferd.engine.sched.fairness import fair as fair_module
+from inferd.engine.sched.fairness.fair import OUTPUT_COST, REMEMBERED_S, Account, Shares
+from inferd.engine.sched.fairness.heap import Key
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
 from inferd.engine.sched.scheduler import Scheduler

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from inferd.engine.sched.heap import LazyHeap
+from inferd.engine.sched.fairness.heap import LazyHeap
 
 
 def test_any_mix_of_pushes_removals_and_growth_equals_sorting() -> None:

@@ -10,13 +10,13 @@ import pytest
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.budget import GRAIN, StepBudget, TimedBudget
 from inferd.engine.sched.entry import Entry, rank_of
-from inferd.engine.sched.latency import STARVED_STEPS, Timing
+from inferd.engine.sched.latency.budget import GRAIN, StepBudget, TimedBudget
+from inferd.engine.sched.latency.policy import STARVED_STEPS, Timing
+from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad
 from inferd.engine.sched.limits import ATTENTION_SPLIT, Refusal, SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepResult
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.sched.step_time import Coefficients, Seed, StepLoad
 
 COSTS = Seed(Coefficients(5e-3, 1e-5, 1e-9), Coefficients(5e-3, 2e-5, 1e-9, 1e-11))
 """A decode step takes 5 ms, and a chunk of 4,096 tokens 82 ms."""

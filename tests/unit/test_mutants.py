@@ -29,7 +29,7 @@ print(json.dumps({mutant.diff[0]: outcome for mutant, outcome in outcomes}))
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("engine/sched/heap.py", "test_heap"),
+        ("engine/sched/fairness/heap.py", "test_heap"),
         ("server/dispatch/router.py", "test_router"),
         ("server/generate/choice.py", "test_fold"),
     ],

@@ -11,8 +11,8 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
-from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.queue import FairQueue, WaitingQueue
+from inferd.engine.sched.fairness.fair import Shares
+from inferd.engine.sched.fairness.queue import FairQueue, WaitingQueue
 
 _CACHE = KVCache(1, 1)
 

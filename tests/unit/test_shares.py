@@ -8,7 +8,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
-from inferd.engine.sched.fair import REMEMBERED_S, Shares
+from inferd.engine.sched.fairness.fair import REMEMBERED_S, Shares
 from inferd.engine.sched.plan import Row
 
 _CACHE = KVCache(1, 1)

@@ -6,7 +6,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.sharing import PrefixSharing
+from inferd.engine.sched.shared_prefix import PrefixSharing
 
 _CACHE = KVCache(1, 1)
 

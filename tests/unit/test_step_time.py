@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from inferd.engine.sched.least_squares import LeastSquares, solve
+from inferd.engine.sched.latency.least_squares import LeastSquares, solve
+from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients, Seed, StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
-from inferd.engine.sched.step_time import UNKNOWN, Coefficients, Seed, StepLoad, StepTimeModel
 
 PLANTED = Seed(Coefficients(4e-3, 2e-5, 3e-8), Coefficients(6e-3, 3e-5, 4e-8, 4e-10))
 SEEDS = {

@@ -15,10 +15,10 @@ from math import inf
 from typing import NamedTuple
 
 from inferd.engine.request import Request
-from inferd.engine.sched.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
 from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.latency.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
+from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad, StepTimeModel
 from inferd.engine.sched.plan import Row
-from inferd.engine.sched.step_time import Coefficients, Seed, StepLoad, StepTimeModel
 
 STARVED_STEPS = 8
 """Steps without time for a chunk after which the next one carries a split all the same: decodes then run slower by an

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from inferd.engine.sched.step_time import Coefficients
+from inferd.engine.sched.latency.step_time import Coefficients
 
 GRAIN = 32
 """Where less than a split is left, chunks end at multiples of this: a slow machine has no time for a whole split."""

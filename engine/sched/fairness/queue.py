@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from math import inf
 
 from inferd.engine.sched.entry import Entry, Rank
-from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.heap import Key, LazyHeap
+from inferd.engine.sched.fairness.fair import Shares
+from inferd.engine.sched.fairness.heap import Key, LazyHeap
 
 
 def _rank(entry: Entry) -> Rank:

@@ -11,12 +11,12 @@ from math import inf
 
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import NO_SLOT, Entry
-from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.latency import LatencyPolicy, Pace
-from inferd.engine.sched.outlook import Demand, Ends, Outlook
-from inferd.engine.sched.preempt import RunningSet
-from inferd.engine.sched.queue import FairQueue
-from inferd.engine.sched.room import Room
+from inferd.engine.sched.fairness.fair import Shares
+from inferd.engine.sched.fairness.queue import FairQueue
+from inferd.engine.sched.latency.policy import LatencyPolicy, Pace
+from inferd.engine.sched.latency.ttft_estimate import Demand, Ends, Outlook
+from inferd.engine.sched.running import RunningSet
+from inferd.engine.sched.watermark import Room
 
 
 class Forecast:

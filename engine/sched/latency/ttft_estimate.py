@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.fair import Shares
-from inferd.engine.sched.latency import Pace
+from inferd.engine.sched.fairness.fair import Shares
+from inferd.engine.sched.fairness.queue import FairQueue
+from inferd.engine.sched.latency.policy import Pace
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.queue import FairQueue
 
 CODE = "rate_limit_exceeded"
 _NUM_ENDS = 64

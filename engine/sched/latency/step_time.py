@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-from inferd.engine.sched.least_squares import NUM_TRUSTED, LeastSquares
+from inferd.engine.sched.latency.least_squares import NUM_TRUSTED, LeastSquares
 from inferd.engine.sched.plan import Row
 
 _FORGETTING = 0.99

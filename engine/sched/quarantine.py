@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, State
-from inferd.engine.sched.queue import WaitingQueue
+from inferd.engine.sched.fairness.queue import WaitingQueue
 
 
 class Trials:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferd.engine.sched.budget import StepBudget
 from inferd.engine.sched.entry import Entry
+from inferd.engine.sched.latency.budget import StepBudget
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 
 

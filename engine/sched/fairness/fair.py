@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inferd.engine.sched.entry import Entry, Rank
-from inferd.engine.sched.heap import Key, LazyHeap
+from inferd.engine.sched.fairness.heap import Key, LazyHeap
 from inferd.engine.sched.plan import Row
 
 PROMPT_COST, OUTPUT_COST = 1.0, 2.0
