@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import (
-    cut_tail,
     gated_mul,
     linear,
     linear_int4,
@@ -23,6 +22,7 @@ from inferd.kernels import (
     rms_norm,
     rope,
     sample,
+    top_k_top_p,
 )
 from inferd.kernels.paged_attention import AttentionBatch
 from inferd.kernels.registry import Op
@@ -176,7 +176,7 @@ def small_cases(rows: Sequence[int]) -> Iterator[Case]:
         for top_k, top_p in ((50, 1.0), (0, 0.9), (50, 0.9)):
             shape = f"{num_rows} x 151936, top-k {top_k}, top-p {top_p}"
             make = partial(_make_cut, num_rows, top_k, top_p)
-            yield Case(cut_tail.CUT_TAIL, shape, "fp32", 16.0 * num_rows * 151_936, 0.0, make)
+            yield Case(top_k_top_p.TOP_K_TOP_P, shape, "fp32", 16.0 * num_rows * 151_936, 0.0, make)
 
 
 def _make_norm(num_rows: int, size: int) -> Callable[[], object]:
@@ -210,9 +210,9 @@ def _make_cut(num_rows: int, top_k: int, top_p: float) -> Callable[[], object]:
     scores = torch.randn(num_rows, 151_936) * 3
     scores -= scores.amax(dim=-1, keepdim=True)
     work = scores.clone()
-    cuts = cut_tail.Cuts(
+    cuts = top_k_top_p.Cuts(
         torch.full((num_rows,), top_k),
         torch.full((num_rows,), top_p, dtype=torch.float64),
         torch.full((num_rows,), -torch.inf, dtype=torch.float64),
     )
-    return lambda: cut_tail.cut_tail(work.copy_(scores), cuts)
+    return lambda: top_k_top_p.top_k_top_p(work.copy_(scores), cuts)

@@ -187,9 +187,9 @@ def _sample(inputs: Inputs) -> Numeric:
     return Numeric(_op("sample", "sample"), (scores, seeds, positions), EXACT)
 
 
-def _cut_tail(inputs: Inputs) -> Numeric:
+def _top_k_top_p(inputs: Inputs) -> Numeric:
     """Every cut by itself and all together, of rows of two chunks; what stays is equal or wrong."""
-    cut_tail, cuts_type = _op("cut_tail", "cut_tail"), _op("cut_tail", "Cuts")
+    top_k_top_p, cuts_type = _op("top_k_top_p", "top_k_top_p"), _op("top_k_top_p", "Cuts")
     scores = inputs.randn(5, 1500, dtype=torch.float32) * 3
     scores -= scores.amax(dim=-1, keepdim=True)
     never = -math.inf
@@ -199,7 +199,7 @@ def _cut_tail(inputs: Inputs) -> Numeric:
 
     def call(rows: Tensor) -> Tensor:
         kept = rows.clone()
-        cut_tail(kept, cuts)
+        top_k_top_p(kept, cuts)
         return kept > never
 
     return Numeric(call, (scores,), EXACT)
@@ -224,7 +224,7 @@ def _argmax(inputs: Inputs) -> Numeric:
     logits = inputs.randn(6, 1003)
     logits[1, 700] = logits[1, 40] = 9.0
     logits[2, 5] = float("nan")
-    argmax = _op("greedy", "argmax")
+    argmax = _op("argmax", "argmax")
 
     def call(rows: Tensor) -> tuple[Tensor, Tensor]:
         ids, is_none = argmax(rows)
@@ -239,7 +239,7 @@ def _draw(inputs: Inputs) -> Numeric:
     logits[3, 9] = float("nan")
     slots, positions = torch.tensor([2, 0, -1, 1, 1]).to(inputs.device), inputs.randint(0, 1000, 5)
     seeds = inputs.randint(0, 1000, 3)
-    draw = _op("draw", "draw")
+    draw = _op("decode_draw", "draw")
 
     def call(rows: Tensor) -> tuple[Tensor, Tensor]:
         ids, is_none = draw(rows, slots, temperatures, seeds, positions)
@@ -300,10 +300,10 @@ CHECKS: dict[str, Make] = {
     "norm_gate_up": _fused("gate_up_act", norm=True, gate=True),
     "linear_fp8": _linear_fp8,
     "sample": _sample,
-    "cut_tail": _cut_tail,
+    "top_k_top_p": _top_k_top_p,
     "mask_tokens": _mask_tokens,
     "argmax": _argmax,
-    "draw": _draw,
+    "decode_draw": _draw,
     "step_inputs": _step_inputs,
     "write_drawn": _write_drawn,
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels.cut_tail import CUT_TAIL, Cuts, cut_tail
+from inferd.kernels.top_k_top_p import TOP_K_TOP_P, Cuts, top_k_top_p
 
 VOCAB = 151_936
 ROWS = (1, 8, 32, 256)
@@ -46,12 +46,12 @@ def _trial(bench: Bench, rows: int, vocab: int, top_k: int, top_p: float, by: st
         if by == _SORT:
             _cut_sorted(work, top_k, top_p)
         else:
-            cut_tail(work, asked)
+            top_k_top_p(work, asked)
 
     expected = scores.clone()
-    CUT_TAIL.force("reference")
-    cut_tail(expected, asked)
-    CUT_TAIL.force(None)
+    TOP_K_TOP_P.force("reference")
+    top_k_top_p(expected, asked)
+    TOP_K_TOP_P.force(None)
     call()
     error = float((work.isneginf() != expected.isneginf()).double().mean())
     tolerance = _MAX_SORT_ERROR if by == _SORT else 0.0

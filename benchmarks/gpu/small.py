@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks import kernel_cases
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels.cut_tail import CUT_TAIL
 from inferd.kernels.registry import KernelError
+from inferd.kernels.top_k_top_p import TOP_K_TOP_P
 
 TOLERANCE = 1e-2
 _CALLS = 32
@@ -22,7 +22,7 @@ def small(bench: Bench) -> None:
     """Every implementation, held to the plain one. One set of inputs, which stays in the cache as a layer's does."""
     with torch.device(bench.device):
         for case in kernel_cases.small_cases(bench.pick((1, 32, 256), (1,))):
-            if case.op is CUT_TAIL:  # gives nothing to compare: it changes its input, and `sampling` has it
+            if case.op is TOP_K_TOP_P:  # gives nothing to compare: it changes its input, and `sampling` has it
                 continue
             for name in case.op.implementation_names:
                 labels = {"op": case.op.name, "shape": case.shape, "by": name}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.kernels.cut_tail import MAX_VOCAB, Cuts, cut_tail
 from inferd.kernels.gpu import from_host
+from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts, top_k_top_p
 
 LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """One too small for fp32 would be 0, and 0 / 0 no number; the smallest there is draws the greedy token."""
@@ -29,7 +29,7 @@ def temper(logits: Tensor, temperatures: Tensor) -> Tensor:
 def cut(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     """Set to -inf, in place, what each row's parameters exclude. scores [R, V], tempered."""
     if any(asks_for_cut(row_params) for row_params in params):
-        cut_tail(scores, cuts_of(params, scores.device))
+        top_k_top_p(scores, cuts_of(params, scores.device))
 
 
 def asks_for_cut(params: SamplingParams) -> bool:

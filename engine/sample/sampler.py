@@ -18,9 +18,9 @@ from inferd.engine.sample.filters import asks_for_cut, cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.masks import Masks
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
-from inferd.kernels.draw import draw
+from inferd.kernels.argmax import argmax
+from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
-from inferd.kernels.greedy import argmax
 from inferd.kernels.sample import sample
 
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny

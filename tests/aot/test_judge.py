@@ -138,7 +138,7 @@ from inferd.kernels import aot
 forms = {form.op: form for form in aot.all_shipped()}
 for op in sys.argv[1:]:
     aot.digest(forms[op])
-print(*(aot.digest(forms[op]) for op in ("cut_tail_sort", "cut_tail_select")))
+print(*(aot.digest(forms[op]) for op in ("top_k_top_p_sort", "top_k_top_p_select")))
 """
 
 
@@ -148,7 +148,7 @@ def test_a_digest_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> No
     path.write_text(ORDERED)
     first = run(program=str(path))
     assert first[0] == 0, first[2][-2000:]
-    assert run("cut_tail_select", "cut_tail_sort", program=str(path))[:2] == first[:2]
+    assert run("top_k_top_p_select", "top_k_top_p_sort", program=str(path))[:2] == first[:2]
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:

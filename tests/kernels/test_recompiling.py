@@ -24,7 +24,7 @@ from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
 from inferd.kernels import gpu
-from inferd.kernels.draw import draw
+from inferd.kernels.decode_draw import draw
 from inferd.kernels.linear import LINEAR, Choices
 from inferd.kernels.sample import sample
 from tests.cpu.checkpoints import Case, random_decoder

@@ -2,8 +2,8 @@
 
 mutmut's operators write the mutants (`write.py`, in an environment of its own); here each runs in a process of its own
 against the unit tests that import its file, until one fails. mutmut itself names a module by its path and cannot find
-`inferd.server.dispatch.router`; cosmic-ray knows one test command for all files, no sample and no time limit. A mutant exists in
-memory alone. Prints the score by file and writes the survivors to build/mutants/report.md.
+`inferd.server.dispatch.router`; cosmic-ray knows one test command for all files, no sample and no time limit. A mutant
+exists in memory alone. Prints the score by file and writes the survivors to build/mutants/report.md.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 HOME = ROOT / "build" / "mutants"
 TARGETS = (
-    "server/generate/*.py", "server/auth/quotas.py", "server/dispatch/router.py", "server/supervision/supervisor.py", "engine/sched/*.py",
-    "engine/cache/*.py",
+    "server/generate/*.py", "server/auth/quotas.py", "server/dispatch/router.py", "server/supervision/supervisor.py",
+    "engine/sched/**/*.py", "engine/cache/*.py",
 )  # fmt: skip
 TESTS = ("unit", "property")
 ROOMS = ("server", "engine", "kernels")

@@ -1,8 +1,9 @@
 """Starts the engine process, watches it, and ends it: nothing it started outlives it.
 
-The child runs `python -P -m inferd.engine.process.boot` and reads its configuration from its standard input, which stays
-open: when this process dies, however it dies, the child reads the end of file and exits. Shared memory has no name; its
-descriptors are passed on. Sockets lie in a directory of mode 0700 that goes as soon as both sides hold them open: from
+The child runs `python -P -m inferd.engine.process.boot` and reads its configuration from its standard input, which
+stays open: when this process dies, however it dies, the child reads the end of file and exits. Shared memory has no
+name; its descriptors are passed on. Sockets lie in a directory of mode 0700 that goes as soon as both sides hold them
+open: from
 then on nothing is left behind, whoever dies. One supervisor serves one life of one engine.
 """
 

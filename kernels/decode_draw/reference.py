@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.greedy import argmax
+from inferd.kernels.argmax import argmax
 from inferd.kernels.sample import sample
 
 _ANY = torch.finfo(torch.float32).tiny

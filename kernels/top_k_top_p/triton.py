@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inferd.kernels.cut_tail import weights as definition
 from inferd.kernels.gpu import Shipped
+from inferd.kernels.top_k_top_p import weights as definition
 
 _BLOCK = 32
 _CHUNK = _BLOCK * _BLOCK
@@ -155,7 +155,7 @@ def _cut(scores, floors, size, CHUNK: tl.constexpr):
         tl.store(scores + row * size + token_ids, tl.where(values < floor, float("-inf"), values), mask=is_inside)
 
 
-def cut_tail(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
+def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
     size = scores.shape[1]
     slots = torch.arange(len(scores), device=scores.device) if slots is None else slots.to(torch.int64).contiguous()
     rows, num_chunks = min(len(scores), _ROWS_AT_ONCE), triton.cdiv(size, _CHUNK)
@@ -180,11 +180,11 @@ def shipped() -> Iterator[Shipped]:
         "scores": "*fp32", "top_k": "*i64", "top_p": "*fp64", "log_min_p": "*fp64", "slots": "*i64", "images": "*i32",
         "lasts": "*i32", "masses": "*i64", "floors": "*fp32", "size": "i32", "num_chunks": "i32",
     }  # fmt: skip
-    yield _form("cut_tail_sort", "fp32", _sort, types, {"BLOCK": _BLOCK, "CHUNK": _CHUNK}, _SORT_WARPS)
+    yield _form("top_k_top_p_sort", "fp32", _sort, types, {"BLOCK": _BLOCK, "CHUNK": _CHUNK}, _SORT_WARPS)
     for chunks in (32, 64, 128, 256, 512):
         constants = {"CHUNKS": chunks, "BLOCK": _BLOCK}
-        yield _form("cut_tail_select", f"{chunks} chunks", _select, types, constants, _SELECT_WARPS)
-    yield _form("cut_tail", "fp32", _cut, types, {"CHUNK": _CHUNK}, _CUT_WARPS)
+        yield _form("top_k_top_p_select", f"{chunks} chunks", _select, types, constants, _SELECT_WARPS)
+    yield _form("top_k_top_p", "fp32", _cut, types, {"CHUNK": _CHUNK}, _CUT_WARPS)
 
 
 def _form(

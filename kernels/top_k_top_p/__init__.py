@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu, native
-from inferd.kernels.cut_tail import cpu, reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
+from inferd.kernels.top_k_top_p import cpu, reference
 
 MAX_VOCAB = 1 << 20
 """Weights of as many tokens, 2^42 each, add up below 2^63."""
@@ -40,17 +40,19 @@ class Key(NamedTuple):
 
 CutTail = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
-CUT_TAIL: Op[Key, CutTail] = Op(
-    "cut_tail",
+TOP_K_TOP_P: Op[Key, CutTail] = Op(
+    "top_k_top_p",
     [
-        Implementation("cpp", cpu.cut_tail, lambda key: native.refuses(key.device_type, torch.float32)),
-        Implementation("triton", Deferred(f"{__name__}.triton", "cut_tail"), lambda key: gpu.refuses(key.device_type)),
-        Implementation("reference", reference.cut_tail, always),
+        Implementation("cpp", cpu.top_k_top_p, lambda key: native.refuses(key.device_type, torch.float32)),
+        Implementation(
+            "triton", Deferred(f"{__name__}.triton", "top_k_top_p"), lambda key: gpu.refuses(key.device_type)
+        ),
+        Implementation("reference", reference.top_k_top_p, always),
     ],
 )
 
 
-def cut_tail(scores: Tensor, cuts: Cuts, slots: Tensor | None = None) -> None:
+def top_k_top_p(scores: Tensor, cuts: Cuts, slots: Tensor | None = None) -> None:
     """Set to -inf, in place, what each row's cuts exclude; a row that asks for none is left as it is.
 
     scores [R, V] fp32, rows contiguous, tempered: the largest of each is 0. Of a row that holds NaN any may go. Row r
@@ -60,4 +62,4 @@ def cut_tail(scores: Tensor, cuts: Cuts, slots: Tensor | None = None) -> None:
     assert cuts.top_k.dtype == torch.int64 and cuts.top_p.dtype == cuts.log_min_p.dtype == torch.float64
     assert all(of_slots.is_contiguous() for of_slots in cuts)
     assert len(cuts.top_k) == len(scores) if slots is None else slots.shape == scores.shape[:1]
-    CUT_TAIL.resolve(Key(scores.device.type, scores.shape[1]))(scores, *cuts, slots)
+    TOP_K_TOP_P.resolve(Key(scores.device.type, scores.shape[1]))(scores, *cuts, slots)

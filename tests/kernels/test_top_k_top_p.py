@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.cut_tail import Cuts, cpu, cut_tail
-from inferd.kernels.cut_tail.weights import FRACTION_BITS, weights
+from inferd.kernels.top_k_top_p import Cuts, cpu, top_k_top_p
+from inferd.kernels.top_k_top_p.weights import FRACTION_BITS, weights
 
 NEVER = float("-inf")
 ASKED = [
@@ -24,7 +24,7 @@ ASKED = [
 def few_to_sort(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     """Interpreted, chunks of 64 tokens: four in a row of 200."""
     if implementation == "triton":
-        from inferd.kernels.cut_tail import triton  # noqa: PLC0415
+        from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
 
         monkeypatch.setattr(triton, "_BLOCK", 8)
         monkeypatch.setattr(triton, "_CHUNK", 64)
@@ -86,7 +86,7 @@ def test_what_stays_is_what_a_search_finds(implementation: str, kind: str, size:
     scores[:, [0, -1]] = 0.5
     scores = tempered(scores)
     found = scores.clone()
-    cut_tail(found, cuts(*asked))
+    top_k_top_p(found, cuts(*asked))
     for row, options in enumerate(asked):
         assert found[row].tolist() == expected(scores[row], options), options
 
@@ -94,7 +94,7 @@ def test_what_stays_is_what_a_search_finds(implementation: str, kind: str, size:
 def test_the_search_is_told_from_one_token_more() -> None:
     scores = tempered(torch.randn(1, 200))
     found = scores.clone()
-    cut_tail(found, cuts({"p": 0.5}))
+    top_k_top_p(found, cuts({"p": 0.5}))
     kept = int((found > NEVER).sum())
     assert found.tolist() == [expected(scores[0], {"p": 0.5})]
     assert found.tolist() != [expected(scores[0], {"k": kept + 1})]
@@ -107,7 +107,7 @@ def test_rows_take_the_cuts_of_their_slots(implementation: str) -> None:
     scores = tempered(torch.randn(6, 150))
     scores[1, 3:6] = torch.tensor([-0.0, float("nan"), NEVER])
     found, slots = scores.clone(), torch.tensor([2, -1, 0, 3, 1, -1])
-    cut_tail(found, cuts(*asked), slots)
+    top_k_top_p(found, cuts(*asked), slots)
     for row, slot in enumerate(slots.tolist()):
         if slot in (-1, 1):
             assert torch.equal(found[row].view(torch.int32), scores[row].view(torch.int32))
@@ -121,18 +121,18 @@ def test_a_row_is_its_own(implementation: str) -> None:
     scores = tempered(torch.randn(len(asked), 100) * 2)
     alone = [scores[row : row + 1].clone() for row in range(len(asked))]
     for row, options in enumerate(asked):
-        cut_tail(alone[row], cuts(options))
+        top_k_top_p(alone[row], cuts(options))
     values = (float("nan"),) if implementation == "triton" else (float("nan"), NEVER, float("inf"), 3.0)
     beside = torch.stack([torch.full((100,), value) for value in values])
     together = torch.cat([beside, scores])
-    cut_tail(together, cuts(*[{"k": 4, "p": 0.5, "m": 0.1}] * len(values), *asked))
+    top_k_top_p(together, cuts(*[{"k": 4, "p": 0.5, "m": 0.1}] * len(values), *asked))
     assert torch.equal(together[len(values) :], torch.cat(alone))
 
 
 def test_zeros_of_both_signs_tie() -> None:
     """One of them stays and so does the other, and both have weight."""
     scores = torch.tensor([[-0.0, -1.0, 0.0, -3.0]]).repeat(3, 1)
-    cut_tail(scores, cuts({"k": 1}, {"p": 0.4}, {"k": 1, "p": 0.999}))
+    top_k_top_p(scores, cuts({"k": 1}, {"p": 0.4}, {"k": 1, "p": 0.999}))
     assert scores.tolist() == [[0.0, NEVER, 0.0, NEVER]] * 3
 
 
@@ -140,14 +140,14 @@ def test_many_rows(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None
     """More than are computed at once on a GPU."""
     count = 130
     if implementation == "triton":
-        from inferd.kernels.cut_tail import triton  # noqa: PLC0415
+        from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
 
         count = 5
         monkeypatch.setattr(triton, "_ROWS_AT_ONCE", 2)
     scores = tempered(torch.randn(count, 60))
     asked: list[dict[str, float]] = [{"k": 1 + row % 50} for row in range(count)]
     found = scores.clone()
-    cut_tail(found, cuts(*asked))
+    top_k_top_p(found, cuts(*asked))
     assert found.tolist() == [expected(scores[row], options) for row, options in enumerate(asked)]
 
 

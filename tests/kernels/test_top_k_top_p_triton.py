@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferd.kernels.cut_tail import Cuts, reference
-from inferd.kernels.cut_tail.weights import weights
+from inferd.kernels.top_k_top_p import Cuts, reference
+from inferd.kernels.top_k_top_p.weights import weights
 from tests.kernels import interpreter
 
 triton = pytest.importorskip("triton")
 tl = triton.language
 
-from inferd.kernels.cut_tail import triton as kernels  # noqa: E402
+from inferd.kernels.top_k_top_p import triton as kernels  # noqa: E402
 
 NEVER = float("-inf")
 
@@ -49,7 +49,7 @@ def test_at_its_full_size() -> None:
     fractions = torch.tensor([[0.9], [NEVER]], dtype=torch.float64)
     asked = Cuts(torch.tensor([300]), fractions[0], fractions[1])
     found, expected = scores.clone(), scores.clone()
-    kernels.cut_tail(found, *asked, None)
-    reference.cut_tail(expected, *asked, None)
+    kernels.top_k_top_p(found, *asked, None)
+    reference.top_k_top_p(expected, *asked, None)
     assert torch.equal(found, expected)
     assert 0 < int((found > NEVER).sum()) < scores.numel()

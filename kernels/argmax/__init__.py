@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.greedy import reference
+from inferd.kernels.argmax import reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.cut_tail.weights import mass_target, weights
+from inferd.kernels.top_k_top_p.weights import mass_target, weights
 
 _NEVER = float("-inf")
 _FIRST_PREFIX = 64
@@ -17,7 +17,7 @@ _PIECE = 1 << 15
 """Tokens weighed at once: 0.7 ms against 2.1 ms for a row of 152 k at once, 20 passes over it (Zen 4)."""
 
 
-def cut_tail(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
+def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
     if slots is not None:
         held = slots.clamp_min(0)
         top_k = top_k[held].masked_fill_(slots < 0, 0)

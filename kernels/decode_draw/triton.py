@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inferd.kernels.argmax.triton import highest, peaks_of_chunks
 from inferd.kernels.gpu import Shipped
-from inferd.kernels.greedy.triton import highest, peaks_of_chunks
 from inferd.kernels.sample.triton import MARGIN, better, chunks_that_may_win, exact_noise, near_noise, random_bits
 
 _PEAK_BLOCK, _BLOCK, _NUM_WARPS = 2048, 1024, 4
@@ -132,7 +132,7 @@ def shipped() -> Iterator[Shipped]:
             multiples=("stride", "size"),
         )  # fmt: skip
         yield Shipped(
-            op="draw",
+            op="decode_draw",
             config=f"{peaks} peaks",
             kernel=_draw,
             signature={

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
-from inferd.kernels.draw import reference
+from inferd.kernels.decode_draw import reference
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 DRAW: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = Op(
-    "draw",
+    "decode_draw",
     [
         Implementation("triton", Deferred(f"{__name__}.triton", "draw"), lambda key: gpu.refuses(key.device_type)),
         Implementation("reference", reference.draw, always),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels.draw import draw
-from inferd.kernels.greedy import argmax, reference
+from inferd.kernels.argmax import argmax, reference
+from inferd.kernels.decode_draw import draw
 from inferd.kernels.sample import philox
 
 pytestmark = pytest.mark.usefixtures("implementation")

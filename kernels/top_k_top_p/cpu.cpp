@@ -198,7 +198,7 @@ void cut(const Row& row, float floor) {
 }  // namespace
 
 // scores [rows, size] fp32; slots [rows] int64, or none: row r's is r; top_k int64, top_p and log_min_p fp64 by slot.
-static void cut_tail(float* scores, const int64_t* top_k, const double* top_p, const double* log_min_p,
+static void top_k_top_p(float* scores, const int64_t* top_k, const double* top_p, const double* log_min_p,
                      const int64_t* slots, int64_t rows, int64_t size, int64_t num_threads) {
     const int team = int(rows * size < 2 * TOKENS_A_THREAD ? 1 : std::min(rows, num_threads));
 #pragma omp parallel num_threads(team) if (team > 1)
@@ -218,13 +218,13 @@ static void cut_tail(float* scores, const int64_t* top_k, const double* top_p, c
         }
     }
 }
-INFERD_EXPORT(cut_tail)
+INFERD_EXPORT(top_k_top_p)
 
 // What each score of [size], a multiple of 16, weighs. For tests.
-static void cut_tail_weights(const float* scores, int64_t* weights, int64_t size) {
+static void top_k_top_p_weights(const float* scores, int64_t* weights, int64_t size) {
     for (int64_t first = 0; first < size; first += LANES) {
         const floats weight = weight_of(load<floats>(scores + first));
         for (int i = 0; i < LANES; i++) weights[first + i] = int64_t(weight[i]);
     }
 }
-INFERD_EXPORT(cut_tail_weights)
+INFERD_EXPORT(top_k_top_p_weights)
