@@ -59,8 +59,8 @@ _MAX_RUN_S = 20.0
 """Longest time on the clock for one trial: on busy processors a nice process gets a tenth of one."""
 
 _QUICK_CPU_S, _MIDDLE_CPU_S = 0.03, 0.15
-"""Usual grammars take 0.001 to 0.03 s with a vocabulary of 3,072 tokens; with 152,000 those of digits and JSON take 0.003
-to 0.012 s, those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
+"""Usual grammars take 0.001 to 0.03 s with a vocabulary of 3,072 tokens. With 152,000 those of digits and JSON take
+0.003 to 0.012 s, those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
 
 _MAX_LONG_LANES = 4
 """Each may take `CHECK_MEMORY_BYTES`."""
