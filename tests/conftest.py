@@ -30,7 +30,7 @@ LONGEST_FIRST = (
     "e2e/test_structured", "e2e/test_clients", "reliability/test_kills", "reliability/test_hangs",
     "reliability/test_orphans", "reliability/test_drain", "reliability/test_quarantine", "chaos/test_chaos",
     "reliability/test_standby", "security/test_hostile_checkpoints", "security/test_secrets", "security/test_egress",
-    "security/test_fields",
+    "security/test_fields", "security/test_recorded_answers",
 )  # fmt: skip
 """Else one process is left with a long one while the others have nothing to do."""
 
