@@ -54,7 +54,7 @@ clients: $(STAMP) ## Real clients against a real server, each in an environment 
 check: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -p inferd -p benchmarks.gpu
+	@$(BIN)/mypy -p inferd -p benchmarks.gpu -p examples.tiny
 
 format: $(STAMP) ## Let ruff format and sort
 	@$(BIN)/ruff check --fix --quiet .
@@ -74,7 +74,7 @@ docs: $(STAMP) ## Write the tables of docs/api.md anew, from those that requests
 	@$(BIN)/python -m inferd.server.api.reference
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
-	@$(BIN)/python -m inferd.engine.tiny.train
+	@$(BIN)/python -m examples.tiny.train
 
 clean: ## Remove what was built, and the virtual environment
 	rm -rf build dist *.egg-info $(VENV)

@@ -160,7 +160,7 @@ def with_vocabulary(path: Path, vocab_size: int) -> None:
 def _pieces(num_pieces: int) -> Iterator[bytes]:
     """Every byte, then the most frequent pieces of some text, then numbers."""
     yield from (bytes((byte,)) for byte in range(256))
-    files = sorted([*ROOT.glob("engine/**/*.py"), *ROOT.glob("engine/tiny/text/*.md"), *ROOT.glob("server/**/*.py")])
+    files = sorted([*ROOT.glob("engine/**/*.py"), *ROOT.glob("examples/tiny/text/*.md"), *ROOT.glob("server/**/*.py")])
     text = b"".join(file.read_bytes() for file in files)[:_TEXT_BYTES]
     counts: Counter[bytes] = Counter()
     for length in range(2, _LONGEST_PIECE + 1):

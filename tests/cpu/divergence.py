@@ -13,13 +13,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from examples.tiny.batches import encode_conversation
+from examples.tiny.mixture import Mixture
 from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES, Recipe
-from inferd.engine.tiny.batches import encode_conversation
-from inferd.engine.tiny.mixture import Mixture
 from tests.cpu.checkpoints import read_config
 from tests.cpu.paging import prompt_logits
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inferd.engine.api.checkpoint import EMBEDDED_PATH
-from inferd.engine.tiny import MODEL_DIR
+from inferd.engine.api.checkpoint import EMBEDDED_PATH, Checkpoint
 
-TOKENIZER = AutoTokenizer.from_pretrained(MODEL_DIR)
-
-
-def test_the_server_and_the_training_script_mean_the_same_folder() -> None:
-    assert MODEL_DIR.resolve() == EMBEDDED_PATH
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = AutoTokenizer.from_pretrained(EMBEDDED_PATH)
 
 
 def test_it_is_small() -> None:
-    assert sum(file.stat().st_size for file in MODEL_DIR.iterdir()) <= 12_000_000
+    assert sum(file.stat().st_size for file in EMBEDDED_PATH.iterdir()) <= 12_000_000
 
 
 @settings(deadline=None)
@@ -29,9 +27,18 @@ def test_any_text_comes_back_exactly(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
 
 
+@pytest.mark.long
+def test_its_trainer_still_writes_a_checkpoint_that_loads(tmp_path: Path) -> None:
+    """Two steps of each stage, with a tokenizer of its own: the files that the embedded model has."""
+    command = [sys.executable, "-m", "examples.tiny.train", "--out", tmp_path, "--max-steps", "2", "--no-compile"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in EMBEDDED_PATH.iterdir()}
+    assert Checkpoint.read(tmp_path).tensors.keys() == Checkpoint.read(EMBEDDED_PATH).tensors.keys()
+
+
 def test_its_held_out_tasks_reach_the_bar() -> None:
     """The script in the repository, through transformers: exit code 0 is 90% of 200 prompts exact, all held out."""
-    run = subprocess.run(
-        [sys.executable, "-m", "inferd.engine.tiny.evaluate"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "examples.tiny.evaluate"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

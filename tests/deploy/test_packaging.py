@@ -78,8 +78,13 @@ def test_the_wheel_holds_every_file_of_the_product(wheel: Path) -> None:
     }
     assert modules <= held, f"not in the wheel: {sorted(modules - held)}"
     assert "inferd/__main__.py" in held
+
+
+def test_the_wheel_holds_the_embedded_model_without_its_trainer(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
     model = {f"inferd/engine/tiny/model/{path.name}" for path in (ROOT / "engine/tiny/model").iterdir()}
-    assert model <= held, f"not in the wheel: {sorted(model - held)}"
+    assert {name for name in held if "tiny" in name} == model
+    assert not [name for name in held if not name.startswith(("inferd/", "inferd-"))]
 
 
 def test_every_module_imports_from_the_wheel_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
@@ -104,6 +109,9 @@ def test_every_module_imports_from_the_wheel_in_a_fresh_environment(wheel: Path,
         f"for name in {names!r}: importlib.import_module(name)\n"
         "import inferd.engine.api as api\n"
         f"assert api.__file__.startswith({fresh!r}), api.__file__\n"
+        "from inferd.engine.api.locate import locate\n"
+        "weights = locate('tiny') / 'model.safetensors'\n"
+        f"assert weights.is_file() and weights.is_relative_to({fresh!r}), weights\n"
     )
     subprocess.run([python, "-P", "-c", program], check=True, cwd=tmp_path)
 

@@ -9,10 +9,10 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inferd.engine.tiny import MODEL_DIR
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 
-tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
-model = AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
+tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_PATH)
+model = AutoModelForCausalLM.from_pretrained(EMBEDDED_PATH, dtype=torch.float32).eval()
 scores = []
 for context, continuation in json.load(sys.stdin):
     context_ids = tokenizer.encode(context, add_special_tokens=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from inferd.engine.tiny.conversation import CALL, CALL_END, CHAT_TEMPLATE, END, RESPONSE_TEMPLATE, START, TEXT_END
+from examples.tiny.conversation import CALL, CALL_END, CHAT_TEMPLATE, END, RESPONSE_TEMPLATE, START, TEXT_END
 
 VOCAB_SIZE = 3072
 MAX_POSITIONS = 2048

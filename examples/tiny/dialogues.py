@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inferd.engine.tiny.conversation import Call, Conversation, Message, Tool
-from inferd.engine.tiny.tasks import is_held_out, sum_key, words_of
+from examples.tiny.conversation import Call, Conversation, Message, Tool
+from examples.tiny.tasks import is_held_out, sum_key, words_of
 
 CITIES = words_of(
     """

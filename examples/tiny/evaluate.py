@@ -1,4 +1,4 @@
-"""Scores the embedded model on tasks that are held out of training: `python -m inferd.engine.tiny.evaluate`.
+"""Scores the embedded model on tasks that are held out of training: `python -m examples.tiny.evaluate`.
 
 Two hundred prompts, greedy, through transformers, in fp32 from the saved bf16 weights; an answer counts only if it is
 exact and the model stops by itself. Prints a table and exits with 1 below the bar. Owns no task: tasks.py says what is
@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inferd.engine.tiny import MODEL_DIR
-from inferd.engine.tiny.mixture import Mixture
-from inferd.engine.tiny.tasks import TASKS, Example, draw, is_held_out, sum_key
+from examples.tiny.mixture import Mixture
+from examples.tiny.tasks import TASKS, Example, draw, is_held_out, sum_key
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 
 BAR = 0.90
 NUM_PER_TASK = 50
@@ -99,7 +99,7 @@ def assert_never_trained(examples: dict[str, list[Example]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=MODEL_DIR, help="the checkpoint (default: the embedded one)")
+    parser.add_argument("--model", type=Path, default=EMBEDDED_PATH, help="the checkpoint (default: the embedded one)")
     parser.add_argument("--show", action="store_true", help="print every wrong answer")
     arguments = parser.parse_args()
     console = Console()

@@ -1,4 +1,4 @@
-"""Trains the embedded model from the text in this folder: `python -m inferd.engine.tiny.train`, on the CPU, one seed.
+"""Trains the embedded model from the text in this folder: `python -m examples.tiny.train`, on the CPU, one seed.
 
 Owns the shape of the model, the optimizer and its schedule, and how a checkpoint is written (whole or not at all).
 """
@@ -9,8 +9,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from inferd.engine.tiny import MODEL_DIR
-from inferd.engine.tiny.batches import Batch, Batches
-from inferd.engine.tiny.conversation import END, TEXT_END, render
-from inferd.engine.tiny.mixture import EARLY, LATE, USUAL, Diet, Mixture
-from inferd.engine.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, id_of, save_tokenizer, train_tokenizer
+from examples.tiny.batches import Batch, Batches
+from examples.tiny.conversation import END, TEXT_END, render
+from examples.tiny.mixture import EARLY, LATE, USUAL, Diet, Mixture
+from examples.tiny.tokenizer import MAX_POSITIONS, VOCAB_SIZE, id_of, save_tokenizer, train_tokenizer
+from inferd.engine.api.checkpoint import EMBEDDED_PATH
 
 SEED = 1
 BATCH_TOKENS = 2048
@@ -158,8 +158,8 @@ def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300
         assert served == trained, f"the template and its twin differ:\n{served}\n---\n{trained}"
 
 
-def train(folder: Path, first_stage: int, *, is_compiled: bool) -> None:
-    """Runs the stages from `first_stage` on; where that is not 0, from the checkpoint in `folder`."""
+def train(folder: Path, first_stage: int, stages: Sequence[Stage], *, is_compiled: bool) -> None:
+    """Runs `stages` from `first_stage` on. If that is not 0, begins with the checkpoint in `folder`."""
     torch.manual_seed(SEED)
     if first_stage == 0:
         tokenizer = train_tokenizer(Mixture(SEED, held_out=False).all_texts())
@@ -171,10 +171,10 @@ def train(folder: Path, first_stage: int, *, is_compiled: bool) -> None:
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     held_out_batches = Batches(Mixture(SEED, held_out=True), tokenizer, BATCH_TOKENS, SEED)
     held_out = [held_out_batches.draw() for _ in range(NUM_HELD_OUT_BATCHES)]
-    for index in range(first_stage, len(STAGES)):
+    for index in range(first_stage, len(stages)):
         print(f"stage {index + 1}, held-out loss before {held_out_loss(model, held_out):.3f}", flush=True)
         batches = Batches(Mixture(SEED + index, held_out=False), tokenizer, BATCH_TOKENS, SEED + index)
-        train_stage(model, STAGES[index], batches, held_out, partial(save, model, tokenizer, folder), is_compiled)
+        train_stage(model, stages[index], batches, held_out, partial(save, model, tokenizer, folder), is_compiled)
 
 
 def train_stage(
@@ -218,14 +218,20 @@ def _progress() -> Progress:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--out", type=Path, default=MODEL_DIR, help="where the checkpoint goes (default: the embedded one)"
+        "--out", type=Path, default=EMBEDDED_PATH, help="where the checkpoint goes (default: the embedded one)"
     )
     parser.add_argument("--stage", type=int, default=1, help="go on from the checkpoint with this stage (default: 1)")
     parser.add_argument(
-        "--no-compile", action="store_true", help="without torch.compile, where no C++ compiler is at hand"
+        "--max-steps", type=int, metavar="N", help="end each stage after N steps, to try the script out"
+    )
+    parser.add_argument(
+        "--no-compile", action="store_true", help="do without torch.compile, which needs a C++ compiler"
     )
     arguments = parser.parse_args()
-    train(arguments.out, arguments.stage - 1, is_compiled=not arguments.no_compile)
+    stages = [
+        replace(stage, num_steps=min(stage.num_steps, arguments.max_steps or stage.num_steps)) for stage in STAGES
+    ]
+    train(arguments.out, arguments.stage - 1, stages, is_compiled=not arguments.no_compile)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import random
 import torch
 from tokenizers import Tokenizer
 
-from inferd.engine.tiny.conversation import TEXT_END, Conversation, render
-from inferd.engine.tiny.mixture import USUAL, Diet, Mixture
-from inferd.engine.tiny.tokenizer import id_of
+from examples.tiny.conversation import TEXT_END, Conversation, render
+from examples.tiny.mixture import USUAL, Diet, Mixture
+from examples.tiny.tokenizer import id_of
 
 DOCUMENT_SHARE = 0.03
 # Sequence lengths and their shares: short ones hold one or two conversations from their first token on, as they are

@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferd.engine.tiny import dialogues
-from inferd.engine.tiny.conversation import Conversation, Message
-from inferd.engine.tiny.corpus import PHRASINGS, Entry, read_topics, vary
-from inferd.engine.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw, is_held_out, words_of
+from examples.tiny import dialogues
+from examples.tiny.conversation import Conversation, Message
+from examples.tiny.corpus import PHRASINGS, Entry, read_topics, vary
+from examples.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw, is_held_out, words_of
 
 Turn = tuple[str, str]  # what the user says, what the model says
 
