@@ -17,7 +17,7 @@ DOCUMENT_SHARE = 0.03
 # served; long ones teach the model to pass over what lies far back.
 LENGTHS, LENGTH_SHARES = (128, 512, 1024, 2048), (75, 18, 5, 2)
 
-# (input ids [B, T], target ids [B, T] with -100 where nothing is learned)
+# (input ids [B, T], target ids [B, T]; -100 at positions that are not learned)
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -59,7 +59,7 @@ class Batches:
 
 
 def encode_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the chat template gives, then a text end; a target is -100 but in the assistant's own words."""
+    """The ids that the chat template gives, then a text end; a target is -100 outside of the assistant's words."""
     ids: list[int] = []
     targets: list[int] = []
     for header, body in render(conversation):

@@ -1,6 +1,6 @@
-"""What a conversation is and how it becomes text: the message types, the chat template, and its Python twin.
+"""Conversations as text: the message types, the chat template, and the same template in Python.
 
-The Jinja template is what is shipped and served. `render` writes the same text fast enough to train on; train.py
+The Jinja template is shipped and served. `render` writes the same text fast enough to train on; train.py
 asserts on a sample that the two agree. Knows nothing about what the conversations say, nor about token ids.
 """
 

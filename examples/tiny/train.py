@@ -1,4 +1,4 @@
-"""Trains the embedded model from the text in this folder: `python -m examples.tiny.train`, on the CPU, one seed.
+"""Trains the embedded model from the text in this folder, on the CPU, with one seed: `make train`.
 
 Owns the shape of the model, the optimizer and its schedule, and how a checkpoint is written (whole or not at all).
 """
@@ -155,7 +155,7 @@ def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300
         tools = [tool.schema() for tool in conversation.tools] or None
         served = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
         trained = "".join(f"{header}{body}\n" for header, body in render(conversation))
-        assert served == trained, f"the template and its twin differ:\n{served}\n---\n{trained}"
+        assert served == trained, f"the template and `render` differ:\n{served}\n---\n{trained}"
 
 
 def train(folder: Path, first_stage: int, stages: Sequence[Stage], *, is_compiled: bool) -> None:
@@ -218,7 +218,7 @@ def _progress() -> Progress:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--out", type=Path, default=EMBEDDED_PATH, help="where the checkpoint goes (default: the embedded one)"
+        "--out", type=Path, default=EMBEDDED_PATH, help="folder of the checkpoint (default: the embedded model's)"
     )
     parser.add_argument("--stage", type=int, default=1, help="go on from the checkpoint with this stage (default: 1)")
     parser.add_argument(
