@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from inferd.server import anthropic_errors
 from tests.security.recorded.asking import (
     ANSWERS,
+    ANTHROPIC,
     OPENAPI,
     Answer,
     Case,
@@ -92,11 +92,11 @@ def ask(client: Client, case: Case, was: Answer) -> tuple[Answer, str]:
     """(the answer of now, the message of its error)."""
     for _ in range(TRIES):
         now, body = client.ask(case)
-        if now.status == was.status or now.status not in (503, anthropic_errors.OVERLOADED):
+        if now.status == was.status or now.status not in (503, 529):
             break
     message = message_of(body)
     # A message may be worded otherwise, as long as it names the same parameters.
-    if was.param and anthropic_errors.is_anthropic(case.path.partition("?")[0]) and names(message, was.param):
+    if was.param and case.path.startswith(ANTHROPIC) and names(message, was.param):
         now = replace(now, param=was.param)
     return replace(now, hints=tuple(name for name in was.hints if f"'{name}'" in message)), message
 

@@ -22,12 +22,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from inferd.engine.api.messages import Submit
-from inferd.server import anthropic_errors
-from inferd.server.app import AppOptions
-from inferd.server.connection import ConnectionLimits
-from inferd.server.settings import Settings
+from inferd.engine.api.wire.messages import Submit
+from inferd.server.api.app import AppOptions
+from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
+from inferd.server.transport.connection import ConnectionLimits
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, NAME, VOCAB_SIZE, Script, ScriptedRouter, serving
 
 FOLDER = Path(__file__).parent
@@ -45,6 +44,8 @@ SERVERS: dict[str, dict[str, Any]] = {
 }
 """Settings of the servers that are asked."""
 
+ANTHROPIC = "/v1/messages"
+"""Paths of Anthropic's interface, whose errors have another shape, begin with this."""
 STORED, ITEM = "resp_RECORDED", "item_RECORDED"
 """In a path or a body: the id of a stored response, and of one of its input items, made before the request is sent."""
 WAIT_S = 60.0
@@ -227,7 +228,6 @@ def answer_of(path: str, response: http.client.HTTPResponse, body: bytes, submit
         headers.append("allow: " + ", ".join(sorted(allow.split(", "))))
     if warning := response.getheader("x-inferd-warning"):
         headers.append("x-inferd-warning: " + ", ".join(re.findall(r"'([^']*)'", warning)))
-    path = path.partition("?")[0]
     error: Any = None
     if media == "application/json" and response.status >= 400 and body:
         error = _error_of(body)
@@ -237,12 +237,12 @@ def answer_of(path: str, response: http.client.HTTPResponse, body: bytes, submit
     hints: tuple[str, ...] = ()
     if isinstance(error, dict):
         told = {name: error.get(name) for name in ("type", "code", "param")}
-        if anthropic_errors.is_anthropic(path):
+        if path.startswith(ANTHROPIC):
             told["param"] = named_in(error["message"])
         if _INSTEAD.search(error["message"]):
             hints = tuple(name for name in _QUOTED.findall(error["message"]) if name != told["param"])
     digest = ""
-    if response.status == 200 and path.endswith(_REPEATABLE):
+    if response.status == 200 and path.partition("?")[0].endswith(_REPEATABLE):
         digest = f"{zlib.crc32(_IDS.sub(b'', body)):08x}"
     elif submits:
         digest = f"{zlib.crc32(_asked_for(submits)):08x}"
