@@ -27,7 +27,7 @@ from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepP
 from inferd.engine.sched.plan_builder import PlanDraft
 from inferd.engine.sched.quarantine import Trials, goal_of
 from inferd.engine.sched.shared_prefix import Twins, family_of
-from inferd.engine.sched.slots import Seats
+from inferd.engine.sched.slots import SlotTable
 from inferd.engine.sched.watermark import Room
 
 
@@ -68,8 +68,8 @@ class Scheduler:
         self._entries: dict[Request, Entry] = {}
         self._shares = Shares()
         self._waiting = FairQueue(self._shares)
-        self._seats = Seats(config.max_num_seqs, cache, self._shares, self._waiting)
-        self._running = self._seats.running
+        self._slots = SlotTable(config.max_num_seqs, cache, self._shares, self._waiting)
+        self._running = self._slots.running
         self._twins = Twins()
         self._trials = Trials()
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
@@ -77,7 +77,7 @@ class Scheduler:
         self._num_steps = 0
         self._room = Room(cache.pool, config.watermark)
         self._forecast = Forecast(
-            self.latency, self._shares, self._waiting, self._running, self._room, self._seats.free_slots
+            self.latency, self._shares, self._waiting, self._running, self._room, self._slots.free_slots
         )
 
     # -- what the caller may ask ------------------------------------------------------------------------------------
@@ -98,11 +98,11 @@ class Scheduler:
     @property
     def free_slots(self) -> tuple[int, ...]:
         """Slots that no request holds and no launched row uses."""
-        return tuple(self._seats.free_slots)
+        return tuple(self._slots.free_slots)
 
     @property
     def num_preemptions(self) -> int:
-        return self._seats.num_preemptions
+        return self._slots.num_preemptions
 
     @property
     def cache(self) -> KVCache:
@@ -190,10 +190,10 @@ class Scheduler:
                 if not len(self._waiting):
                     self._forecast.ends.none_waits()
             case State.FOLLOWING:
-                self._seats.sharing.unfollow(entry)
+                self._slots.sharing.unfollow(entry)
             case State.RUNNING:
-                self._seats.stop_running(entry)
-        self._seats.retire(entry)
+                self._slots.stop_running(entry)
+        self._slots.retire(entry)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
@@ -269,7 +269,7 @@ class Scheduler:
             request = entry.request
             request.in_flight -= 1
             if entry.state is State.FINISHED:
-                self._seats.drain(entry)
+                self._slots.drain(entry)
                 continue
             applied.append(AppliedRow(request, row, row_result))
             if row_result.status is RowStatus.OK:
@@ -281,12 +281,12 @@ class Scheduler:
     def check(self) -> None:
         """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
         self._cache.check()
-        self._seats.check(self.config.max_num_seqs)
+        self._slots.check(self.config.max_num_seqs)
         self._trials.check()
         states = [entry.state for entry in self._entries.values()]
         assert all(entry.state is State.WAITING for entry in self._waiting.entries())
         assert states.count(State.WAITING) == len(self._waiting)
-        assert states.count(State.FOLLOWING) == self._seats.sharing.num_following
+        assert states.count(State.FOLLOWING) == self._slots.sharing.num_following
         assert states.count(State.SUSPECT) == self._trials.num_waiting
         assert states.count(State.RUNNING) == len(self._running)
         self._waiting.check()
@@ -299,7 +299,7 @@ class Scheduler:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
-        while draft.budget.num_tokens > 0 and self._seats.free_slots:
+        while draft.budget.num_tokens > 0 and self._slots.free_slots:
             entry = self._waiting.first()
             if entry is None or not self._admit(entry, draft, now):
                 return
@@ -312,11 +312,11 @@ class Scheduler:
         charged, so that its tenant's turn would come each time.
         """
         num_charged = 0
-        claimant = self._seats.claimant
+        claimant = self._slots.claimant
         if claimant is not None and claimant in prompts:
             prompts.remove(claimant)
             self._continue(claimant, claimant.request.num_pending, draft)
-            may_start = may_start and self._seats.claimant is None
+            may_start = may_start and self._slots.claimant is None
         begun: dict[str, deque[Entry]] = {}
         for entry in prompts:
             begun.setdefault(entry.request.tenant, deque()).append(entry)
@@ -327,7 +327,7 @@ class Scheduler:
             num_charged = len(draft.rows)
             if draft.budget.num_tokens == 0:
                 return
-            num_free = len(self._seats.free_slots) if may_start else 0
+            num_free = len(self._slots.free_slots) if may_start else 0
             tenant = self._shares.turn(begun, num_free)
             if tenant is None:
                 return
@@ -344,19 +344,19 @@ class Scheduler:
 
     def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
         """Start an entry, or set it aside to follow another. False where it has to wait, and all behind it."""
-        if self._room.is_short(entry, is_shared=self._seats.is_shared):
+        if self._room.is_short(entry, is_shared=self._slots.is_shared):
             return False
         match = entry.table.match()
-        awaited = self._seats.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
+        awaited = self._slots.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
         if awaited is not None:
             self._waiting.remove(entry)
             entry.state = State.FOLLOWING
-            self._seats.sharing.follow(entry, awaited)
+            self._slots.sharing.follow(entry, awaited)
             return True
         if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
         num_blocks = entry.table.num_free_needed(match, entry.request.total)
-        if not self._room.has(entry, num_blocks, is_shared=self._seats.is_shared):
+        if not self._room.has(entry, num_blocks, is_shared=self._slots.is_shared):
             return False
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
@@ -370,8 +370,8 @@ class Scheduler:
         entry = self._trials.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
         num_free = self._cache.pool.num_free
-        reserve = self._room.reserve(is_shared=self._seats.is_shared)
-        if not self._seats.free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
+        reserve = self._room.reserve(is_shared=self._slots.is_shared)
+        if not self._slots.free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
@@ -386,7 +386,7 @@ class Scheduler:
             self.stats.prefix_hit_tokens += min(num_cached, request.num_prompt)
         request.admit(num_cached, now)
         entry.start_by_s = inf
-        self._seats.take(entry, num_cached)
+        self._slots.take(entry, num_cached)
         ids = tuple(request.ids)
         draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
         draft.add(entry, draft.budget.chunk(num_cached, request.num_pending))
@@ -399,7 +399,7 @@ class Scheduler:
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
         end = entry.request.scheduled + num_tokens
-        if end <= entry.table.capacity or self._seats.grow(entry, end):
+        if end <= entry.table.capacity or self._slots.grow(entry, end):
             draft.add(entry, num_tokens)
 
     # -- after a step ------------------------------------------------------------------------------------------------
@@ -409,6 +409,6 @@ class Scheduler:
         request.apply(row.start, row.num_tokens, result.token_ids)
         if row.start < request.num_prompt:
             self.stats.num_prompt_tokens += min(row.start + row.num_tokens, request.num_prompt) - row.start
-        self._seats.has_computed(entry)
+        self._slots.has_computed(entry)
         if entry.state is State.PREEMPTED:
-            self._seats.drain(entry)
+            self._slots.drain(entry)

@@ -15,7 +15,7 @@ from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.shared_prefix import PrefixSharing
 
 
-class Seats:
+class SlotTable:
     """Of one scheduler."""
 
     def __init__(self, num_slots: int, cache: KVCache, shares: Shares, waiting: FairQueue) -> None:

@@ -18,7 +18,7 @@ from inferd.engine.sched.limits import Refusal
 from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.shared_prefix import PrefixSharing
-from inferd.engine.sched.slots import Seats
+from inferd.engine.sched.slots import SlotTable
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()
@@ -33,7 +33,7 @@ def slot_reused_too_early(patch: Patch) -> None:
         entry = self._entries[request]
         finish(self, request, forget_blocks=forget_blocks)
         if entry.slot != NO_SLOT:
-            self._seats.free_slots.append(entry.slot)
+            self._slots.free_slots.append(entry.slot)
             entry.slot = NO_SLOT
 
     patch.setattr(Scheduler, "finish", early)
@@ -47,7 +47,7 @@ def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
     def lossy(self: Scheduler, entry: Entry, row: object, result: object) -> None:
         if entry.state is State.PREEMPTED:
             entry.request.total = len(entry.request.ids)
-            self._seats.drain(entry)
+            self._slots.drain(entry)
         else:
             apply_row(self, entry, row, result)  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
 def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
     """A preempted request waits at once, and may run again before its launched row is applied."""
 
-    def preempt(self: Seats, entry: Entry) -> None:
+    def preempt(self: SlotTable, entry: Entry) -> None:
         self.num_preemptions += 1
         self.stop_running(entry)
         self.give_back(entry)
@@ -66,7 +66,7 @@ def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
         entry.state = State.WAITING
         self._waiting.push(entry)
 
-    patch.setattr(Seats, "preempt", preempt)
+    patch.setattr(SlotTable, "preempt", preempt)
 
 
 @plant

@@ -53,7 +53,7 @@ class Engine:
 
     def name_of(self, row: Row) -> str:
         """Whose row it is."""
-        entries = [*self.scheduler._running, *self.scheduler._seats.draining]
+        entries = [*self.scheduler._running, *self.scheduler._slots.draining]
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
         return names[0]
 
@@ -286,7 +286,7 @@ def test_without_its_leader_a_follower_goes_alone(how: str) -> None:
     if how == "finish":
         engine.scheduler.finish(leader)
     else:
-        engine.scheduler._seats.preempt(next(iter(engine.scheduler._running)))
+        engine.scheduler._slots.preempt(next(iter(engine.scheduler._running)))
     assert engine.plan()[0] == ("follower", 0, 8, False)
 
 
