@@ -28,7 +28,7 @@ from inferd.engine.sched.plan_builder import PlanDraft
 from inferd.engine.sched.quarantine import Trials, goal_of
 from inferd.engine.sched.shared_prefix import Twins, family_of
 from inferd.engine.sched.slots import SlotTable
-from inferd.engine.sched.watermark import Room
+from inferd.engine.sched.watermark import Watermark
 
 
 class AppliedRow(NamedTuple):
@@ -75,9 +75,9 @@ class Scheduler:
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
         self._num_steps = 0
-        self._room = Room(cache.pool, config.watermark)
+        self._watermark = Watermark(cache.pool, config.watermark)
         self._forecast = Forecast(
-            self.latency, self._shares, self._waiting, self._running, self._room, self._slots.free_slots
+            self.latency, self._shares, self._waiting, self._running, self._watermark, self._slots.free_slots
         )
 
     # -- what the caller may ask ------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class Scheduler:
 
     def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
         """Start an entry, or set it aside to follow another. False where it has to wait, and all behind it."""
-        if self._room.is_short(entry, is_shared=self._slots.is_shared):
+        if self._watermark.is_short(entry, is_shared=self._slots.is_shared):
             return False
         match = entry.table.match()
         awaited = self._slots.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
@@ -356,7 +356,7 @@ class Scheduler:
         if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
         num_blocks = entry.table.num_free_needed(match, entry.request.total)
-        if not self._room.has(entry, num_blocks, is_shared=self._slots.is_shared):
+        if not self._watermark.has(entry, num_blocks, is_shared=self._slots.is_shared):
             return False
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
@@ -370,7 +370,7 @@ class Scheduler:
         entry = self._trials.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
         num_free = self._cache.pool.num_free
-        reserve = self._room.reserve(is_shared=self._slots.is_shared)
+        reserve = self._watermark.reserve(is_shared=self._slots.is_shared)
         if not self._slots.free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)

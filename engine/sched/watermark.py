@@ -6,7 +6,7 @@ from inferd.engine.cache.pool import BlockPool
 from inferd.engine.sched.entry import Entry
 
 
-class Room:
+class Watermark:
     """Free blocks, but for those that are left to requests that run, to grow into."""
 
     def __init__(self, pool: BlockPool, watermark: float) -> None:

@@ -16,7 +16,7 @@ from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace
 from inferd.engine.sched.latency.ttft_estimate import Demand, Ends, Outlook
 from inferd.engine.sched.running import RunningSet
-from inferd.engine.sched.watermark import Room
+from inferd.engine.sched.watermark import Watermark
 
 
 class Forecast:
@@ -28,12 +28,12 @@ class Forecast:
         shares: Shares,
         waiting: FairQueue,
         running: RunningSet,
-        room: Room,
+        watermark: Watermark,
         free_slots: Collection[int],
     ) -> None:
         self.ends = Ends()
         self._latency, self._shares, self._waiting = latency, shares, waiting
-        self._running, self._room, self._free_slots = running, room, free_slots
+        self._running, self._watermark, self._free_slots = running, watermark, free_slots
 
     def pace(self, depth: int = 0) -> Pace:
         """How fast prompts are computed now, `depth` tokens deep."""
@@ -48,7 +48,7 @@ class Forecast:
         num_shared = min(num_ahead, num_twins)
         num_ahead, num_tokens = num_ahead - num_shared, num_tokens + num_shared
         has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
-        is_short = not has_slot or self._room.is_awaited_by(self._waiting.first())
+        is_short = not has_slot or self._watermark.is_awaited_by(self._waiting.first())
         return Outlook(
             pace=self.pace(num_tokens // 2),
             num_tokens=num_tokens,
