@@ -12,7 +12,7 @@ from inferd.engine.request import Request
 Rank = tuple[float, float, int]
 """(ageing arrival, arrival, order of submission): the least goes first. No two are equal."""
 
-Family = tuple[str, int, bytes]
+PrefixKey = tuple[str, int, bytes]
 """(tenant, priority, key of the last full block of the prompt)."""
 
 NO_SLOT = -1
@@ -47,8 +47,8 @@ class Entry:
     """Keys of prompt blocks that this running entry is the one to compute -> positions computed when each is done."""
     follows: bytes = b""
     """The key whose block it waits for, while following."""
-    family: Family | None = None
-    """Whose blocks it may share with its twins; None where it shares none."""
+    prefix_key: PrefixKey | None = None
+    """Key of the group with which it shares blocks; None if it shares none."""
     num_to_compute: int = 0
     """Tokens, prefix hits and a twin's not counted, that it was expected to compute when it began to wait."""
     start_by_s: float = inf

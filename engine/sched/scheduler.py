@@ -26,7 +26,7 @@ from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanDraft
 from inferd.engine.sched.quarantine import Trials, goal_of
-from inferd.engine.sched.shared_prefix import Twins, family_of
+from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
 from inferd.engine.sched.watermark import Watermark
 
@@ -70,7 +70,7 @@ class Scheduler:
         self._waiting = FairQueue(self._shares)
         self._slots = SlotTable(config.max_num_seqs, cache, self._shares, self._waiting)
         self._running = self._slots.running
-        self._twins = Twins()
+        self._prefix_groups = SharedPrefixGroups()
         self._trials = Trials()
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
@@ -124,7 +124,7 @@ class Scheduler:
         table = self._cache.open(request)
         self._shares.arrive(request.tenant, request.weight, self._now if now is None else now)
         rank = rank_of(request, self._num_added, self.config.ageing_s)
-        entry = Entry(request, table, rank, family=family_of(request, table))
+        entry = Entry(request, table, rank, prefix_key=prefix_key_of(request, table))
         try:
             self._expect(entry, now)
         except Refusal:
@@ -134,7 +134,7 @@ class Scheduler:
             raise
         self._num_added += 1
         self._entries[request] = entry
-        self._twins.add(entry)
+        self._prefix_groups.add(entry)
         self.latency.num_timed += has_target(request)
         if request.alone_until:
             self._trials.add(entry)
@@ -143,16 +143,16 @@ class Scheduler:
 
     def _expect(self, entry: Entry, now: float | None) -> None:
         """How much an entry will have to compute, and by when it has to start."""
-        request, target_s, twins = entry.request, entry.request.ttft_target_s, self._twins.of(entry.family)
-        num_shared = entry.table.num_hittable * self._cache.block_size if twins else 0
+        request, target_s, group = entry.request, entry.request.ttft_target_s, self._prefix_groups.of(entry.prefix_key)
+        num_shared = entry.table.num_hittable * self._cache.block_size if group else 0
         entry.num_to_compute = request.total - num_shared
         if target_s is None:
             return
-        if not twins:
+        if not group:
             entry.num_to_compute -= entry.table.match().num_tokens
         if request.num_output:
             return  # a replay: its first token was in time, or was not
-        outlook = self._forecast.outlook(request, entry.num_to_compute, twins)
+        outlook = self._forecast.outlook(request, entry.num_to_compute, group)
         if now is not None and not request.alone_until:
             outlook.check(target_s, request.arrival_s + target_s - now)
         entry.start_by_s = self._forecast.start_by(request, outlook.own_s)
@@ -176,7 +176,7 @@ class Scheduler:
         `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
         """
         entry = self._entries.pop(request)
-        self._twins.remove(entry)
+        self._prefix_groups.remove(entry)
         self._shares.leave(request.tenant)
         self.latency.num_timed -= has_target(request)
         if entry.state is State.RUNNING:

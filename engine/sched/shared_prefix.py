@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import Entry, Family
+from inferd.engine.sched.entry import Entry, PrefixKey
 
 
 class PrefixSharing:
@@ -79,31 +79,31 @@ class PrefixSharing:
             assert all(follower.follows == key for follower in followers)
 
 
-class Twins:
+class SharedPrefixGroups:
     """Live requests that have all full blocks of their prompts in common, as the choices of one request have."""
 
     def __init__(self) -> None:
-        self._families: dict[Family, dict[Entry, None]] = {}
+        self._groups: dict[PrefixKey, dict[Entry, None]] = {}
 
-    def of(self, family: Family | None) -> Collection[Entry]:
+    def of(self, prefix_key: PrefixKey | None) -> Collection[Entry]:
         """Those that live, in the order in which they came; the first of them computes what is shared."""
-        return self._families[family].keys() if family in self._families else ()
+        return self._groups[prefix_key].keys() if prefix_key in self._groups else ()
 
     def add(self, entry: Entry) -> None:
-        if entry.family is not None:
-            self._families.setdefault(entry.family, {})[entry] = None
+        if entry.prefix_key is not None:
+            self._groups.setdefault(entry.prefix_key, {})[entry] = None
 
     def remove(self, entry: Entry) -> None:
         """It is over."""
-        if entry.family is not None:
-            entries = self._families[entry.family]
+        if entry.prefix_key is not None:
+            entries = self._groups[entry.prefix_key]
             del entries[entry]
             if not entries:
-                del self._families[entry.family]
+                del self._groups[entry.prefix_key]
 
 
-def family_of(request: Request, table: BlockTable) -> Family | None:
-    """What twins have in common; None where `request` can take nothing from one, or has no target: nobody forecasts for
+def prefix_key_of(request: Request, table: BlockTable) -> PrefixKey | None:
+    """The prompt blocks that a group has in common; None where `request` can take nothing from one, or has no target: nobody forecasts for
     it, and a long prompt takes milliseconds to hash."""
     num_blocks = table.num_hittable if request.ttft_target_s is not None else 0
     return (request.tenant, request.priority, table.key(num_blocks - 1)) if num_blocks else None

@@ -39,13 +39,15 @@ class Forecast:
         """How fast prompts are computed now, `depth` tokens deep."""
         return self._latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], depth)
 
-    def outlook(self, request: Request, num_tokens: int, twins: Iterable[Entry] = ()) -> Outlook:
-        """Of a request with `num_tokens` to compute. What its `twins` have yet to compute is its own as well: of the
+    def outlook(self, request: Request, num_tokens: int, group: Iterable[Entry] = ()) -> Outlook:
+        """Of a request with `num_tokens` to compute. What its `group` has yet to compute is its own as well: of the
         prompt that all of them have one computes most, and none is ahead of the others."""
         demand = Demand.of(self._running, self._waiting, request)
         num_ahead, num_before = demand.ahead(self._shares, request.tenant, num_tokens)
-        num_twins = sum([twin.request.num_pending if twin.slot != NO_SLOT else twin.num_to_compute for twin in twins])
-        num_shared = min(num_ahead, num_twins)
+        num_in_group = sum(
+            [member.request.num_pending if member.slot != NO_SLOT else member.num_to_compute for member in group]
+        )
+        num_shared = min(num_ahead, num_in_group)
         num_ahead, num_tokens = num_ahead - num_shared, num_tokens + num_shared
         has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
         is_short = not has_slot or self._watermark.is_awaited_by(self._waiting.first())
