@@ -50,7 +50,7 @@ class Entry:
     prefix_key: PrefixKey | None = None
     """Key of the group with which it shares blocks; None if it shares none."""
     num_to_compute: int = 0
-    """Tokens, prefix hits and a twin's not counted, that it was expected to compute when it began to wait."""
+    """Tokens, prefix hits and another member's not counted, that it was expected to compute when it began to wait."""
     start_by_s: float = inf
     """When it has to start for its first token to be in time; infinite where it has none to be in time for."""
     first_token_s: float | None = None

@@ -152,10 +152,10 @@ class Scheduler:
             entry.num_to_compute -= entry.table.match().num_tokens
         if request.num_output:
             return  # a replay: its first token was in time, or was not
-        outlook = self._forecast.outlook(request, entry.num_to_compute, group)
+        estimate = self._forecast.ttft_estimate(request, entry.num_to_compute, group)
         if now is not None and not request.alone_until:
-            outlook.check(target_s, request.arrival_s + target_s - now)
-        entry.start_by_s = self._forecast.start_by(request, outlook.own_s)
+            estimate.check(target_s, request.arrival_s + target_s - now)
+        entry.start_by_s = self._forecast.start_by(request, estimate.own_s)
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
         """Take the requests that nothing was done for and that can no longer make their TTFT target, even if they were
@@ -180,7 +180,7 @@ class Scheduler:
         self._shares.leave(request.tenant)
         self.latency.num_timed -= has_target(request)
         if entry.state is State.RUNNING:
-            self._forecast.ends.add(self._now, is_awaited=len(self._waiting) > 0)
+            self._forecast.completion_rate.add(self._now, is_awaited=len(self._waiting) > 0)
         if forget_blocks:
             entry.table.forget()
         self._trials.forget(entry)
@@ -188,7 +188,7 @@ class Scheduler:
             case State.WAITING:
                 self._waiting.remove(entry)
                 if not len(self._waiting):
-                    self._forecast.ends.none_waits()
+                    self._forecast.completion_rate.none_waits()
             case State.FOLLOWING:
                 self._slots.sharing.unfollow(entry)
             case State.RUNNING:

@@ -234,8 +234,8 @@ def test_anothers_queue_is_not_ahead_of_a_tenant_with_a_target() -> None:
     for i in range(500):
         world.add(f"a{i}", 64)
     for name, expected in (("b", False), ("a", True)):
-        outlook = world.scheduler._forecast.outlook(world.add(f"{name}-probe", 64), 64)
-        assert (outlook.num_ahead > 10_000) is expected, outlook
+        estimate = world.scheduler._forecast.ttft_estimate(world.add(f"{name}-probe", 64), 64)
+        assert (estimate.num_ahead > 10_000) is expected, estimate
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

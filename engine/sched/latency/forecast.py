@@ -1,7 +1,7 @@
 """When the requests that wait will have their first tokens, as things stand: who comes too late is refused, and who can
 no longer be in time is told.
 
-Reads queue, running requests and the step-time model, and changes none of them. How it is reckoned is in `outlook`.
+Reads queue, running requests and the step-time model, and changes none of them. How it is reckoned is in `ttft_estimate`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inferd.engine.sched.entry import NO_SLOT, Entry
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace
-from inferd.engine.sched.latency.ttft_estimate import Demand, Ends, Outlook
+from inferd.engine.sched.latency.ttft_estimate import CompletionRate, Demand, TtftEstimate
 from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.watermark import Watermark
 
@@ -31,7 +31,7 @@ class Forecast:
         watermark: Watermark,
         free_slots: Collection[int],
     ) -> None:
-        self.ends = Ends()
+        self.completion_rate = CompletionRate()
         self._latency, self._shares, self._waiting = latency, shares, waiting
         self._running, self._watermark, self._free_slots = running, watermark, free_slots
 
@@ -39,7 +39,7 @@ class Forecast:
         """How fast prompts are computed now, `depth` tokens deep."""
         return self._latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], depth)
 
-    def outlook(self, request: Request, num_tokens: int, group: Iterable[Entry] = ()) -> Outlook:
+    def ttft_estimate(self, request: Request, num_tokens: int, group: Iterable[Entry] = ()) -> TtftEstimate:
         """Of a request with `num_tokens` to compute. What its `group` has yet to compute is its own as well: of the
         prompt that all of them have one computes most, and none is ahead of the others."""
         demand = Demand.of(self._running, self._waiting, request)
@@ -51,12 +51,12 @@ class Forecast:
         num_ahead, num_tokens = num_ahead - num_shared, num_tokens + num_shared
         has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
         is_short = not has_slot or self._watermark.is_awaited_by(self._waiting.first())
-        return Outlook(
+        return TtftEstimate(
             pace=self.pace(num_tokens // 2),
             num_tokens=num_tokens,
             num_ahead=num_ahead,
             launched_s=self._latency.launched_s,
-            slot_s=self.ends.seconds(num_before + 1) if is_short else 0.0,
+            slot_s=self.completion_rate.seconds(num_before + 1) if is_short else 0.0,
         )
 
     def start_by(self, request: Request, own_s: float) -> float:

@@ -23,7 +23,7 @@ _NUM_ENDS = 64
 """Ends that their pace is told from."""
 
 
-class Ends:
+class CompletionRate:
     """How fast requests end while others wait for that. Time in which nobody does is no pace."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class TtftEstimate:
     """What stands before a request's first token."""
 
     pace: Pace
