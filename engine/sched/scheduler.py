@@ -25,9 +25,9 @@ from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.plan_builder import PlanDraft
-from inferd.engine.sched.quarantine import Trials, goal_of
 from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
+from inferd.engine.sched.suspects import SuspectQueue, goal_of
 from inferd.engine.sched.watermark import Watermark
 
 
@@ -71,7 +71,7 @@ class Scheduler:
         self._slots = SlotTable(config.max_num_seqs, cache, self._shares, self._waiting)
         self._running = self._slots.running
         self._prefix_groups = SharedPrefixGroups()
-        self._trials = Trials()
+        self._suspects = SuspectQueue()
         self._launched: deque[tuple[StepPlan, list[Entry]]] = deque()
         self._num_added = 0
         self._num_steps = 0
@@ -137,7 +137,7 @@ class Scheduler:
         self._prefix_groups.add(entry)
         self.latency.num_timed += has_target(request)
         if request.alone_until:
-            self._trials.add(entry)
+            self._suspects.add(entry)
         else:
             self._waiting.push(entry)
 
@@ -183,7 +183,7 @@ class Scheduler:
             self._forecast.completion_rate.add(self._now, is_awaited=len(self._waiting) > 0)
         if forget_blocks:
             entry.table.forget()
-        self._trials.forget(entry)
+        self._suspects.forget(entry)
         match entry.state:
             case State.WAITING:
                 self._waiting.remove(entry)
@@ -197,8 +197,8 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None where nothing can run before a launched step is applied."""
-        suspect = self._trials.current()
-        if suspect is None and self._trials.is_due and self._launched:
+        suspect = self._suspects.current()
+        if suspect is None and self._suspects.is_due and self._launched:
             return None
         self._now = self._shares.now_s = now
         if suspect is not None:
@@ -219,11 +219,11 @@ class Scheduler:
     def _schedule_others(self, now: float) -> tuple[PlanDraft, bool]:
         """A suspect's first step where its turn has come, else one of everybody; whether someone had more than one
         token to compute, or waits to."""
-        if self._trials.is_due:
+        if self._suspects.is_due:
             # Nobody's pace is kept: all others wait for it.
-            trial = PlanDraft(self.latency.for_step((), now))
-            if self._start_trial(trial, now):
-                return trial, True
+            alone = PlanDraft(self.latency.for_step((), now))
+            if self._start_suspect(alone, now):
+                return alone, True
         decodes: list[Entry] = []
         prompts: list[Entry] = []
         for entry in self._running:
@@ -234,7 +234,7 @@ class Scheduler:
                 prompts.append(entry)
         draft = self._draft_decodes(decodes, now)
         # A suspect that is due and did not start waits for memory: nobody may take it first.
-        may_start = not self._trials.is_due
+        may_start = not self._suspects.is_due
         if not self._shares.is_one:
             self._take_turns(prompts, draft, now, may_start=may_start)
         else:
@@ -242,7 +242,7 @@ class Scheduler:
                 self._continue(entry, entry.request.num_pending, draft)
             if may_start:
                 self._admit_waiting(draft, now)
-        self._trials.others_had_their_turn()
+        self._suspects.others_had_their_turn()
         return draft, bool(prompts or len(self._waiting))
 
     def _draft_decodes(self, decodes: list[Entry], now: float) -> PlanDraft:
@@ -282,12 +282,12 @@ class Scheduler:
         """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
         self._cache.check()
         self._slots.check(self.config.max_num_seqs)
-        self._trials.check()
+        self._suspects.check()
         states = [entry.state for entry in self._entries.values()]
         assert all(entry.state is State.WAITING for entry in self._waiting.entries())
         assert states.count(State.WAITING) == len(self._waiting)
         assert states.count(State.FOLLOWING) == self._slots.sharing.num_following
-        assert states.count(State.SUSPECT) == self._trials.num_waiting
+        assert states.count(State.SUSPECT) == self._suspects.num_waiting
         assert states.count(State.RUNNING) == len(self._running)
         self._waiting.check()
         self._shares.check(self._entries.values(), self._running)
@@ -364,10 +364,10 @@ class Scheduler:
         self._start(entry, match.num_tokens, draft, now)
         return True
 
-    def _start_trial(self, draft: PlanDraft, now: float) -> bool:
-        """Admit the first suspect with all the memory that its trial takes; False where it is not to be had now."""
+    def _start_suspect(self, draft: PlanDraft, now: float) -> bool:
+        """Admit the first suspect with all the memory that it takes alone; False where it is not to be had now."""
         assert not self._launched, "a suspect is not alone"
-        entry = self._trials.first()
+        entry = self._suspects.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
         num_free = self._cache.pool.num_free
         reserve = self._watermark.reserve(is_shared=self._slots.is_shared)
@@ -375,7 +375,7 @@ class Scheduler:
             return False
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
-        self._trials.begin()
+        self._suspects.begin()
         self._start(entry, match.num_tokens, draft, now)
         return True
 

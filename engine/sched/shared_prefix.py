@@ -103,7 +103,10 @@ class SharedPrefixGroups:
 
 
 def prefix_key_of(request: Request, table: BlockTable) -> PrefixKey | None:
-    """The prompt blocks that a group has in common; None where `request` can take nothing from one, or has no target: nobody forecasts for
-    it, and a long prompt takes milliseconds to hash."""
+    """Key of the prompt blocks that a group has in common.
+
+    None if `request` can share no block. None also if it has no target: nobody forecasts for it, and hashing a long
+    prompt takes milliseconds.
+    """
     num_blocks = table.num_hittable if request.ttft_target_s is not None else 0
     return (request.tenant, request.priority, table.key(num_blocks - 1)) if num_blocks else None

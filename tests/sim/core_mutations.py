@@ -10,8 +10,8 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.plan import StepPlan, StepResult, TokenMasks
-from inferd.engine.sched.quarantine import Trials
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
+from inferd.engine.sched.suspects import SuspectQueue
 from tests.sim.grammar import SimulatedGrammars
 from tests.sim.planting import Patch, Plants
 
@@ -182,7 +182,7 @@ def complete_grammar_goes_on(patch: Patch) -> None:
 @plant
 def suspects_run_beside_others(patch: Patch) -> None:
     """Whatever ended the engine ends it again, and nobody can tell which of them it was."""
-    patch.setattr(Trials, "current", lambda self: None)
+    patch.setattr(SuspectQueue, "current", lambda self: None)
 
 
 @plant
@@ -192,7 +192,7 @@ def suspects_start_while_others_are_launched(patch: Patch) -> None:
 
     def hasty(self: Scheduler, now: float) -> StepPlan | None:
         launched = list(self._launched)
-        if self._trials.is_due and launched:
+        if self._suspects.is_due and launched:
             self._launched.clear()
             plan = schedule(self, now)
             self._launched.extendleft(reversed(launched))

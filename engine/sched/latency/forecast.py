@@ -1,7 +1,7 @@
-"""When the requests that wait will have their first tokens, as things stand: who comes too late is refused, and who can
-no longer be in time is told.
+"""Predicts when each waiting request will have its first token, so that a late one can be refused.
 
-Reads queue, running requests and the step-time model, and changes none of them. How it is reckoned is in `ttft_estimate`.
+Reads the queue, the running requests and the step-time model, and changes none of them. `ttft_estimate` holds the
+calculation.
 """
 
 from __future__ import annotations

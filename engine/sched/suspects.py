@@ -1,7 +1,7 @@
 """Suspects: requests that may be what ended the engine before this one. One at a time runs alone until it is cleared.
 
 Alone means that no other row is launched and not applied, so that what ends the engine then is known. Suspects and all
-others take turns: one trial, one step of the others. Knows why nobody is a suspect, and no blocks.
+others take turns: one suspect, one step of the others. Knows why nobody is a suspect, and no blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from inferd.engine.sched.entry import Entry, State
 from inferd.engine.sched.fairness.queue import WaitingQueue
 
 
-class Trials:
+class SuspectQueue:
     """Who waits to run alone, and who does."""
 
     def __init__(self) -> None:
