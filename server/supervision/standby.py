@@ -26,7 +26,7 @@ _FRESH_S = 1.0
 """Four beats: without one for longer, what is about to be promoted is taken for hung and killed instead."""
 
 
-class Spare:
+class Standby:
     """At most one standby."""
 
     def __init__(self, begin: Callable[[int], Life], on_change: Callable[[bool], None]) -> None:

@@ -17,7 +17,7 @@ from inferd.engine.api.process.logs import LogStyle
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import Life
 from inferd.server.supervision.restart_policy import Deaths
-from inferd.server.supervision.standby import Spare
+from inferd.server.supervision.standby import Standby
 
 logger = logging.getLogger("inferd")
 
@@ -34,7 +34,7 @@ class Recovery:
         """`on_standby` is told whether a standby waits to be promoted."""
         self._router, self._config, self._log_style = router, config, log_style
         self._deaths = Deaths()
-        self._spare = Spare(lambda generation: self._begin(generation, is_standby=True), on_standby)
+        self._standby = Standby(lambda generation: self._begin(generation, is_standby=True), on_standby)
         self._generation = 0
         router.on_up, router.on_recovered = self._keep_spare, self._log_recovered
 
@@ -76,7 +76,7 @@ class Recovery:
 
     async def _next(self) -> Life:
         """The standby, if there is one, or a process that starts from nothing. Raises `StartError`."""
-        life = await self._spare.take()
+        life = await self._standby.take()
         if life is None:
             life = self._begin(self._generation, is_standby=False)
             self._router.attach(life.client)
@@ -92,10 +92,10 @@ class Recovery:
     def _keep_spare(self) -> None:
         """Once an engine serves: until then it needs the cores itself."""
         if self._config.standby:
-            self._spare.keep(self._generation + 1)
+            self._standby.keep(self._generation + 1)
 
     async def _drop_spare(self) -> None:
-        life = await self._spare.take()
+        life = await self._standby.take()
         if life is not None:
             await life.supervisor.stop()
             life.discard()

@@ -12,9 +12,9 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
 from inferd.engine.api.wire.messages import STANDBY, Failed, FromEngine, Phase
-from inferd.server.supervision import standby as spare
+from inferd.server.supervision import standby as standby_module
 from inferd.server.supervision.engine_handle import Life
-from inferd.server.supervision.standby import Spare
+from inferd.server.supervision.standby import Standby
 from tests.unit.scenes import play, settled
 
 READ = Phase("libraries", 1.0, "read")
@@ -63,13 +63,13 @@ class FakeLife:
 
 
 class Scene:
-    """A `Spare` whose processes are fakes."""
+    """A `Standby` whose processes are fakes."""
 
     def __init__(self, *lives: Callable[[], FakeLife]) -> None:
         """`lives`: what each start gives; the last one again and again."""
         self._lives, self.begun, self.told = list(lives), list[FakeLife](), list[bool]()
         self.generations: list[int] = []
-        self.spare = Spare(self._begin, self.told.append)
+        self.standby = Standby(self._begin, self.told.append)
 
     def _begin(self, generation: int) -> Life:
         self.generations.append(generation)
@@ -84,17 +84,17 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "_FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(standby_module, "_FIRST_DELAY_S", 0.0)
 
 
 def test_a_warm_one_is_promoted_once() -> None:
     async def scene() -> None:
         it = Scene(FakeLife)
-        it.spare.keep(7)
+        it.standby.keep(7)
         await settled(lambda: it.is_warm)
-        assert cast("FakeLife", await it.spare.take()) is it.begun[0]
+        assert cast("FakeLife", await it.standby.take()) is it.begun[0]
         assert it.generations == [7] and it.begun[0].is_running and not it.begun[0].is_discarded
-        assert not it.is_warm and await it.spare.take() is None
+        assert not it.is_warm and await it.standby.take() is None
 
     play(scene)
 
@@ -105,14 +105,14 @@ def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: 
 
     async def scene() -> None:
         it = Scene((lambda: FakeLife(READ)) if fault == "cold" else FakeLife)
-        it.spare.keep(1)
+        it.standby.keep(1)
         await settled(lambda: (it.begun and it.begun[0].has_said_all) if fault == "cold" else it.is_warm)
         assert it.is_warm == (fault != "cold")
         if fault == "silent":
             it.begun[0].beat_s = time.monotonic() - 2.0
         if fault == "dead":
             it.begun[0].is_running = False
-        assert await it.spare.take() is None
+        assert await it.standby.take() is None
         assert it.begun[0].is_discarded
 
     play(scene)
@@ -122,7 +122,7 @@ def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: 
 def test_one_that_says_anything_else_is_replaced(says: FromEngine | Exception) -> None:
     async def scene() -> None:
         it = Scene(lambda: FakeLife(says), FakeLife)
-        it.spare.keep(3)
+        it.standby.keep(3)
         await settled(lambda: it.is_warm)
         assert it.generations == [3, 3], "whoever is promoted is the next engine"
         assert it.begun[0].is_discarded and not it.begun[1].is_discarded
@@ -133,7 +133,7 @@ def test_one_that_says_anything_else_is_replaced(says: FromEngine | Exception) -
 def test_one_that_dies_is_replaced() -> None:
     async def scene() -> None:
         it = Scene(FakeLife)
-        it.spare.keep(1)
+        it.standby.keep(1)
         await settled(lambda: it.is_warm)
         it.begun[0].die()
         await settled(lambda: len(it.begun) == 2 and it.is_warm)
@@ -150,15 +150,15 @@ def test_a_system_that_gives_no_process_is_asked_again(error: Exception) -> None
             raise error
 
         it = Scene(refuse, FakeLife)
-        it.spare.keep(1)
+        it.standby.keep(1)
         await settled(lambda: it.is_warm)
 
     play(scene)
 
 
 def test_starts_wait_ever_longer_and_at_once_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare, "_FIRST_DELAY_S", 0.25)
-    kept = Spare(lambda _: cast("Life", None), lambda _: None)
+    monkeypatch.setattr(standby_module, "_FIRST_DELAY_S", 0.25)
+    kept = Standby(lambda _: cast("Life", None), lambda _: None)
     delays, now = [], 5.0
     for _ in range(10):
         delays.append(kept._next_delay_s(now))
