@@ -17,7 +17,7 @@ from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
 
-class Life:
+class EngineHandle:
     """From its first moment to its last. A standby's begins with reading libraries, and goes on once it is promoted."""
 
     def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
@@ -34,13 +34,13 @@ class Life:
         except BaseException:
             supervisor.discard()
             raise
-        life = cls(supervisor, client)
+        handle = cls(supervisor, client)
         try:
             supervisor.spawn()
         except BaseException:
-            life.discard()
+            handle.discard()
             raise
-        return life
+        return handle
 
     async def ended(self) -> str:
         """Return once the process is gone or hangs, and in words how it came to that."""

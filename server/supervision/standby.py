@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.wire.messages import STANDBY, Phase
-from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.engine_handle import EngineHandle
 
 logger = logging.getLogger("inferd")
 
@@ -29,14 +29,14 @@ _FRESH_S = 1.0
 class Standby:
     """At most one standby."""
 
-    def __init__(self, begin: Callable[[int], Life], on_change: Callable[[bool], None]) -> None:
+    def __init__(self, begin: Callable[[int], EngineHandle], on_change: Callable[[bool], None]) -> None:
         """`begin` starts the standby of a generation, and may raise `StartError`.
 
         `on_change` is told whether one waits to be promoted.
         """
         self._begin, self._on_change = begin, on_change
         self._keeper: asyncio.Task[None] | None = None
-        self._life: Life | None = None
+        self._handle: EngineHandle | None = None
         self._is_warm = False
         self._started_s = -_SOON_S
         self._num_soon = 0
@@ -46,19 +46,19 @@ class Standby:
         assert self._keeper is None, "a standby is kept already"
         self._keeper = asyncio.create_task(self._keep(generation))
 
-    async def take(self) -> Life | None:
+    async def take(self) -> EngineHandle | None:
         """The standby, where there is one that can be promoted; nothing is left of another. Keeps none from here on."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
-        life, is_warm = self._life, self._is_warm and self._is_fresh()
-        self._life = None
+        handle, is_warm = self._handle, self._is_warm and self._is_fresh()
+        self._handle = None
         self._set_warm(False)
-        if life is not None and not is_warm:
-            await _end(life)
+        if handle is not None and not is_warm:
+            await _end(handle)
             return None
-        return life
+        return handle
 
     async def _keep(self, generation: int) -> None:
         while True:
@@ -76,8 +76,8 @@ class Standby:
 
     async def _live(self, generation: int) -> str:
         """One standby, to its end; returns how it ended. Left alone where this is cancelled."""
-        life = self._life = self._begin(generation)
-        said, ended = asyncio.create_task(self._said(life)), asyncio.create_task(life.ended())
+        handle = self._handle = self._begin(generation)
+        said, ended = asyncio.create_task(self._said(handle)), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)
             if said.done() and said.result() is None:
@@ -89,14 +89,14 @@ class Standby:
             ended.cancel()
             await asyncio.gather(said, ended, return_exceptions=True)
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                self._life = None
+                self._handle = None
                 self._set_warm(False)
-                await _end(life)
+                await _end(handle)
 
-    async def _said(self, life: Life) -> str | None:
+    async def _said(self, handle: EngineHandle) -> str | None:
         """None where it says that it is ready to be promoted; else what is wrong with it."""
         try:
-            while isinstance(message := await life.client.receive(), Phase):
+            while isinstance(message := await handle.client.receive(), Phase):
                 if message.name == STANDBY:
                     return None
         except EngineDeadError as error:
@@ -104,9 +104,9 @@ class Standby:
         return f"it said {type(message).__name__}"
 
     def _is_fresh(self) -> bool:
-        if self._life is None or not self._life.supervisor.is_running:
+        if self._handle is None or not self._handle.supervisor.is_running:
             return False
-        pulse = self._life.supervisor.pulse()
+        pulse = self._handle.supervisor.pulse()
         return pulse is not None and time.monotonic() - pulse.beat_s < _FRESH_S
 
     def _next_delay_s(self, now: float) -> float:
@@ -119,8 +119,8 @@ class Standby:
         self._on_change(is_warm)
 
 
-async def _end(life: Life) -> None:
+async def _end(handle: EngineHandle) -> None:
     try:
-        await life.kill()
+        await handle.kill()
     finally:
-        life.discard()
+        handle.discard()

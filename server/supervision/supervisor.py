@@ -15,7 +15,7 @@ from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.server.dispatch.router import Router
-from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.restart_policy import Deaths
 from inferd.server.supervision.standby import Standby
 
@@ -58,36 +58,36 @@ class Recovery:
     async def _live(self) -> str:
         """One engine, from its start or its promotion to its end; returns how it ended. Nothing is left of it."""
         try:
-            life = await self._next()
+            handle = await self._next()
         except StartError as error:
             if not self._router.became_ready.is_set():
                 raise
             return f"the engine could not start: {error}"
         try:
-            reason = await self._end_of(life)
-            await life.kill()
-            self._router.lose(life.supervisor.in_flight(), by_chance=life.by_chance)
+            reason = await self._end_of(handle)
+            await handle.kill()
+            self._router.lose(handle.supervisor.in_flight(), by_chance=handle.by_chance)
             return reason
         except asyncio.CancelledError:
-            await life.supervisor.stop()
+            await handle.supervisor.stop()
             raise
         finally:
-            life.discard()
+            handle.discard()
 
-    async def _next(self) -> Life:
+    async def _next(self) -> EngineHandle:
         """The standby, if there is one, or a process that starts from nothing. Raises `StartError`."""
-        life = await self._standby.take()
-        if life is None:
-            life = self._begin(self._generation, is_standby=False)
-            self._router.attach(life.client)
+        handle = await self._standby.take()
+        if handle is None:
+            handle = self._begin(self._generation, is_standby=False)
+            self._router.attach(handle.client)
         else:
             logger.info("the standby is promoted")
-            self._router.attach(life.client)
-            life.supervisor.promote()
-        return life
+            self._router.attach(handle.client)
+            handle.supervisor.promote()
+        return handle
 
-    def _begin(self, generation: int, *, is_standby: bool) -> Life:
-        return Life.begin(self._config, generation, self._log_style, is_standby=is_standby)
+    def _begin(self, generation: int, *, is_standby: bool) -> EngineHandle:
+        return EngineHandle.begin(self._config, generation, self._log_style, is_standby=is_standby)
 
     def _keep_spare(self) -> None:
         """Once an engine serves: until then it needs the cores itself."""
@@ -95,17 +95,17 @@ class Recovery:
             self._standby.keep(self._generation + 1)
 
     async def _drop_spare(self) -> None:
-        life = await self._standby.take()
-        if life is not None:
-            await life.supervisor.stop()
-            life.discard()
+        handle = await self._standby.take()
+        if handle is not None:
+            await handle.supervisor.stop()
+            handle.discard()
 
-    async def _end_of(self, life: Life) -> str:
+    async def _end_of(self, handle: EngineHandle) -> str:
         """How the engine ended, or why it has to. Raises `StartError` where the first one says that it cannot start."""
-        receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(life.ended())
+        receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((receive, ended), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and life.supervisor.has_exited and not self._router.is_up:
+            if ended.done() and handle.supervisor.has_exited and not self._router.is_up:
                 await asyncio.wait((receive,), timeout=_LAST_WORDS_S)
             return receive.result() if receive.done() else ended.result()
         finally:

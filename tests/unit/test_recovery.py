@@ -26,7 +26,7 @@ from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import restart_policy as deaths_module
-from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, Deaths
 from inferd.server.supervision.supervisor import Recovery
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
@@ -151,7 +151,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     monkeypatch.setattr(deaths_module, "_FIRST_DELAY_S", 0.0)
     asked: list[int] = []
 
-    def refuse(config: EngineConfig, generation: int, log_style: LogStyle, *, is_standby: bool) -> Life:
+    def refuse(config: EngineConfig, generation: int, log_style: LogStyle, *, is_standby: bool) -> EngineHandle:
         asked.append(generation)
         raise StartError("no room")
 
@@ -161,7 +161,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
             router.became_ready.set()
         await Recovery(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
 
-    monkeypatch.setattr(Life, "begin", refuse)
+    monkeypatch.setattr(EngineHandle, "begin", refuse)
     with pytest.raises(StartError, match="no room"):
         asyncio.run(run(has_served=False))
     assert asked == [0]

@@ -13,14 +13,14 @@ from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
 from inferd.engine.api.wire.messages import STANDBY, Failed, FromEngine, Phase
 from inferd.server.supervision import standby as standby_module
-from inferd.server.supervision.engine_handle import Life
+from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.standby import Standby
 from tests.unit.scenes import play, settled
 
 READ = Phase("libraries", 1.0, "read")
 
 
-class FakeLife:
+class FakeHandle:
     """A process, its end of the wire and its pulse."""
 
     def __init__(self, *says: FromEngine | Exception) -> None:
@@ -65,17 +65,17 @@ class FakeLife:
 class Scene:
     """A `Standby` whose processes are fakes."""
 
-    def __init__(self, *lives: Callable[[], FakeLife]) -> None:
+    def __init__(self, *lives: Callable[[], FakeHandle]) -> None:
         """`lives`: what each start gives; the last one again and again."""
-        self._lives, self.begun, self.told = list(lives), list[FakeLife](), list[bool]()
+        self._lives, self.begun, self.told = list(lives), list[FakeHandle](), list[bool]()
         self.generations: list[int] = []
         self.standby = Standby(self._begin, self.told.append)
 
-    def _begin(self, generation: int) -> Life:
+    def _begin(self, generation: int) -> EngineHandle:
         self.generations.append(generation)
         make = self._lives.pop(0) if len(self._lives) > 1 else self._lives[0]
         self.begun.append(make())
-        return cast("Life", self.begun[-1])
+        return cast("EngineHandle", self.begun[-1])
 
     @property
     def is_warm(self) -> bool:
@@ -89,10 +89,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_warm_one_is_promoted_once() -> None:
     async def scene() -> None:
-        it = Scene(FakeLife)
+        it = Scene(FakeHandle)
         it.standby.keep(7)
         await settled(lambda: it.is_warm)
-        assert cast("FakeLife", await it.standby.take()) is it.begun[0]
+        assert cast("FakeHandle", await it.standby.take()) is it.begun[0]
         assert it.generations == [7] and it.begun[0].is_running and not it.begun[0].is_discarded
         assert not it.is_warm and await it.standby.take() is None
 
@@ -104,7 +104,7 @@ def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: 
     """Without a beat for long, dead a moment ago, or not bound to its server yet."""
 
     async def scene() -> None:
-        it = Scene((lambda: FakeLife(READ)) if fault == "cold" else FakeLife)
+        it = Scene((lambda: FakeHandle(READ)) if fault == "cold" else FakeHandle)
         it.standby.keep(1)
         await settled(lambda: (it.begun and it.begun[0].has_said_all) if fault == "cold" else it.is_warm)
         assert it.is_warm == (fault != "cold")
@@ -121,7 +121,7 @@ def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: 
 @pytest.mark.parametrize("says", [Failed("ModelError", "no weights"), EngineDeadError("a frame was cut")])
 def test_one_that_says_anything_else_is_replaced(says: FromEngine | Exception) -> None:
     async def scene() -> None:
-        it = Scene(lambda: FakeLife(says), FakeLife)
+        it = Scene(lambda: FakeHandle(says), FakeHandle)
         it.standby.keep(3)
         await settled(lambda: it.is_warm)
         assert it.generations == [3, 3], "whoever is promoted is the next engine"
@@ -132,7 +132,7 @@ def test_one_that_says_anything_else_is_replaced(says: FromEngine | Exception) -
 
 def test_one_that_dies_is_replaced() -> None:
     async def scene() -> None:
-        it = Scene(FakeLife)
+        it = Scene(FakeHandle)
         it.standby.keep(1)
         await settled(lambda: it.is_warm)
         it.begun[0].die()
@@ -146,10 +146,10 @@ def test_one_that_dies_is_replaced() -> None:
 @pytest.mark.parametrize("error", [StartError("no memory"), OSError("no files"), RuntimeError("a fault of ours")])
 def test_a_system_that_gives_no_process_is_asked_again(error: Exception) -> None:
     async def scene() -> None:
-        def refuse() -> FakeLife:
+        def refuse() -> FakeHandle:
             raise error
 
-        it = Scene(refuse, FakeLife)
+        it = Scene(refuse, FakeHandle)
         it.standby.keep(1)
         await settled(lambda: it.is_warm)
 
@@ -158,7 +158,7 @@ def test_a_system_that_gives_no_process_is_asked_again(error: Exception) -> None
 
 def test_starts_wait_ever_longer_and_at_once_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby_module, "_FIRST_DELAY_S", 0.25)
-    kept = Standby(lambda _: cast("Life", None), lambda _: None)
+    kept = Standby(lambda _: cast("EngineHandle", None), lambda _: None)
     delays, now = [], 5.0
     for _ in range(10):
         delays.append(kept._next_delay_s(now))
