@@ -52,11 +52,11 @@ class Quarantine:
             raise RequestError("engine_error", message)
 
     def judge(
-        self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, by_chance: bool = False
+        self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, is_external_kill: bool = False
     ) -> list[Journal]:
         """After a death: marks the suspects, and returns those that are to be failed.
 
-        `in_flight`: what the dead engine's flight record says. `by_chance`: no request need have to do with it.
+        `in_flight`: what the dead engine's flight record says. `is_external_kill`: no request need have to do with it.
         """
         guilty: list[Journal] = []
         for journal in journals:
@@ -67,7 +67,7 @@ class Quarantine:
                 continue
             journal.num_deaths += 1
             journal.num_deaths_alone += len(in_flight) == 1
-            least_alone = FAILED_AFTER_ALONE if by_chance else 1
+            least_alone = FAILED_AFTER_ALONE if is_external_kill else 1
             if journal.num_deaths >= FAILED_AFTER and len(in_flight) == 1 and journal.num_deaths_alone >= least_alone:
                 guilty.append(journal)
                 self._refuse(journal.submit)

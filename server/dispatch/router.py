@@ -229,8 +229,8 @@ class Router:
         """Another engine is being started at the other end of `client`; `run` anew to hear it."""
         self._client = client
 
-    def lose(self, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
-        """The engine is gone, and another will come. `in_flight`, `by_chance`: as in `Quarantine.judge`.
+    def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
+        """The engine is gone, and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
 
         Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
         """
@@ -241,7 +241,7 @@ class Router:
         self._metrics.engine_down()
         self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
-        for guilty in self._quarantine.judge(in_flight, journals, by_chance=by_chance):
+        for guilty in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
             logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
             self._fail(self._streams[guilty.submit.request_id], _GUILTY)
         for stream in tuple(self._streams.values()):

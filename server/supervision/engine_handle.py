@@ -22,7 +22,7 @@ class EngineHandle:
 
     def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
         self.supervisor, self.client = supervisor, client
-        self.by_chance = True
+        self.is_external_kill = True
         """No request need have to do with its end: neither did it end itself, nor is a step without end."""
 
     @classmethod
@@ -49,7 +49,7 @@ class EngineHandle:
         try:
             await asyncio.wait((wait, hang), return_when=asyncio.FIRST_COMPLETED)
             if wait.done():
-                self.by_chance = wait.result() == -signal.SIGKILL  # which nobody sends itself
+                self.is_external_kill = wait.result() == -signal.SIGKILL  # which nobody sends itself
             return f"the engine process {describe_exit(wait.result()) if wait.done() else hang.result()}"
         finally:
             wait.cancel()
@@ -62,7 +62,7 @@ class EngineHandle:
             await asyncio.sleep(TICK_S)
             reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.traffic)
             if reason is not None:
-                self.by_chance = not watchdog.is_step_endless
+                self.is_external_kill = not watchdog.is_step_endless
                 return reason
 
     async def kill(self) -> None:

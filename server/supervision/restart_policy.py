@@ -12,7 +12,7 @@ _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 2.0
 
 
-class Deaths:
+class RestartPolicy:
     """The last engines' ends."""
 
     def __init__(self) -> None:

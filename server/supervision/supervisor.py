@@ -16,7 +16,7 @@ from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.restart_policy import Deaths
+from inferd.server.supervision.restart_policy import RestartPolicy
 from inferd.server.supervision.standby import Standby
 
 logger = logging.getLogger("inferd")
@@ -33,7 +33,7 @@ class Recovery:
     ) -> None:
         """`on_standby` is told whether a standby waits to be promoted."""
         self._router, self._config, self._log_style = router, config, log_style
-        self._deaths = Deaths()
+        self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda generation: self._begin(generation, is_standby=True), on_standby)
         self._generation = 0
         router.on_up, router.on_recovered = self._keep_spare, self._log_recovered
@@ -46,7 +46,7 @@ class Recovery:
                 self._generation += 1
                 if not self._router.became_ready.is_set():
                     raise EngineDeadError(reason)
-                delay_s = self._deaths.died(time.monotonic(), self._router.num_delivered)
+                delay_s = self._restart_policy.died(time.monotonic(), self._router.num_delivered)
                 if delay_s is None:
                     raise EngineDeadError(f"{reason}; so did those before it, and none delivered a token")
                 waiting = f"{self._router.num_active} requests wait"
@@ -66,7 +66,7 @@ class Recovery:
         try:
             reason = await self._end_of(handle)
             await handle.kill()
-            self._router.lose(handle.supervisor.in_flight(), by_chance=handle.by_chance)
+            self._router.lose(handle.supervisor.in_flight(), is_external_kill=handle.is_external_kill)
             return reason
         except asyncio.CancelledError:
             await handle.supervisor.stop()

@@ -19,7 +19,7 @@ from inferd.server.dispatch import quarantine as quarantine_module
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.supervision import watchdog as watchdog_module
-from inferd.server.supervision.restart_policy import Deaths
+from inferd.server.supervision.restart_policy import RestartPolicy
 from inferd.server.supervision.supervisor import Recovery
 from inferd.server.supervision.watchdog import Watchdog
 from tests.sim.loop import Clocks
@@ -106,10 +106,10 @@ def _judge_by(patch: Patch, change: object) -> None:
     judge = Quarantine.judge
 
     def misled(
-        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, by_chance: bool = False
+        self: Quarantine, in_flight: Mapping[int, int], journals: Iterable[Journal], *, is_external_kill: bool = False
     ) -> list[Journal]:
         known = list(journals)
-        return judge(self, change(in_flight, known), known, by_chance=by_chance)  # type: ignore[operator]
+        return judge(self, change(in_flight, known), known, is_external_kill=is_external_kill)  # type: ignore[operator]
 
     patch.setattr(Quarantine, "judge", misled)
 
@@ -184,14 +184,14 @@ def poison_is_known_by_its_seed(patch: Patch) -> None:
 @plant
 def crash_loop_never_ends(patch: Patch) -> None:
     """Engines that die at once are started for ever."""
-    patch.setattr(Deaths, "died", lambda self, now, num_delivered: 0.0)
+    patch.setattr(RestartPolicy, "died", lambda self, now, num_delivered: 0.0)
 
 
 @plant
 def progress_does_not_count(patch: Patch) -> None:
     """The server gives up though tokens came between the deaths."""
-    died = Deaths.died
-    patch.setattr(Deaths, "died", lambda self, now, num_delivered: died(self, now, 0))
+    died = RestartPolicy.died
+    patch.setattr(RestartPolicy, "died", lambda self, now, num_delivered: died(self, now, 0))
 
 
 @plant

@@ -34,11 +34,11 @@ def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
     """Lost abort: it was on its way to the engine that died."""
     lose = Router.lose
 
-    def forget(self: Router, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
+    def forget(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
         reasons = {request_id: stream.abort_reason for request_id, stream in self._streams.items()}
         for stream in self._streams.values():
             stream.abort_reason = None
-        lose(self, in_flight, by_chance=by_chance)
+        lose(self, in_flight, is_external_kill=is_external_kill)
         for request_id, stream in self._streams.items():
             stream.abort_reason = reasons[request_id]
 
@@ -86,8 +86,8 @@ def begun_requests_are_not_sent_again(patch: Patch) -> None:
     """Lost request: the next engine hears of those alone that waited."""
     lose = Router.lose
 
-    def forgetful(self: Router, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
-        lose(self, in_flight, by_chance=by_chance)
+    def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill)
         self._untold = {name: stream for name, stream in self._untold.items() if not stream.has_begun}
 
     patch.setattr(Router, "lose", forgetful)
@@ -98,9 +98,9 @@ def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
     """Lost request: whoever was told to the engine that then died is not told to the next one."""
     lose = Router.lose
 
-    def forgetful(self: Router, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
+    def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
         untold = set(self._untold)
-        lose(self, in_flight, by_chance=by_chance)
+        lose(self, in_flight, is_external_kill=is_external_kill)
         if untold:
             self._untold = {name: stream for name, stream in self._untold.items() if name in untold}
 
@@ -125,8 +125,8 @@ def dead_engine_counts_as_up(patch: Patch) -> None:
     """Requests are sent to nobody: they were taken in the outage, and the next engine never hears of them."""
     lose = Router.lose
 
-    def stay_up(self: Router, in_flight: Mapping[int, int], *, by_chance: bool = False) -> None:
-        lose(self, in_flight, by_chance=by_chance)
+    def stay_up(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
+        lose(self, in_flight, is_external_kill=is_external_kill)
         self.is_up = True
 
     patch.setattr(Router, "lose", stay_up)

@@ -27,7 +27,7 @@ from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import restart_policy as deaths_module
 from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, Deaths
+from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
 from inferd.server.supervision.supervisor import Recovery
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
@@ -72,17 +72,17 @@ def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
 def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
     quarantine, unlucky, other = Quarantine(), journal("unlucky"), journal("other")
     for _ in range(2):
-        quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], by_chance=True)
-    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], by_chance=True) == []
-    assert quarantine.judge(dead(other, reached=4), [unlucky, other], by_chance=True) == [], "another's"
+        quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], is_external_kill=True)
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], is_external_kill=True) == []
+    assert quarantine.judge(dead(other, reached=4), [unlucky, other], is_external_kill=True) == [], "another's"
     assert quarantine.replay(unlucky).alone_until == 4, "it is tried once more"
-    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], by_chance=True) == [unlucky]
+    assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], is_external_kill=True) == [unlucky]
 
 
 def test_who_ran_alone_before_is_judged_anew_once_it_got_on() -> None:
     quarantine, each = Quarantine(), journal("each")
     for number in range(20):
-        assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], by_chance=True) == []
+        assert quarantine.judge(dead(each, reached=4 + 3 * number), [each], is_external_kill=True) == []
         quarantine.replay(each)
         give(each, 1, 2, 3, 4)
 
@@ -127,23 +127,23 @@ def test_a_chunk_of_a_prompt_is_cleared_by_the_first_token() -> None:
 
 
 def test_deaths_without_progress_end_it_and_wait_ever_longer() -> None:
-    deaths = Deaths()
-    delays = [deaths.died(float(i), num_delivered=0) for i in range(MAX_DEATHS)]
+    policy = RestartPolicy()
+    delays = [policy.died(float(i), num_delivered=0) for i in range(MAX_DEATHS)]
     assert delays[0] == 0.0
     assert None not in delays and delays == sorted(delays, key=lambda delay: delay or 0.0)
-    assert deaths.died(float(MAX_DEATHS), num_delivered=0) is None
+    assert policy.died(float(MAX_DEATHS), num_delivered=0) is None
 
 
 def test_deaths_with_progress_never_end_it() -> None:
-    deaths = Deaths()
-    delays = [deaths.died(0.1 * i, num_delivered=i + 1) for i in range(1000)]
+    policy = RestartPolicy()
+    delays = [policy.died(0.1 * i, num_delivered=i + 1) for i in range(1000)]
     assert None not in delays
     assert delays[0] == 0.0 and (delays[-1] or 0.0) >= 1.0, "and back off"
 
 
 def test_deaths_long_ago_do_not_count() -> None:
-    deaths = Deaths()
-    assert all(deaths.died(i * WINDOW_S / 4, num_delivered=0) is not None for i in range(100))
+    policy = RestartPolicy()
+    assert all(policy.died(i * WINDOW_S / 4, num_delivered=0) is not None for i in range(100))
 
 
 def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
