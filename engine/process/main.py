@@ -76,9 +76,9 @@ TEST_VARIABLE = "_INFERD_TEST"
 class EngineLink:
     """The engine's end of the wire."""
 
-    def __init__(self, run_dir: Path, generation: int, heartbeat: Heartbeat) -> None:
+    def __init__(self, run_dir: Path, epoch: int, heartbeat: Heartbeat) -> None:
         """`heartbeat` is told how many frames went each way: so a last one that is lost is missed, too."""
-        self._generation, self._heartbeat = generation, heartbeat
+        self._epoch, self._heartbeat = epoch, heartbeat
         self.damage: dict[int, str] = {}
         """For tests: frame to send -> what becomes of it."""
         self._is_mute = False
@@ -91,7 +91,7 @@ class EngineLink:
         self._out.connect(from_engine_endpoint(run_dir))
 
     def send(self, message: FromEngine) -> None:
-        frame = encode(message, self._generation, self._num_sent)
+        frame = encode(message, self._epoch, self._num_sent)
         for sent in self._on_the_wire(frame):
             self._out.send(sent)
         self._num_sent += 1
@@ -111,7 +111,7 @@ class EngineLink:
         while num_bytes < _MOST_RECEIVED_BYTES and self._in.poll(0 if messages else timeout_ms):
             frame = self._in.recv()
             num_bytes += len(frame)
-            messages.append(decode_to_engine(frame, self._generation, self._num_received))
+            messages.append(decode_to_engine(frame, self._epoch, self._num_received))
             self._num_received += 1
             self._heartbeat.num_frames_received = self._num_received
         return messages
@@ -132,7 +132,7 @@ def main(line: bytes, promoted: threading.Event) -> int:
         os.close(launch.flight_fd)
         os.close(launch.heartbeat_fd)
         # The sockets are connected before the first message: then the run directory is taken away.
-        link = EngineLink(run_dir, launch.generation, heartbeat)
+        link = EngineLink(run_dir, launch.epoch, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
             started_s = stand_by(launch, link.send, _be_killed_with_the_server, promoted)
@@ -162,7 +162,7 @@ def build(
     `started_s`: when the first phase began (monotonic).
     """
     config = launch.config
-    faults = _faults_of(os.environ, launch.generation)
+    faults = _faults_of(os.environ, launch.epoch)
     link.damage = {fault.at: fault.what for fault in faults if fault.where == "frame"}
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, started_s, link.send).result()
@@ -193,7 +193,7 @@ def build(
     return core, ready
 
 
-def _faults_of(environ: Mapping[str, str], generation: int) -> list[Fault]:
+def _faults_of(environ: Mapping[str, str], epoch: int) -> list[Fault]:
     """What a test wants to go wrong in this life of the engine. Raises `ConfigError`."""
     text = environ.get(FAULTS_VARIABLE, "")
     if not text:
@@ -206,7 +206,7 @@ def _faults_of(environ: Mapping[str, str], generation: int) -> list[Fault]:
         faults = [Fault.parse(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"{FAULTS_VARIABLE}: {error}") from error
-    return [fault for fault in faults if fault.life in (None, generation)]
+    return [fault for fault in faults if fault.life in (None, epoch)]
 
 
 def _with_faults(worker: Runner, faults: list[Fault]) -> Worker:

@@ -26,11 +26,11 @@ class EngineHandle:
         """No request need have to do with its end: neither did it end itself, nor is a step without end."""
 
     @classmethod
-    def begin(cls, config: EngineConfig, generation: int, log_style: LogStyle, *, is_standby: bool = False) -> Self:
+    def begin(cls, config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool = False) -> Self:
         """Start the process. Raises `StartError` where the system does not let it, of which nothing is left."""
-        supervisor = Supervisor(config, generation=generation, log_style=log_style, is_standby=is_standby)
+        supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby)
         try:
-            client = EngineClient(supervisor.run_dir, generation, on_first_frame=supervisor.seal)
+            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.seal)
         except BaseException:
             supervisor.discard()
             raise

@@ -30,7 +30,7 @@ class Standby:
     """At most one standby."""
 
     def __init__(self, begin: Callable[[int], EngineHandle], on_change: Callable[[bool], None]) -> None:
-        """`begin` starts the standby of a generation, and may raise `StartError`.
+        """`begin` starts the standby of an epoch, and may raise `StartError`.
 
         `on_change` is told whether one waits to be promoted.
         """
@@ -41,10 +41,10 @@ class Standby:
         self._started_s = -_SOON_S
         self._num_soon = 0
 
-    def keep(self, generation: int) -> None:
-        """From now on, until `take`, see to it that there is one, which would be that generation."""
+    def keep(self, epoch: int) -> None:
+        """From now on, until `take`, see to it that there is one, with that epoch."""
         assert self._keeper is None, "a standby is kept already"
-        self._keeper = asyncio.create_task(self._keep(generation))
+        self._keeper = asyncio.create_task(self._keep(epoch))
 
     async def take(self) -> EngineHandle | None:
         """The standby, where there is one that can be promoted; nothing is left of another. Keeps none from here on."""
@@ -60,13 +60,13 @@ class Standby:
             return None
         return handle
 
-    async def _keep(self, generation: int) -> None:
+    async def _keep(self, epoch: int) -> None:
         while True:
             delay_s = self._next_delay_s(time.monotonic())
             await asyncio.sleep(delay_s)
             self._started_s = time.monotonic()
             try:
-                reason = await self._live(generation)
+                reason = await self._live(epoch)
             except StartError as error:
                 reason = f"it could not start: {error}"
             except Exception as error:
@@ -74,9 +74,9 @@ class Standby:
                 logger.exception("a standby failed")
             logger.warning("the standby is gone (%s): another will be started", reason)
 
-    async def _live(self, generation: int) -> str:
+    async def _live(self, epoch: int) -> str:
         """One standby, to its end; returns how it ended. Left alone where this is cancelled."""
-        handle = self._handle = self._begin(generation)
+        handle = self._handle = self._begin(epoch)
         said, ended = asyncio.create_task(self._said(handle)), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -34,8 +34,8 @@ class Recovery:
         """`on_standby` is told whether a standby waits to be promoted."""
         self._router, self._config, self._log_style = router, config, log_style
         self._restart_policy = RestartPolicy()
-        self._standby = Standby(lambda generation: self._begin(generation, is_standby=True), on_standby)
-        self._generation = 0
+        self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
+        self._epoch = 0
         router.on_up, router.on_recovered = self._keep_spare, self._log_recovered
 
     async def run(self) -> NoReturn:
@@ -43,7 +43,7 @@ class Recovery:
         try:
             while True:
                 reason = await self._live()
-                self._generation += 1
+                self._epoch += 1
                 if not self._router.became_ready.is_set():
                     raise EngineDeadError(reason)
                 delay_s = self._restart_policy.died(time.monotonic(), self._router.num_delivered)
@@ -78,7 +78,7 @@ class Recovery:
         """The standby, if there is one, or a process that starts from nothing. Raises `StartError`."""
         handle = await self._standby.take()
         if handle is None:
-            handle = self._begin(self._generation, is_standby=False)
+            handle = self._begin(self._epoch, is_standby=False)
             self._router.attach(handle.client)
         else:
             logger.info("the standby is promoted")
@@ -86,13 +86,13 @@ class Recovery:
             handle.supervisor.promote()
         return handle
 
-    def _begin(self, generation: int, *, is_standby: bool) -> EngineHandle:
-        return EngineHandle.begin(self._config, generation, self._log_style, is_standby=is_standby)
+    def _begin(self, epoch: int, *, is_standby: bool) -> EngineHandle:
+        return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby)
 
     def _keep_spare(self) -> None:
         """Once an engine serves: until then it needs the cores itself."""
         if self._config.standby:
-            self._standby.keep(self._generation + 1)
+            self._standby.keep(self._epoch + 1)
 
     async def _drop_spare(self) -> None:
         handle = await self._standby.take()

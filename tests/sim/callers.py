@@ -108,12 +108,12 @@ class Callers:
         tokens.abort()
 
     def _abort(self, tokens: TokenStream, reason: str) -> None:
-        self._run.history.aborted(tokens.request_id, self._run.lives[-1].generation)
+        self._run.history.aborted(tokens.request_id, self._run.lives[-1].epoch)
         tokens.abort(reason)  # type: ignore[arg-type]
-        run, loop, generation = self._run, asyncio.get_running_loop(), self._run.lives[-1].generation
+        run, loop, epoch = self._run, asyncio.get_running_loop(), self._run.lives[-1].epoch
 
         def check() -> None:
-            is_same = run.router.is_up and run.lives[-1].generation == generation and run.is_calm(loop.time())
+            is_same = run.router.is_up and run.lives[-1].epoch == epoch and run.is_calm(loop.time())
             if is_same and not tokens._closed:
                 run.failed(AssertionError(f"{tokens.request_id} was aborted {_ABORTED_S} s ago, and goes on"))
 

@@ -151,20 +151,20 @@ def _with_choices(rng: Random, callers: tuple[Caller, ...]) -> tuple[Caller, ...
 def _lives(rng: Random) -> dict[int, tuple[Fault, ...]]:
     """None disturbed, or the first few."""
     num_disturbed = rng.choice((0, 1, 2, 2, 3, 4))
-    return {generation: _faults(rng, generation) for generation in range(num_disturbed)}
+    return {epoch: _faults(rng, epoch) for epoch in range(num_disturbed)}
 
 
-def _faults(rng: Random, generation: int) -> tuple[Fault, ...]:
+def _faults(rng: Random, epoch: int) -> tuple[Fault, ...]:
     """One that may end the life, and some that may not."""
     faults = []
     for _ in range(rng.choice((1, 1, 2))):
         draw = rng.random()
-        if draw < 0.1 and generation:
+        if draw < 0.1 and epoch:
             faults.append(Fault(rng.choice(START_FAULTS), "start", 0))
         elif draw < 0.65:
             faults.append(Fault(rng.choice(STEP_FAULTS), "step", _early(rng, 0)))
         else:
-            what = "stale" if generation and rng.random() < 0.3 else rng.choice(FRAME_FAULTS)
+            what = "stale" if epoch and rng.random() < 0.3 else rng.choice(FRAME_FAULTS)
             fault = Fault(what, rng.choice(("in", "out", "out")), _early(rng, 1))
             is_mute = what == "lose" and fault.at % 4 == 3
             faults.append(replace(fault, what="mute") if is_mute else fault)

@@ -193,9 +193,7 @@ class FrontRun:
             recovery.cancel()
             await asyncio.gather(recovery, return_exceptions=True)
         assert all(life.is_discarded for life in self.lives), "something is left of an engine"
-        running = [
-            life.generation for life in self.lives if life.process is not None and life.process.exit_code is None
-        ]
+        running = [life.epoch for life in self.lives if life.process is not None and life.process.exit_code is None]
         assert not running, f"engines {running} outlived their server"
         await asyncio.sleep(1.0)
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -217,7 +215,7 @@ class FrontRun:
                 self.router.reset_prefix_cache()
             else:
                 for request_id in self.router._streams:
-                    self.history.aborted(request_id, self.lives[-1].generation)
+                    self.history.aborted(request_id, self.lives[-1].epoch)
                 self.router.abort_all()
         await asyncio.Event().wait()
 
@@ -242,8 +240,8 @@ class FrontRun:
     def caller_of(self, request_id: str) -> Caller:
         return self._callers[request_id]
 
-    def old_frames(self, generation: int, way: str) -> Sequence[bytes]:
-        before = [life.run_dir for life in self.lives if life.generation == generation - 1]
+    def old_frames(self, epoch: int, way: str) -> Sequence[bytes]:
+        before = [life.run_dir for life in self.lives if life.epoch == epoch - 1]
         if not before:
             return ()
         endpoint = to_engine_endpoint if way == "in" else from_engine_endpoint
@@ -251,10 +249,10 @@ class FrontRun:
 
     def taken(self, process: SimulatedProcess, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            self.history.sent(message.request_id, process.generation)
+            self.history.sent(message.request_id, process.epoch)
         elif isinstance(message, SubmitChoices):
             for request_id in (message.first.request_id, *(request_id for request_id, _ in message.others)):
-                self.history.sent(request_id, process.generation)
+                self.history.sent(request_id, process.epoch)
 
     def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
         names = {name for name in self._callers if tag_of(name) in flying}

@@ -90,15 +90,15 @@ class History:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def sent(self, request_id: str, generation: int) -> None:
+    def sent(self, request_id: str, epoch: int) -> None:
         """An engine was asked for it."""
         self.num_sent[request_id] = self.num_sent.get(request_id, 0) + 1
-        aborted_in = self._aborted_in.get(request_id, generation)
-        assert generation <= aborted_in, f"{request_id} was aborted before engine {aborted_in} died, and is sent again"
+        aborted_in = self._aborted_in.get(request_id, epoch)
+        assert epoch <= aborted_in, f"{request_id} was aborted before engine {aborted_in} died, and is sent again"
 
-    def aborted(self, request_id: str, generation: int) -> None:
+    def aborted(self, request_id: str, epoch: int) -> None:
         """Its caller went away while this engine was the newest."""
-        self._aborted_in.setdefault(request_id, generation)
+        self._aborted_in.setdefault(request_id, epoch)
 
     def given_up(self, request_id: str, what: Asked) -> None:
         """It is said to have ended engines. It was computed in three that died, and alone in the last; in two of

@@ -56,11 +56,9 @@ class Killed(Exception):
 class SimulatedProcess:
     """One process, from its spawn to its end."""
 
-    def __init__(
-        self, run: Watcher, run_dir: Path, shared: tuple[int, ...], generation: int, *, is_standby: bool
-    ) -> None:
+    def __init__(self, run: Watcher, run_dir: Path, shared: tuple[int, ...], epoch: int, *, is_standby: bool) -> None:
         """`shared`: the memory of its heartbeat and of its flight record."""
-        self.generation = generation
+        self.epoch = epoch
         self.run_dir = run_dir
         self.harms: list[str] = []
         """What was done to it that may end it."""
@@ -76,7 +74,7 @@ class SimulatedProcess:
             self.promoted.set()
         self._run, self._is_standby = run, is_standby
         self._loop = asyncio.get_running_loop()
-        self._faults = list(run.scenario.lives.get(generation, ()))
+        self._faults = list(run.scenario.lives.get(epoch, ()))
         self._frozen_until = 0.0
         self._num_sent = self._num_received = self._num_steps = 0
         self._request_of: dict[int, str] = {}
@@ -215,7 +213,7 @@ class SimulatedProcess:
     # -- its end of the wire -----------------------------------------------------------------------------------------
 
     def _send(self, message: FromEngine) -> None:
-        self._out.send(encode(message, self.generation, self._num_sent))
+        self._out.send(encode(message, self.epoch, self._num_sent))
         self._num_sent += 1
         self._heartbeat.num_frames_sent = self._num_sent
 
@@ -234,7 +232,7 @@ class SimulatedProcess:
             await self._thaw()
             frame = self._in.take()
         while frame is not None:
-            messages.append(decode_to_engine(frame, self.generation, self._num_received))
+            messages.append(decode_to_engine(frame, self.epoch, self._num_received))
             self._num_received += 1
             self._heartbeat.num_frames_received = self._num_received
             frame = self._in.take()
@@ -307,7 +305,7 @@ class SimulatedProcess:
                 continue
             if fault.what == "delay":
                 self.calm_s = inf
-            old = self._run.old_frames(self.generation, fault.where)
+            old = self._run.old_frames(self.epoch, fault.where)
             spoil_frame(pipes[fault.where], fault, old, self._run.rng, self.harms)
 
 

@@ -233,15 +233,15 @@ def standby_outlives_the_server(patch: Patch) -> None:
 
 
 def _open_as(patch: Patch, expect: object) -> None:
-    """Have frames be opened as if `expect(envelope, generation, sequence)` had been expected."""
+    """Have frames be opened as if `expect(envelope, epoch, sequence)` had been expected."""
     open_frame = messages_module._open
 
-    def trusting(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
+    def trusting(frame: bytes, epoch: int, sequence: int) -> msgspec.Raw:
         try:
             envelope = msgspec.msgpack.decode(frame, type=Envelope)
         except msgspec.MsgspecError:
-            return open_frame(frame, generation, sequence)
-        return open_frame(frame, *expect(envelope, generation, sequence))  # type: ignore[operator]
+            return open_frame(frame, epoch, sequence)
+        return open_frame(frame, *expect(envelope, epoch, sequence))  # type: ignore[operator]
 
     patch.setattr(messages_module, "_open", trusting)
 
@@ -249,13 +249,13 @@ def _open_as(patch: Patch, expect: object) -> None:
 @plant
 def frame_of_an_old_generation_is_accepted(patch: Patch) -> None:
     """What a dead engine said is taken for the word of the one that lives."""
-    _open_as(patch, lambda envelope, generation, sequence: (envelope.generation, sequence))
+    _open_as(patch, lambda envelope, epoch, sequence: (envelope.epoch, sequence))
 
 
 @plant
 def lost_frame_is_not_missed(patch: Patch) -> None:
     """A gap in the numbers is stepped over."""
-    _open_as(patch, lambda envelope, generation, sequence: (generation, max(sequence, envelope.sequence)))
+    _open_as(patch, lambda envelope, epoch, sequence: (epoch, max(sequence, envelope.sequence)))
 
 
 @plant
@@ -285,7 +285,7 @@ def _see_traffic(patch: Patch, **fields: int) -> None:
 @plant
 def repeated_frame_is_taken_again(patch: Patch) -> None:
     """A number that was seen before is one more."""
-    _open_as(patch, lambda envelope, generation, sequence: (generation, min(sequence, envelope.sequence)))
+    _open_as(patch, lambda envelope, epoch, sequence: (epoch, min(sequence, envelope.sequence)))
 
 
 @plant

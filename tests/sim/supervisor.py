@@ -15,9 +15,9 @@ class SimulatedSupervisor:
     """One process, from spawn to exit code. `run` is told of all that becomes of it."""
 
     def __init__(
-        self, run: Watcher, config: object, *, generation: int, log_style: LogStyle, is_standby: bool = False
+        self, run: Watcher, config: object, *, epoch: int, log_style: LogStyle, is_standby: bool = False
     ) -> None:
-        self._run, self.generation, self._is_standby = run, generation, is_standby
+        self._run, self.epoch, self._is_standby = run, epoch, is_standby
         self.run_dir = Path(f"/simulated/{len(run.lives)}")
         self.process: SimulatedProcess | None = None
         self.is_discarded = False
@@ -41,9 +41,7 @@ class SimulatedSupervisor:
         return self._started().exited.is_set() and code is not None and code >= 0
 
     def spawn(self) -> None:
-        self.process = SimulatedProcess(
-            self._run, self.run_dir, self._shared, self.generation, is_standby=self._is_standby
-        )
+        self.process = SimulatedProcess(self._run, self.run_dir, self._shared, self.epoch, is_standby=self._is_standby)
 
     def promote(self) -> None:
         self._started().promoted.set()

@@ -31,7 +31,7 @@ class Watcher(Protocol):
         """Who asked for it."""
         ...
 
-    def old_frames(self, generation: int, way: str) -> Sequence[bytes]:
+    def old_frames(self, epoch: int, way: str) -> Sequence[bytes]:
         """Frames of the engine before that one, "in" to it or "out" of it."""
         ...
 

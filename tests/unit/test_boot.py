@@ -74,7 +74,7 @@ def test_a_standby_is_bound_to_its_server_before_it_says_that_it_is_ready(tmp_pa
         run_dir=str(tmp_path),
         heartbeat_fd=-1,
         flight_fd=-1,
-        generation=1,
+        epoch=1,
         log_style=LogStyle(),
         server_pid=1,
         spawned_s=0.0,

@@ -63,7 +63,7 @@ def test_the_engine_speaks_in_the_style_of_its_server(monkeypatch: pytest.Monkey
     monkeypatch.setattr(process, "FlightRecord", stop)
     launch = Launch(
         config=EngineConfig(model_path="x"), run_dir="/nowhere", heartbeat_fd=-1, flight_fd=-1,
-        generation=0, log_style=LogStyle("warning", "json"),
+        epoch=0, log_style=LogStyle("warning", "json"),
         server_pid=0, spawned_s=0.0,
     )  # fmt: skip
     with pytest.raises(InterruptedError):

@@ -75,10 +75,10 @@ def test_from_engine_round_trip(message: FromEngine) -> None:
     assert decode_from_engine(encode(message, 3, 7), 3, 7) == message
 
 
-@pytest.mark.parametrize(("generation", "sequence"), [(2, 7), (4, 7), (3, 6), (3, 8)])
-def test_a_frame_of_another_life_or_place_is_refused(generation: int, sequence: int) -> None:
-    frame = encode(TO_ENGINE[1], generation, sequence)
-    with pytest.raises(WireError, match=r"generation|frame"):
+@pytest.mark.parametrize(("epoch", "sequence"), [(2, 7), (4, 7), (3, 6), (3, 8)])
+def test_a_frame_of_another_life_or_place_is_refused(epoch: int, sequence: int) -> None:
+    frame = encode(TO_ENGINE[1], epoch, sequence)
+    with pytest.raises(WireError, match=r"epoch|frame"):
         decode_to_engine(frame, 3, 7)
 
 
@@ -104,7 +104,7 @@ def test_a_message_for_the_other_side_is_refused() -> None:
 
 @pytest.mark.parametrize("number", range(len(FROM_ENGINE)))
 def test_no_bit_of_a_frame_can_turn_without_being_seen(number: int) -> None:
-    frame = encode(FROM_ENGINE[number], generation=2, sequence=7)
+    frame = encode(FROM_ENGINE[number], epoch=2, sequence=7)
     for bit in range(8 * len(frame)):
         turned = bytearray(frame)
         turned[bit // 8] ^= 1 << bit % 8

@@ -71,8 +71,8 @@ class Scene:
         self.generations: list[int] = []
         self.standby = Standby(self._begin, self.told.append)
 
-    def _begin(self, generation: int) -> EngineHandle:
-        self.generations.append(generation)
+    def _begin(self, epoch: int) -> EngineHandle:
+        self.generations.append(epoch)
         make = self._lives.pop(0) if len(self._lives) > 1 else self._lives[0]
         self.begun.append(make())
         return cast("EngineHandle", self.begun[-1])

@@ -73,7 +73,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     heartbeat_fd: int
     flight_fd: int
-    generation: int
+    epoch: int
     log_style: LogStyle
     server_pid: int
     spawned_s: float
@@ -89,7 +89,7 @@ class Supervisor:
         self,
         config: EngineConfig,
         *,
-        generation: int = 0,
+        epoch: int = 0,
         log_style: LogStyle = DEFAULT_STYLE,
         is_standby: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class Supervisor:
             self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
         except OSError as error:
             raise StartError(f"there is no directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
-        self.generation = generation
+        self.epoch = epoch
         self._shared: list[int] = []
         """Descriptors of the heartbeat and the flight record, until the child has them."""
         try:
@@ -157,7 +157,7 @@ class Supervisor:
             run_dir=str(self.run_dir),
             heartbeat_fd=self._shared[0],
             flight_fd=self._shared[1],
-            generation=self.generation,
+            epoch=self.epoch,
             log_style=self._log_style,
             server_pid=os.getpid(),
             spawned_s=time.monotonic(),

@@ -46,13 +46,13 @@ class Traffic:
 class EngineClient:
     """Binds both sockets; to be made on the event loop that receives."""
 
-    def __init__(self, run_dir: Path, generation: int, on_first_frame: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run_dir: Path, epoch: int, on_first_frame: Callable[[], None] = lambda: None) -> None:
         """`on_first_frame`: the engine has connected both sockets; their names are needed no longer.
 
         Raises `StartError` where there cannot be sockets in `run_dir`.
         """
         self._on_first_frame = on_first_frame
-        self._generation = generation
+        self._epoch = epoch
         self._num_sent = self._num_received = 0
         self._is_awaited = False
         self._context = zmq.asyncio.Context()
@@ -81,7 +81,7 @@ class EngineClient:
 
     def send(self, message: ToEngine) -> None:
         """Hand a message to the socket; never blocks. Raises `EngineDeadError` where nobody takes them any more."""
-        frame = encode(message, self._generation, self._num_sent)
+        frame = encode(message, self._epoch, self._num_sent)
         try:
             self._out.send(frame, zmq.NOBLOCK)
         except zmq.Again as error:
@@ -96,7 +96,7 @@ class EngineClient:
         finally:
             self._is_awaited = False
         try:
-            message = decode_from_engine(frame, self._generation, self._num_received)
+            message = decode_from_engine(frame, self._epoch, self._num_received)
         except WireError as error:
             raise EngineDeadError(f"the engine's messages cannot be trusted: {error}") from error
         if self._num_received == 0:

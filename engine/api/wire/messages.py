@@ -1,6 +1,6 @@
 """The wire between the server process and the engine process: frozen msgspec structs, MessagePack, one version.
 
-Every message travels in an envelope with the wire's version, the engine's generation (it grows with each restart), a
+Every message travels in an envelope with the wire's version, the engine's epoch (it grows with each restart), a
 sequence number and a checksum, so that a lost, repeated, stale or damaged frame is seen as such. Knows no sockets:
 `client` and `process` carry the bytes. Nothing here can carry code.
 """
@@ -239,7 +239,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """A message as it travels; the body stays encoded until version and sequence have been looked at."""
 
     version: int
-    generation: int
+    epoch: int
     sequence: int
     checksum: int
     """CRC-32 of the body."""
@@ -253,23 +253,23 @@ _FROM_ENGINE_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Deco
 
 
 class WireError(Exception):
-    """A frame that this side cannot take: another version, another generation, a gap, or bytes that are no message."""
+    """A frame that this side cannot take: another version, another epoch, a gap, or bytes that are no message."""
 
 
-def encode(message: ToEngine | FromEngine, generation: int, sequence: int) -> bytes:
+def encode(message: ToEngine | FromEngine, epoch: int, sequence: int) -> bytes:
     body = _ENCODER.encode(message)
-    return _ENCODER.encode(Envelope(WIRE_VERSION, generation, sequence, crc32(body), msgspec.Raw(body)))
+    return _ENCODER.encode(Envelope(WIRE_VERSION, epoch, sequence, crc32(body), msgspec.Raw(body)))
 
 
-def _open(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
+def _open(frame: bytes, epoch: int, sequence: int) -> msgspec.Raw:
     try:
         envelope = _ENVELOPE_DECODER.decode(frame)
     except msgspec.MsgspecError as error:
         raise WireError(f"a frame of {len(frame)} bytes is no envelope: {error}") from error
     if envelope.version != WIRE_VERSION:
         raise WireError(f"wire version {envelope.version}, this side speaks {WIRE_VERSION}")
-    if envelope.generation != generation:
-        raise WireError(f"a frame of engine generation {envelope.generation}, this is {generation}")
+    if envelope.epoch != epoch:
+        raise WireError(f"a frame of engine epoch {envelope.epoch}, this is {epoch}")
     if envelope.sequence != sequence:
         raise WireError(f"frame {envelope.sequence} where {sequence} was expected")
     if crc32(envelope.body) != envelope.checksum:
@@ -277,18 +277,18 @@ def _open(frame: bytes, generation: int, sequence: int) -> msgspec.Raw:
     return envelope.body
 
 
-def decode_to_engine(frame: bytes, generation: int, sequence: int) -> ToEngine:
+def decode_to_engine(frame: bytes, epoch: int, sequence: int) -> ToEngine:
     """Open a frame sent to the engine. Raises `WireError`."""
-    body = _open(frame, generation, sequence)
+    body = _open(frame, epoch, sequence)
     try:
         return _TO_ENGINE_DECODER.decode(body)
     except msgspec.MsgspecError as error:
         raise WireError(f"frame {sequence} is no message to the engine: {error}") from error
 
 
-def decode_from_engine(frame: bytes, generation: int, sequence: int) -> FromEngine:
+def decode_from_engine(frame: bytes, epoch: int, sequence: int) -> FromEngine:
     """Open a frame sent by the engine. Raises `WireError`."""
-    body = _open(frame, generation, sequence)
+    body = _open(frame, epoch, sequence)
     try:
         return _FROM_ENGINE_DECODER.decode(body)
     except msgspec.MsgspecError as error:
