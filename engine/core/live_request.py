@@ -13,7 +13,7 @@ from inferd.engine.sched.plan import TokenLogprobs
 from inferd.engine.sched.scheduler import AppliedRow
 
 
-class Generation:
+class LiveRequest:
     """One accepted request, until its last delta."""
 
     __slots__ = ("_ending_ids", "_is_first_delta", "_num_prompt_logprobs", "grammar", "request", "tag")

@@ -28,7 +28,7 @@ from inferd.engine.api.wire.messages import (
 )
 from inferd.engine.api.wire.params import ParamError
 from inferd.engine.core import parse_submit as submission
-from inferd.engine.core.live_request import Generation, wire_logprobs
+from inferd.engine.core.live_request import LiveRequest, wire_logprobs
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
@@ -85,10 +85,10 @@ class EngineCore:
         self._work = work
         self._grammars = grammars or NoGrammars()
         self._recorder = recorder
-        self._live: dict[str, Generation] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._compiling: dict[str, PendingGrammar] = {}
         """Of live requests that wait for their grammar, and are not known to the scheduler."""
-        self._by_slot: dict[int, Generation] = {}
+        self._by_slot: dict[int, LiveRequest] = {}
         """Who was last admitted to a slot of the worker."""
         self._launched: deque[_Launched] = deque()
         self._outbox: list[Delta] = []
@@ -129,28 +129,28 @@ class EngineCore:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
         request = submission.request_of(submit, self._scheduler.config.max_model_len, now)
-        generation = Generation(request, submit.num_prompt_logprobs)
-        ended = generation.ended_before()
+        live = LiveRequest(request, submit.num_prompt_logprobs)
+        ended = live.ended_before()
         if ended is not None:
-            self._outbox.append(generation.delta(finish_reason=ended[0], stop_token_id=ended[1]))
+            self._outbox.append(live.delta(finish_reason=ended[0], stop_token_id=ended[1]))
             return
-        self._live[submit.request_id] = generation
-        if generation.needs_grammar:
+        self._live[submit.request_id] = live
+        if live.needs_grammar:
             params = submit.params
             ending_ids = params.eos_token_ids + params.stop_token_ids
             pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids, submit.tenant)
             self._compiling[submit.request_id] = pending
         else:
-            self._queue(generation, now)
+            self._queue(live, now)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now. Ids that are not alive are ignored: their last delta is on its way or was read."""
         for request_id in request_ids:
-            generation = self._live.pop(request_id, None)
-            if generation is not None:
+            live = self._live.pop(request_id, None)
+            if live is not None:
                 if self._compiling.pop(request_id, None) is None:
-                    self._scheduler.finish(generation.request)
-                self._outbox.append(generation.delta(finish_reason="abort"))
+                    self._scheduler.finish(live.request)
+                self._outbox.append(live.delta(finish_reason="abort"))
 
     def reset_prefix_cache(self) -> None:
         """Drop every cached block that no request holds."""
@@ -232,12 +232,12 @@ class EngineCore:
             return Failure("invalid_value", message, "request_id")
         return None
 
-    def _queue(self, generation: Generation, now: float) -> None:
+    def _queue(self, live: LiveRequest, now: float) -> None:
         """Hand a request to the scheduler; one that can never run, or not in time, is told so."""
         try:
-            self._scheduler.add(generation.request, now)
+            self._scheduler.add(live.request, now)
         except Refusal as refusal:
-            self._refuse(generation, _failure_of(refusal))
+            self._refuse(live, _failure_of(refusal))
 
     def _shed(self, now: float) -> None:
         """Tell those that wait in vain for a first token within their target."""
@@ -250,24 +250,24 @@ class EngineCore:
             if not pending.is_done:
                 continue
             del self._compiling[request_id]
-            generation = self._live[request_id]
+            live = self._live[request_id]
             try:
-                generation.grammar = pending.take()
+                live.grammar = pending.take()
             except GrammarError as error:
-                self._refuse(generation, Failure("invalid_value", f"the grammar cannot be served: {error}", "grammar"))
+                self._refuse(live, Failure("invalid_value", f"the grammar cannot be served: {error}", "grammar"))
                 continue
-            ended = generation.ended_before()
+            ended = live.ended_before()
             if ended is None:
-                self._queue(generation, now)
+                self._queue(live, now)
                 continue
             del self._live[request_id]
-            failure = generation.grammar_failure if ended[0] == "error" else None
-            self._outbox.append(generation.delta(finish_reason=ended[0], failure=failure))
+            failure = live.grammar_failure if ended[0] == "error" else None
+            self._outbox.append(live.delta(finish_reason=ended[0], failure=failure))
 
-    def _refuse(self, generation: Generation, failure: Failure) -> None:
+    def _refuse(self, live: LiveRequest, failure: Failure) -> None:
         """End a request that the scheduler does not have."""
-        del self._live[generation.request.request_id]
-        self._outbox.append(generation.delta(finish_reason="error", failure=failure))
+        del self._live[live.request.request_id]
+        self._outbox.append(live.delta(finish_reason="error", failure=failure))
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -292,9 +292,9 @@ class EngineCore:
     def _masks_of(self, plan: StepPlan) -> TokenMasks:
         """What the rows of a plan may draw that are under a grammar and have not ended."""
         bound = [
-            (index, generation.grammar)
+            (index, live.grammar)
             for index, row in enumerate(plan.rows)
-            if row.samples and (generation := self._by_slot[row.slot]).grammar is not None and self._is_live(generation)
+            if row.samples and (live := self._by_slot[row.slot]).grammar is not None and self._is_live(live)
         ]
         num_words = -(-self._vocab_size // WORD_BITS)
         words = array("I", bytes(4 * num_words * len(bound)))
@@ -303,8 +303,8 @@ class EngineCore:
             grammar.fill(words, place * num_words)
         return TokenMasks(tuple(index for index, _ in bound), words)
 
-    def _is_live(self, generation: Generation) -> bool:
-        return self._live.get(generation.request.request_id) is generation
+    def _is_live(self, live: LiveRequest) -> bool:
+        return self._live.get(live.request.request_id) is live
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -355,30 +355,30 @@ class EngineCore:
     def _apply(self, result: StepResult, timing: Timing) -> list[Delta]:
         deltas: list[Delta] = []
         for applied in self._scheduler.apply(result, timing):
-            generation = self._live[applied.request.request_id]
+            live = self._live[applied.request.request_id]
             if applied.result.status is RowStatus.OK:
-                delta = self._advance(generation, applied)
+                delta = self._advance(live, applied)
             else:
-                delta = self._fail(generation, applied)
+                delta = self._fail(live, applied)
             if delta is not None:
                 deltas.append(delta)
         return deltas
 
-    def _advance(self, generation: Generation, applied: AppliedRow) -> Delta | None:
+    def _advance(self, live: LiveRequest, applied: AppliedRow) -> Delta | None:
         """What an applied row gives its caller; ends the request where its token, its grammar or its length does."""
         result = applied.result
         self._num_generation_tokens += len(result.token_ids)
         self._num_scored += len(result.prompt_logprobs)
-        prompt_logprobs = generation.new_prompt_logprobs(applied)
-        finish_reason, stop_token_id = generation.advance(result.token_ids)
-        failure = generation.grammar_failure if finish_reason is None else None
+        prompt_logprobs = live.new_prompt_logprobs(applied)
+        finish_reason, stop_token_id = live.advance(result.token_ids)
+        failure = live.grammar_failure if finish_reason is None else None
         if failure is not None:
             finish_reason = "error"
         if finish_reason is not None:
-            self._end(generation)
+            self._end(live)
         elif not result.token_ids and not prompt_logprobs:
             return None
-        return generation.delta(
+        return live.delta(
             token_ids=result.token_ids,
             logprobs=wire_logprobs(result.logprobs),
             prompt_logprobs=prompt_logprobs,
@@ -388,21 +388,21 @@ class EngineCore:
             embedding=result.embedding,
         )
 
-    def _fail(self, generation: Generation, applied: AppliedRow) -> Delta:
+    def _fail(self, live: LiveRequest, applied: AppliedRow) -> Delta:
         """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
         failure: Failure | None
         if applied.result.status is RowStatus.NUMERICAL_ERROR:
-            failure = generation.numerical_failure()
+            failure = live.numerical_failure()
         else:
-            failure = generation.empty_failure()
-        self._end(generation, forget_blocks=applied.result.status is RowStatus.NUMERICAL_ERROR)
-        prompt_logprobs = generation.new_prompt_logprobs(applied) if failure is None else ()
+            failure = live.empty_failure()
+        self._end(live, forget_blocks=applied.result.status is RowStatus.NUMERICAL_ERROR)
+        prompt_logprobs = live.new_prompt_logprobs(applied) if failure is None else ()
         reason: FinishReason = "stop" if failure is None else "error"
-        return generation.delta(finish_reason=reason, failure=failure, prompt_logprobs=prompt_logprobs)
+        return live.delta(finish_reason=reason, failure=failure, prompt_logprobs=prompt_logprobs)
 
-    def _end(self, generation: Generation, *, forget_blocks: bool = False) -> None:
-        del self._live[generation.request.request_id]
-        self._scheduler.finish(generation.request, forget_blocks=forget_blocks)
+    def _end(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
+        del self._live[live.request.request_id]
+        self._scheduler.finish(live.request, forget_blocks=forget_blocks)
 
     def _take_outbox(self) -> tuple[Delta, ...]:
         deltas = tuple(self._outbox)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferd.engine.api.wire.messages import Delta, WireLogprobs
-from inferd.engine.core.live_request import Generation, wire_logprobs
+from inferd.engine.core.live_request import LiveRequest, wire_logprobs
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.latency.policy import Timing
@@ -24,9 +24,9 @@ def abort_is_forgotten(patch: Patch) -> None:
 
     def silent(self: EngineCore, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            generation = self._live.pop(request_id, None)
-            if generation is not None:
-                self._scheduler.finish(generation.request)
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                self._scheduler.finish(live.request)
 
     patch.setattr(EngineCore, "abort", silent)
 
@@ -65,10 +65,10 @@ def row_behind_the_end_is_delivered(patch: Patch) -> None:
 def prompt_logprobs_sent_again_after_preemption(patch: Patch) -> None:
     """A resumed request computes its prompt again and reports it again."""
 
-    def untrimmed(self: Generation, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
+    def untrimmed(self: LiveRequest, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
         return wire_logprobs(applied.result.prompt_logprobs)
 
-    patch.setattr(Generation, "new_prompt_logprobs", untrimmed)
+    patch.setattr(LiveRequest, "new_prompt_logprobs", untrimmed)
 
 
 @plant
@@ -89,7 +89,7 @@ def replayed_tokens_are_taken_for_prompt(patch: Patch) -> None:
 @plant
 def minimum_length_is_ignored(patch: Patch) -> None:
     """An end-of-sequence token ends a generation before its minimum."""
-    patch.setattr(Generation, "ends_with", lambda self, token_id, num_output: token_id in self._ending_ids)
+    patch.setattr(LiveRequest, "ends_with", lambda self, token_id, num_output: token_id in self._ending_ids)
 
 
 @plant
@@ -158,11 +158,11 @@ def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
 
     def forgetful(self: EngineCore, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            generation = self._live.pop(request_id, None)
-            if generation is not None:
+            live = self._live.pop(request_id, None)
+            if live is not None:
                 if request_id not in self._compiling:
-                    self._scheduler.finish(generation.request)
-                self._outbox.append(generation.delta(finish_reason="abort"))
+                    self._scheduler.finish(live.request)
+                self._outbox.append(live.delta(finish_reason="abort"))
 
     patch.setattr(EngineCore, "abort", forgetful)
 
@@ -170,13 +170,13 @@ def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
 @plant
 def complete_grammar_goes_on(patch: Patch) -> None:
     """Nothing may follow, and the next step is asked for more."""
-    advance = Generation.advance
+    advance = LiveRequest.advance
 
-    def on(self: Generation, token_ids: tuple[int, ...]) -> tuple[str | None, int | None]:
+    def on(self: LiveRequest, token_ids: tuple[int, ...]) -> tuple[str | None, int | None]:
         reason, stop_token_id = advance(self, token_ids)
         return (None if reason == "stop" and stop_token_id is None else reason), stop_token_id
 
-    patch.setattr(Generation, "advance", on)
+    patch.setattr(LiveRequest, "advance", on)
 
 
 @plant
@@ -205,5 +205,5 @@ def suspects_start_while_others_are_launched(patch: Patch) -> None:
 @plant
 def replay_tells_its_prompt_again(patch: Patch) -> None:
     """What was delivered before the crash is delivered once more."""
-    created = Generation.__init__
-    patch.setattr(Generation, "__init__", lambda self, request, num_prompt_logprobs=0: created(self, request))
+    created = LiveRequest.__init__
+    patch.setattr(LiveRequest, "__init__", lambda self, request, num_prompt_logprobs=0: created(self, request))
