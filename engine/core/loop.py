@@ -356,10 +356,7 @@ class EngineCore:
         deltas: list[Delta] = []
         for applied in self._scheduler.apply(result, timing):
             live = self._live[applied.request.request_id]
-            if applied.result.status is RowStatus.OK:
-                delta = self._advance(live, applied)
-            else:
-                delta = self._fail(live, applied)
+            delta = self._advance(live, applied) if applied.result.status is RowStatus.OK else self._fail(live, applied)
             if delta is not None:
                 deltas.append(delta)
         return deltas

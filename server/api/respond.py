@@ -26,7 +26,7 @@ from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller, any_room
 from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.stream import Generation
+from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of
 from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
@@ -128,16 +128,16 @@ async def respond(
 ) -> Response:
     """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
     headers = warned(headers, taken.warnings)
-    generation = await Generation.begin(service.router, taken, service.model.tokenizer.bytes)
-    events = until(taken.deadline_s, generation.events())
+    streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
+    events = until(taken.deadline_s, streams.events())
 
     def extra() -> Json:
-        return {"metrics": generation.metrics()} if shape.include_metrics else {}
+        return {"metrics": streams.metrics()} if shape.include_metrics else {}
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
     if shape.is_stream:
         data = _streamed(events, rendering, extra, service.lanes, per_token)
-        return sse.EventStream(data, rendering, generation.abort, headers, service.keep_alive_s)
+        return sse.EventStream(data, rendering, streams.abort, headers, service.keep_alive_s)
     num_events, num_scored = await sse.unless_disconnected(request.receive, _taken_in(events, rendering))
 
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices

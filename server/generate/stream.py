@@ -29,7 +29,7 @@ _SLICE = 512
 """Ids turned into text before the event loop may do something else (about 1 ms)."""
 
 
-class Generation:
+class ChoiceStreams:
     """The choices of one request, running. `abort` is safe at any time and any number of times."""
 
     def __init__(self, request: GenerateRequest, table: TokenBytes) -> None:
@@ -41,15 +41,15 @@ class Generation:
     @classmethod
     async def begin(cls, router: Router, request: GenerateRequest, table: TokenBytes) -> Self:
         """Submits every choice, or none: raises `RequestError` where one is not taken, or cannot be paid for now."""
-        generation = cls(request, table)
+        streams = cls(request, table)
         request.account.take(request.num_prompt_tokens)
         try:
-            await generation._submit(router)
+            await streams._submit(router)
         except BaseException:
-            generation.abort()
+            streams.abort()
             request.account.owe(-request.num_prompt_tokens)
             raise
-        return generation
+        return streams
 
     async def _submit(self, router: Router) -> None:
         """Sends the choices, some at a time: to encode a million ids, or to make 2,048 choices, takes some 30 ms."""

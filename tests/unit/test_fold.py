@@ -26,7 +26,7 @@ from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelt
 from inferd.server.generate.fold import ChoiceResult, Fold, PackedScores
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.seeds import choice_seed
-from inferd.server.generate.stream import Generation
+from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
@@ -171,7 +171,7 @@ def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]
     asked = request(stop, logprobs=0)
 
     async def events(router: Any) -> list[Event]:
-        return [event async for event in (await Generation.begin(router, asked, table())).events()]
+        return [event async for event in (await ChoiceStreams.begin(router, asked, table())).events()]
 
     results = []
     for cuts in ([], list(range(len(ids)))):
@@ -199,9 +199,9 @@ def test_a_prompt_that_was_shed_is_given_back(
         account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
         router = Replay([Delta(request_id="a", finish_reason="error", failure=Failure(code, "no"))])
         router.scheduled_s = scheduled_s
-        generation = await Generation.begin(router, replace(request(), account=account, n=n), table())  # type: ignore[arg-type]
+        streams = await ChoiceStreams.begin(router, replace(request(), account=account, n=n), table())  # type: ignore[arg-type]
         with pytest.raises(RequestError):
-            async for _ in generation.events():
+            async for _ in streams.events():
                 pass
         left = 100 if is_given_back else 100 - len(PROMPT_IDS)
         assert account.headers()["x-ratelimit-remaining-tokens"] == str(left)
@@ -224,9 +224,9 @@ def test_of_several_prompts_those_are_given_back_of_which_nothing_was_begun() ->
     async def run() -> None:
         account = KeyAccount(Quota(tokens_per_minute=100), lambda: 0.0)
         asked = replace(request(), account=account, n=2, prompts=(request().prompts[0],) * 2)
-        generation = await Generation.begin(Router(), asked, table())  # type: ignore[arg-type]
+        streams = await ChoiceStreams.begin(Router(), asked, table())  # type: ignore[arg-type]
         with pytest.raises(RequestError):
-            async for _ in generation.events():
+            async for _ in streams.events():
                 pass
         assert account.headers()["x-ratelimit-remaining-tokens"] == str(100 - len(PROMPT_IDS))
 

@@ -25,7 +25,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.stream import Generation
+from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.text.json_bytes import exact
 
@@ -120,7 +120,7 @@ class ResponsesApi:
             raise RequestError("unsupported_value", message, "background")
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
-        generation = await Generation.begin(self._service.router, taken, self._service.model.tokenizer.bytes)
+        streams = await ChoiceStreams.begin(self._service.router, taken, self._service.model.tokenizer.bytes)
         shown = draft.shown()
 
         def keep() -> None:
@@ -130,8 +130,8 @@ class ResponsesApi:
         job = Job(
             tenant=caller.tenant,
             draft=draft,
-            events=until(taken.deadline_s, generation.events()),
-            abort=generation.abort,
+            events=until(taken.deadline_s, streams.events()),
+            abort=streams.abort,
             snapshot=partial(stored_of, conversation, draft),
             keep=keep,
             num_bytes=num_bytes,
