@@ -24,7 +24,7 @@ _PLAN_CONSTANT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartupReport:
     """Everything known before an engine exists."""
 
     settings: Settings
@@ -34,9 +34,9 @@ class Plan:
     memory: MemoryPlan
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_start(report: StartupReport) -> str:
     """The model and what it will take, in one line."""
-    facts, config, memory = plan.facts, plan.config, plan.memory
+    facts, config, memory = report.facts, report.config, report.memory
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
         f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype)} on {config.device}; plan "
@@ -61,12 +61,12 @@ def _precision(dtype: str, quantization: str, kv_cache_dtype: str) -> str:
     return weights + dtype + (", fp8 KV" if kv_cache_dtype == "fp8" else "")
 
 
-def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float) -> str:
+def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, total_s: float) -> str:
     """What a person needs first: where it is, what it serves, and a line to paste."""
-    settings, name = plan.settings, plan.settings.served_names[0]
+    settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
     # A block serves one of the cache groups, and a sequence has a table in each.
-    kv_tokens = ready.num_blocks // len(plan.facts.arch.cache_groups) * ready.block_size
+    kv_tokens = ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
@@ -74,7 +74,7 @@ def ready_card(plan: Plan, ready: Ready, listener: socket.socket, total_s: float
         f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype)}, context {ready.max_model_len}, "
         f"{kv_tokens} KV tokens, "
         f"{'deterministic' if ready.deterministic else 'not deterministic'})\n"
-        f"  {plan.model.format.words}\n"
+        f"  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 

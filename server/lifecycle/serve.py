@@ -35,7 +35,7 @@ from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
-from inferd.server.lifecycle.ready_card import Plan, describe_plan, deviation, ready_card
+from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import Recovery
 from inferd.server.text.model import ServedModel
@@ -59,7 +59,7 @@ def serve(settings: Settings) -> int:
     """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
     started_s, entered_s = _process_started_s(), time.monotonic()
     limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
-    plan = make_plan(settings)
+    report = read_model(settings)
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(bind(settings.host, settings.port))
         admin = None
@@ -67,9 +67,9 @@ def serve(settings: Settings) -> int:
             admin = sockets.enter_context(bind(settings.admin_host, settings.admin_port, "--admin-port"))
         phases = (
             Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
-            Phase("checkpoint", time.monotonic() - entered_s, describe_plan(plan)),
+            Phase("checkpoint", time.monotonic() - entered_s, describe_start(report)),
         )
-        return uvloop.run(_Service(plan, limits, listener, admin, started_s).run(phases))
+        return uvloop.run(_Service(report, limits, listener, admin, started_s).run(phases))
 
 
 def _router_options(settings: Settings) -> RouterOptions:
@@ -87,7 +87,7 @@ def _process_started_s() -> float:
     return now - age_s
 
 
-def make_plan(settings: Settings) -> Plan:
+def read_model(settings: Settings) -> StartupReport:
     """Find the checkpoint, prove it consistent by its headers, and settle every automatic setting."""
     if settings.keys_file is not None:
         read_keys(Path(settings.keys_file))
@@ -132,7 +132,7 @@ def make_plan(settings: Settings) -> Plan:
     )
     if model.template is not None and model.template.lacks_tools:
         logger.info("%s, and reads calls as %s", LACKS_TOOLS, model.format.tool_name)
-    return Plan(settings, facts, model, config, memory)
+    return StartupReport(settings, facts, model, config, memory)
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -156,21 +156,21 @@ class _Service:
 
     def __init__(
         self,
-        plan: Plan,
+        report: StartupReport,
         limits: ConnectionLimits,
         listener: socket.socket,
         admin: socket.socket | None,
         started_s: float,
     ) -> None:
         """`admin`: where admin routes are served, in place of `listener`."""
-        self._plan, self._limits, self._listener, self._admin, self._started_s = (
-            plan,
+        self._report, self._limits, self._listener, self._admin, self._started_s = (
+            report,
             limits,
             listener,
             admin,
             started_s,
         )
-        self._settings = plan.settings
+        self._settings = report.settings
         self._is_stopping = False
         """The engine was told to end: its end is no death."""
         self._died: str | None = None
@@ -205,17 +205,17 @@ class _Service:
 
     def _make_http(self) -> HttpServer:
         options = replace(
-            AppOptions.from_settings(self._settings, self._plan.config),
+            AppOptions.from_settings(self._settings, self._report.config),
             admin_port=self._admin.getsockname()[1] if self._admin else None,
         )
-        app = create_app(self._plan.model, self._router, self._metrics, options)
+        app = create_app(self._report.model, self._router, self._metrics, options)
         return HttpServer(http_config(app, self._metrics, self._limits, self._settings.root_path))
 
     async def _run_engines(self) -> None:
         """Until no engine can be had, or cancelled, which ends the last one."""
         try:
             style = LogStyle(self._settings.log_level, self._settings.log_format)
-            await Recovery(self._router, self._plan.config, style, self._metrics.standby.set).run()
+            await Recovery(self._router, self._report.config, style, self._metrics.standby.set).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))
@@ -244,7 +244,7 @@ class _Service:
         if self._admin is not None:
             host, port = self._admin.getsockname()[:2]
             logger.info("admin routes are served at %s port %d alone", host, port)
-        card = ready_card(self._plan, self._router.ready, self._listener, total_s)
+        card = ready_card(self._report, self._router.ready, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])
         else:

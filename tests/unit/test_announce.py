@@ -13,8 +13,8 @@ import pytest
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.ready_card import Plan, describe_plan, deviation, ready_card
-from inferd.server.lifecycle.serve import make_plan
+from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
+from inferd.server.lifecycle.serve import read_model
 
 MIB = 2**20
 READY = Ready(
@@ -25,12 +25,12 @@ READY = Ready(
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
-    return make_plan(Settings(kv_memory=64 * MIB, quantization="int8"))
+def report() -> StartupReport:
+    return read_model(Settings(kv_memory=64 * MIB, quantization="int8"))
 
 
-def test_the_plan_is_said_before_anything_is_loaded(plan: Plan) -> None:
-    text = describe_plan(plan)
+def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> None:
+    text = describe_start(report)
     assert text.startswith("LlamaForCausalLM, 3.5 M parameters, int8 weights, float32 on cpu; plan ")
     assert "64.0 MiB KV" in text
     assert re.search(r"plan [\d.]+ MiB weights, .* MiB to work in$", text)
@@ -45,20 +45,20 @@ def test_the_plan_is_said_before_anything_is_loaded(plan: Plan) -> None:
     ],
 )
 def test_the_card_says_what_weights_and_kv_are_stored_in(
-    plan: Plan, quantization: str, kv_cache_dtype: str, words: str
+    report: StartupReport, quantization: str, kv_cache_dtype: str, words: str
 ) -> None:
     ready = msgspec.structs.replace(READY, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(plan, ready, listener, 1.0)
+        card = ready_card(report, ready, listener, 1.0)
     assert words in card
     assert "context 64, 128 KV tokens, deterministic)" in card
 
 
-def test_the_card_says_whether_results_are_deterministic(plan: Plan) -> None:
+def test_the_card_says_whether_results_are_deterministic(report: StartupReport) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(plan, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
+        card = ready_card(report, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
     assert "128 KV tokens, not deterministic)" in card
 
 
@@ -66,16 +66,18 @@ def test_the_card_says_whether_results_are_deterministic(plan: Plan) -> None:
     ("settings", "is_asked"),
     [(Settings(), False), (Settings(api_key=("k",)), True), (Settings(keys_file="keys.yaml"), True)],
 )
-def test_the_line_to_paste_has_a_key_where_one_is_asked_for(plan: Plan, settings: Settings, is_asked: bool) -> None:
+def test_the_line_to_paste_has_a_key_where_one_is_asked_for(
+    report: StartupReport, settings: Settings, is_asked: bool
+) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        card = ready_card(replace(plan, settings=settings), READY, listener, 1.0)
+        card = ready_card(replace(report, settings=settings), READY, listener, 1.0)
     assert ("-H 'Authorization: Bearer YOUR_KEY' -H" in card) == is_asked
 
 
 def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        settled = make_plan(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
+        settled = read_model(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
     assert settled.config.deterministic is True
     said = [record.getMessage() for record in caplog.records]
     assert "deterministic: False -> True (on a processor results are always deterministic)" in said

@@ -32,7 +32,7 @@ WAS_WATCHED = gc.isenabled()
 """
 PROGRAM = """
 import gc, json, os
-from inferd.engine import boot
+from inferd.engine.process import boot
 boot._ENGINE = "what_is_read"
 engine = boot._engine(is_urgent={is_urgent})
 print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()]))
