@@ -39,7 +39,7 @@ _ROOT = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompiledForm:
     """What one form of a kernel became on one architecture."""
 
     op: str
@@ -64,7 +64,7 @@ class Table:
     """What was compiled, and by which version of Triton."""
 
     triton: str
-    rows: tuple[Row, ...]
+    rows: tuple[CompiledForm, ...]
 
     def sources(self) -> dict[tuple[str, str], str]:
         """The digest of each form by (op, config); none where another Triton compiles now."""
@@ -126,7 +126,7 @@ def _source_key(kernel: Any) -> str:
     return str(kernel.cache_key)
 
 
-def compile_form(form: Shipped, sm: int) -> Row:
+def compile_form(form: Shipped, sm: int) -> CompiledForm:
     """One form for one architecture, without a GPU or a driver."""
     binary, shared_bytes = _compile(form, sm)
     (instructions,) = sass.disassemble(binary.target, [binary.code])
@@ -152,7 +152,7 @@ def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
     return sass.read_binary(compiled.asm["cubin"], target[1]), int(compiled.metadata.shared)
 
 
-def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instructions: Sequence[str]) -> Row:
+def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instructions: Sequence[str]) -> CompiledForm:
     spills = sum(name.startswith(("LDL", "STL")) for name in instructions)
     wide_loads = sum(
         (name.startswith(("LDG", "LDGSTS")) and ".128" in name) or name.startswith("UTMALDG") for name in instructions
@@ -165,7 +165,7 @@ def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instr
         faults.append(f"{shared_bytes} bytes of shared memory, and there are {SHARED_LIMITS[sm]}")
     if form.is_streaming and not wide_loads:
         faults.append("reads memory in less than 16 bytes a thread")
-    return Row(
+    return CompiledForm(
         op=form.op,
         config=form.config,
         sm=sm,
@@ -190,7 +190,7 @@ def _matrix_faults(form: Shipped, sm: int, matrix: Mapping[str, int]) -> list[st
     return faults
 
 
-def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[Row]:
+def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[CompiledForm]:
     """Rows of (index of the form, architecture), in `jobs` processes; matrix kernels first, which take longest."""
     forms = _forms()
     ordered = sorted(tasks, key=lambda task: not (forms[task[0]].is_matrix or forms[task[0]].is_warp_matrix))
@@ -204,7 +204,7 @@ def _build(task: tuple[int, int]) -> Built:
     return Built(*task, *_compile(_forms()[task[0]], task[1]))
 
 
-def _judged(pool: Executor, built: Sequence[Built]) -> list[Row]:
+def _judged(pool: Executor, built: Sequence[Built]) -> list[CompiledForm]:
     by_target: dict[str, list[int]] = {}
     for place, one in enumerate(built):
         by_target.setdefault(one.binary.target, []).append(place)
@@ -253,16 +253,16 @@ def read_table(path: Path) -> Table:
     if not path.exists():
         return Table("", ())
     told = json.loads(path.read_text())
-    return Table(told["triton"], tuple(Row(**{**row, "faults": tuple(row["faults"])}) for row in told["rows"]))
+    return Table(told["triton"], tuple(CompiledForm(**{**row, "faults": tuple(row["faults"])}) for row in told["rows"]))
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
+def write_table(path: Path, rows: Sequence[CompiledForm]) -> None:
     """JSON, a line a row."""
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     path.write_text(f'{{"triton": {json.dumps(triton_version())}, "rows": [\n{lines}\n]}}\n')
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[CompiledForm]) -> str:
     """A table to read, a line a row."""
     lines = [f"{'op':18} {'config':44} {'sm':>4} {'regs':>5} {'stack':>6} {'smem':>7} {'16 B':>5}  matrix"]
     for row in rows:

@@ -53,7 +53,7 @@ class Implementation(Generic[Key, Run]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """What runs for one key of one op, and why the candidates before it do not."""
 
     op: str
@@ -74,7 +74,7 @@ class Op(Generic[Key, Run]):
         self.name = name
         self._implementations = tuple(implementations)
         self._forced: str | None = None
-        self._resolved: dict[Key, tuple[Run, Choice]] = {}
+        self._resolved: dict[Key, tuple[Run, Selection]] = {}
         _OPS[name] = self
 
     @property
@@ -97,16 +97,16 @@ class Op(Generic[Key, Run]):
             found = self._resolved[key] = self._choose(key)
         return found[0]
 
-    def choice(self, key: Key) -> Choice:
+    def choice(self, key: Key) -> Selection:
         """What `resolve` gives, and why. Raises `KernelError` where none can run."""
         self.resolve(key)
         return self._resolved[key][1]
 
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[Selection, ...]:
         """The choice made for each key met so far."""
         return tuple(choice for _, choice in self._resolved.values())
 
-    def _choose(self, key: Key) -> tuple[Run, Choice]:
+    def _choose(self, key: Key) -> tuple[Run, Selection]:
         refused: list[tuple[str, str]] = []
         for implementation in self._implementations:
             if self._forced not in (None, implementation.name):
@@ -116,7 +116,7 @@ class Op(Generic[Key, Run]):
             if reason is None:
                 run = implementation.run
                 run = run.load() if isinstance(run, Deferred) else run
-                return run, Choice(self.name, key, implementation.name, tuple(refused), implementation.varies)
+                return run, Selection(self.name, key, implementation.name, tuple(refused), implementation.varies)
             refused.append((implementation.name, reason))
         tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
         raise KernelError(f"{self.name}: nothing can run for {key} ({tried})")
@@ -130,6 +130,6 @@ def ops() -> dict[str, Op[Any, Any]]:
     return dict(_OPS)
 
 
-def explain() -> tuple[Choice, ...]:
+def explain() -> tuple[Selection, ...]:
     """Every choice made in this process so far, by op and then in the order met."""
     return tuple(choice for name in sorted(_OPS) for choice in _OPS[name].choices())

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferd.engine.api.errors import ModelError
-from inferd.kernels.registry import Choice
+from inferd.kernels.registry import Selection
 
 
-def refuse_varying(choices: Iterable[Choice]) -> None:
+def refuse_varying(choices: Iterable[Selection]) -> None:
     """Raises `ModelError` that names each op whose choice for a GPU varies, and why nothing else can run."""
     found = [choice for choice in choices if choice.varies is not None and _device_type(choice) == "cuda"]
     if found:
@@ -22,12 +22,12 @@ def refuse_varying(choices: Iterable[Choice]) -> None:
         )
 
 
-def _device_type(choice: Choice) -> str:
+def _device_type(choice: Selection) -> str:
     """Of the key, as every op's names it."""
     device_type: str = choice.key.device_type  # type: ignore[attr-defined]
     return device_type
 
 
-def _words(choice: Choice) -> str:
+def _words(choice: Selection) -> str:
     others = "; ".join(f"{name} {reason}" for name, reason in choice.refused if name != "cpp")
     return f"{choice.op} runs in {choice.chosen}, where {choice.varies}" + (f" ({others})" if others else "")

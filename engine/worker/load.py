@@ -40,7 +40,7 @@ from inferd.kernels.registry import KernelError
 
 logger = logging.getLogger(__name__)
 
-Report = Callable[[Phase], None]
+LoadReport = Callable[[Phase], None]
 
 _PROGRESS_INTERVAL_S = 5.0
 _WARM_UP_TOKENS = 16
@@ -49,7 +49,7 @@ _WARM_UP_TOKENS = 16
 class _Laps:
     """Phases that follow one another without a gap, from `started_s` (monotonic) on."""
 
-    def __init__(self, started_s: float, report: Report) -> None:
+    def __init__(self, started_s: float, report: LoadReport) -> None:
         self._last_s, self._report = started_s, report
 
     def done(self, name: str, detail: str) -> None:
@@ -58,7 +58,7 @@ class _Laps:
         self._last_s = now
 
 
-def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[Runner, Ready]:
+def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> tuple[Runner, Ready]:
     """Load weights, allocate the KV pool, run once. Raises `ModelError` or `CapacityError`."""
     assert config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.deterministic is not None

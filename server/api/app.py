@@ -48,7 +48,7 @@ from inferd.server.config.settings import Settings
 from inferd.server.errors import table as errors
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
@@ -131,7 +131,7 @@ _READ_BY_PAGES = (
 def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
     """The ASGI application for one model. Its threads and processes end with its lifespan."""
     lanes = Lanes()
-    prompts = Prompts(model, lanes)
+    prompts = PromptReader(model, lanes)
     grammars = GrammarChecker(model.path, model.vocab_size)
     background = Background()
     probe = LoopProbe(metrics.loop_lag)

@@ -12,7 +12,7 @@ from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.efficiency import PhaseSummary
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.lanes import Lanes
@@ -68,7 +68,7 @@ class Service:
     router: Router
     metrics: Metrics
     intake: Intake
-    prompts: Prompts
+    prompts: PromptReader
     lanes: Lanes
     responses: ResponseStore
     background: Background

@@ -37,7 +37,7 @@ class ChatError(ConfigError):
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatSession:
     """The messages so far and the server that answers them."""
 
     options: ChatOptions
@@ -122,7 +122,7 @@ def run_chat(options: ChatOptions, question: str | None) -> int:
         raise ChatError(f"--base-url must begin with http:// or https://, but got {options.base_url!r}")
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     with httpx.Client(base_url=base_url, headers=headers, timeout=timeout) as client:
-        conversation = Conversation(_with_model(options, client), client, on_reasoning=_print_reasoning)
+        conversation = ChatSession(_with_model(options, client), client, on_reasoning=_print_reasoning)
         conversation.reset()
         if question is not None:
             _print_answer(conversation, question)
@@ -146,7 +146,7 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
         raise ChatError(f"{options.base_url}/v1/models lists no model; give --model, or another --base-url") from error
 
 
-def _talk(conversation: Conversation) -> int:
+def _talk(conversation: ChatSession) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print(f"{conversation.options.model}: /reset forgets, Ctrl-C stops an answer, Ctrl-D ends", file=sys.stderr)
@@ -170,7 +170,7 @@ def _print_reasoning(text: str) -> None:
         print(f"\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
 
 
-def _print_answer(conversation: Conversation, question: str) -> None:
+def _print_answer(conversation: ChatSession, question: str) -> None:
     answer, has_begun = conversation.ask(question), False
     try:
         for piece in answer:

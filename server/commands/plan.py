@@ -63,7 +63,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One precision beside the others."""
 
     precision: Precision
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PlanReport:
     """All that `inferd plan` says."""
 
     model: str
@@ -88,7 +88,7 @@ class Report:
     plan: MemoryPlan
     overhead: tuple[float, float]
     """Shares of weights and KV: 0.1, 0.2."""
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     machine: Machine
     served: Precision
     served_why: str
@@ -110,7 +110,7 @@ class Report:
         return round(self.held_bytes * (1 + low)), round(self.held_bytes * (1 + high))
 
 
-def build(asked: PlanOptions, machine: Machine) -> Report:
+def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Raises `ModelError` for a model that cannot be read and `ConfigError` for an option that cannot be."""
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
@@ -121,7 +121,7 @@ def build(asked: PlanOptions, machine: Machine) -> Report:
     served = replace(precision, dtype=dtype)
     fits, verdict = _verdict(facts, served, work, machine)
     rows = tuple(_row(facts, row, work, machine) for row in _precisions(dtype, precision.kv_cache))
-    return Report(
+    return PlanReport(
         asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device),
     )  # fmt: skip
@@ -195,16 +195,16 @@ def _precisions(served: str, kv_cache: KVCache) -> tuple[Precision, ...]:
     return (*plain, *(Precision(served, kind, kv_cache) for kind in kinds if kind != "none"))
 
 
-def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> Row:
+def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> PlanRow:
     reason = refusal(facts.arch, precision.quantization) or _kv_refusal(precision, machine)
     if reason is not None:
-        return Row(precision, reason, None, is_served=False, max_context=0)
+        return PlanRow(precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
     is_served = served_dtype(precision.dtype, machine)[0] == precision.dtype
     context = 0
     if is_served:
         context = longest_context(facts.arch, precision, work, work.num_seqs, machine.memory_available_bytes)
-    return Row(precision, None, plan, is_served, context)
+    return PlanRow(precision, None, plan, is_served, context)
 
 
 def _kv_refusal(precision: Precision, machine: Machine) -> str | None:
@@ -225,7 +225,7 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
     return False, f"does not fit: {shortage(plan, served, what, available)}; {ways_out(served, found)}"
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: PlanReport) -> dict[str, Any]:
     """Every number in bytes, under keys that stay."""
     plan, work, machine, arch = report.plan, report.work, report.machine, report.facts.arch
     low_bytes, high_bytes = report.overhead_bytes
@@ -271,7 +271,7 @@ def _part(part: Part) -> dict[str, Any]:
     return {"name": part.name, "bytes": part.num_bytes, "formula": part.formula.text}
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: PlanRow) -> dict[str, Any]:
     plan = row.plan
     return {
         "name": row.precision.name,

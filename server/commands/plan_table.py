@@ -15,7 +15,7 @@ from rich.table import Table
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.planner import format_bytes
-from inferd.server.commands.plan import PlanOptions, Report, Row, build, to_json
+from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, build, to_json
 
 _SMALL_BYTES = 10**10
 _ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "processes", "standby")
@@ -52,7 +52,7 @@ def run(asked: PlanOptions, *, as_json: bool) -> int:
     return 0
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: PlanReport, console: Console) -> None:
     for line in _head(report):
         console.print(line, markup=False)
     for table in (_parts(report), _precisions(report)):
@@ -62,7 +62,7 @@ def show(report: Report, console: Console) -> None:
     console.print(_machine(report), markup=False)
 
 
-def _head(report: Report) -> list[str]:
+def _head(report: PlanReport) -> list[str]:
     arch, files = report.facts.arch, report.files
     heads = f"{arch.num_heads} heads on {arch.num_kv_heads} KV heads of {arch.head_dim}"
     windows = [
@@ -94,7 +94,7 @@ def _layers(count: int) -> str:
     return f"{count} layer{'s' if count > 1 else ''}"
 
 
-def _parts(report: Report) -> Table:
+def _parts(report: PlanReport) -> Table:
     plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
     weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
     kv = ", fp8 KV" if report.precision.kv_cache == "fp8" else ""
@@ -125,7 +125,7 @@ def _parts(report: Report) -> Table:
     return table
 
 
-def _precisions(report: Report) -> Table:
+def _precisions(report: PlanReport) -> Table:
     unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
     table = _table(f"in each precision; {format_bytes(report.machine.memory_available_bytes)} are available here")
     table.add_column("precision", no_wrap=True)
@@ -143,7 +143,7 @@ def _precisions(report: Report) -> Table:
     return table
 
 
-def _here(row: Row, report: Report) -> str:
+def _here(row: PlanRow, report: PlanReport) -> str:
     if row.refusal is not None:
         return f"cannot be: {row.refusal}"
     if not row.is_served:
@@ -155,7 +155,7 @@ def _here(row: Row, report: Report) -> str:
     return f"{'fits' if is_whole else 'too long'}: up to {row.max_context:,} tokens{each}"
 
 
-def _machine(report: Report) -> str:
+def _machine(report: PlanReport) -> str:
     machine, (is_deterministic, why) = report.machine, report.deterministic
     return (
         f"This machine: {format_bytes(machine.memory_available_bytes)} of "

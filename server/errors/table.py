@@ -29,7 +29,7 @@ MAX_MESSAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ErrorRow:
     """What a code means on the wire."""
 
     status: int
@@ -64,42 +64,42 @@ _BAD_REQUESTS = {
     "unsupported_value": "The field is served, this value of it is not.",
 }
 
-ROWS: dict[str, Row] = {
-    **{code: Row(400, _REFUSED, code, about) for code, about in _BAD_REQUESTS.items()},
-    "malformed_json": Row(400, _REFUSED, None, "The body is no JSON object, or more of one than is read."),
-    "malformed_http": Row(400, _REFUSED, None, "What was sent is no request of HTTP/1.1, or can be read in two ways."),
-    "invalid_api_key": Row(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
-    "insufficient_permissions": Row(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
-    "origin_not_allowed": Row(
+ROWS: dict[str, ErrorRow] = {
+    **{code: ErrorRow(400, _REFUSED, code, about) for code, about in _BAD_REQUESTS.items()},
+    "malformed_json": ErrorRow(400, _REFUSED, None, "The body is no JSON object, or more of one than is read."),
+    "malformed_http": ErrorRow(400, _REFUSED, None, "The bytes are not one clear HTTP/1.1 request."),
+    "invalid_api_key": ErrorRow(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
+    "insufficient_permissions": ErrorRow(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
+    "origin_not_allowed": ErrorRow(
         403,
         _REFUSED,
         "origin_not_allowed",
         "`--allowed-origins` does not list the page's origin. Or the server has no keys, and `Host` is neither "
         "a name of this machine nor in `--allowed-hosts`.",
     ),
-    "invalid_url": Row(404, _REFUSED, None, "There is no such path."),
-    "response_not_found": Row(
+    "invalid_url": ErrorRow(404, _REFUSED, None, "There is no such path."),
+    "response_not_found": ErrorRow(
         404, _REFUSED, "response_not_found", "No response with this id is stored for this key, or it is no longer."
     ),
-    "model_not_found": Row(404, _REFUSED, "model_not_found", "The model is not served."),
-    "method_not_supported": Row(405, _REFUSED, "method_not_supported", "The path has no such method; `Allow` has."),
-    "deadline_exceeded": Row(
+    "model_not_found": ErrorRow(404, _REFUSED, "model_not_found", "The model is not served."),
+    "method_not_supported": ErrorRow(405, _REFUSED, "method_not_supported", "`Allow` lists the methods of the path."),
+    "deadline_exceeded": ErrorRow(
         408,
         "timeout_error",
         "deadline_exceeded",
         "The request's `timeout` ran out, or its head or body did not come in time.",
     ),
-    "request_exceeds_work_limit": Row(
+    "request_exceeds_work_limit": ErrorRow(
         400,
         _REFUSED,
         "request_exceeds_work_limit",
         "Each field is within its bounds, but their product is too large. The message shows both and the limit.",
     ),
-    "request_too_large": Row(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
-    "unsupported_content_type": Row(
+    "request_too_large": ErrorRow(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
+    "unsupported_content_type": ErrorRow(
         415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON, or is compressed."
     ),
-    "rate_limit_exceeded": Row(
+    "rate_limit_exceeded": ErrorRow(
         429,
         _LIMITED,
         "rate_limit_exceeded",
@@ -107,19 +107,19 @@ ROWS: dict[str, Row] = {
         "much to do to compile its grammar now; `Retry-After` says when to ask again.",
         1.0,
     ),
-    "slow_down": Row(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
-    "head_too_large": Row(431, _REFUSED, "head_too_large", "Request line and headers are too long, or too many."),
-    "internal_error": Row(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
-    "engine_error": Row(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
-    "numerical_error": Row(500, _BROKEN, "numerical_error", "The model's numbers for this request were not finite."),
-    "not_implemented": Row(501, _BROKEN, "not_implemented", "Other servers have the route and this one does not."),
-    "server_is_overloaded": Row(
+    "slow_down": ErrorRow(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
+    "head_too_large": ErrorRow(431, _REFUSED, "head_too_large", "Request line and headers are too long, or too many."),
+    "internal_error": ErrorRow(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
+    "engine_error": ErrorRow(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
+    "numerical_error": ErrorRow(500, _BROKEN, "numerical_error", "The model computed NaN or infinity."),
+    "not_implemented": ErrorRow(501, _BROKEN, "not_implemented", "Other servers have the route and this one does not."),
+    "server_is_overloaded": ErrorRow(
         503, _UNAVAILABLE, "server_is_overloaded", "Too much waits, or the server starts or stops.", 1.0
     ),
 }
 
 
-def row_of(error: RequestError | EngineDeadError) -> Row:
+def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
     """What `error` is on the wire."""
     code = "engine_error" if isinstance(error, EngineDeadError) else error.code
     if code not in ROWS:

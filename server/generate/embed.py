@@ -20,7 +20,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router, TokenStream
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.prompts import PromptReader
 from inferd.server.schema.embeddings import EmbeddingRequest
 
 MAX_AT_ONCE = 256
@@ -71,7 +71,7 @@ class EmbedRequest:
 class EmbedIntake:
     """The only maker of a valid `EmbedRequest`."""
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: PromptReader) -> None:
         self._prompts = prompts
 
     async def take(self, wire: EmbeddingRequest, caller: Caller, hidden_size: int) -> EmbedRequest:

@@ -16,7 +16,7 @@ from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
-from inferd.server.generate.prompts import CheckSize, Encoded, Prompts
+from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.rules import check_chat, check_completion
 from inferd.server.generate.sampling import sampling_params
@@ -80,7 +80,9 @@ class _Logprobs:
 class Intake:
     """Takes requests for one model."""
 
-    def __init__(self, model: ServedModel, prompts: Prompts, grammars: Grammars, targets: Targets = NO_TARGETS) -> None:
+    def __init__(
+        self, model: ServedModel, prompts: PromptReader, grammars: Grammars, targets: Targets = NO_TARGETS
+    ) -> None:
         """`targets`: of requests that ask for none."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
 

@@ -46,7 +46,7 @@ class _Result(Generic[T]):
     value: T
 
 
-class Prompts:
+class PromptReader:
     """Reads prompts for one model."""
 
     def __init__(self, model: ServedModel, lanes: Lanes, render_limit_s: float = RENDER_LIMIT_S) -> None:

@@ -37,7 +37,7 @@ from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
 from inferd.server.observability.metrics import Metrics
-from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.asked import LACKS_TOOLS
 from inferd.server.transport.connection import ConnectionLimits
@@ -215,7 +215,7 @@ class _Service:
         """Until no engine can be had, or cancelled, which ends the last one."""
         try:
             style = LogStyle(self._settings.log_level, self._settings.log_format)
-            await Recovery(self._router, self._report.config, style, self._metrics.standby.set).run()
+            await EngineSupervisor(self._router, self._report.config, style, self._metrics.standby.set).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))

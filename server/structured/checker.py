@@ -37,7 +37,7 @@ from inferd.engine.api.wire.grammar_check import (
 )
 from inferd.server.errors import table as errors
 from inferd.server.structured.bounds import refusal
-from inferd.server.structured.turns import Turns
+from inferd.server.structured.turns import TenantTurns
 
 logger = logging.getLogger("inferd.server")
 
@@ -79,7 +79,7 @@ class _Lane:
 
     cpu_s: float
     is_nice: bool
-    turns: Turns = field(default_factory=Turns)
+    turns: TenantTurns = field(default_factory=TenantTurns)
 
     def wait_s(self, tenant: str) -> float:
         """Most seconds until the turn of a tenant's next grammar, while each of those ahead has a processor."""
@@ -102,7 +102,7 @@ class GrammarChecker:
         self._lanes = (
             _Lane(_QUICK_CPU_S, is_nice=False),
             _Lane(_MIDDLE_CPU_S, is_nice=False),
-            _Lane(CHECK_CPU_S, is_nice=True, turns=Turns(num_long)),
+            _Lane(CHECK_CPU_S, is_nice=True, turns=TenantTurns(num_long)),
         )
         self._pending: dict[tuple[str, bytes], asyncio.Task[Verdict]] = {}
         """(tenant, digest) of what is tried, or waits for it."""

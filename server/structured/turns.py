@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 
 
-class Turns:
+class TenantTurns:
     """At most `num_at_once` are held, each from `acquire` to `release`."""
 
     def __init__(self, num_at_once: int = 1) -> None:

@@ -25,7 +25,7 @@ _LAST_WORDS_S = 0.2
 """A child that refuses to start says why before it exits: that message wins over its exit code."""
 
 
-class Recovery:
+class EngineSupervisor:
     """The engines of one server. `run` ends only by an error, or cancelled."""
 
     def __init__(

@@ -153,7 +153,7 @@ def test_a_digest_does_not_depend_on_what_was_asked_before(tmp_path: Path) -> No
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert aot.read_table(tmp_path / "none.json") == aot.Table("", ())
-    row = aot.Row("a", "1", 90, 1, 2, 3, 4, 5, {"HGMMA.64x64x16.F32.BF16": 4}, "x", ("a fault",))
+    row = aot.CompiledForm("a", "1", 90, 1, 2, 3, 4, 5, {"HGMMA.64x64x16.F32.BF16": 4}, "x", ("a fault",))
     path = tmp_path / "table.json"
     aot.write_table(path, [row, replace(row, sm=100)])
     table = aot.read_table(path)

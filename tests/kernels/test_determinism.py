@@ -13,7 +13,7 @@ import torch
 from inferd.engine.api.errors import ModelError
 from inferd.engine.worker.determinism import refuse_varying
 from inferd.kernels import gpu, registry
-from inferd.kernels.registry import Choice, KernelError, always
+from inferd.kernels.registry import KernelError, Selection, always
 from tests.conftest import ROOT
 
 pytest.importorskip("triton")
@@ -44,7 +44,7 @@ def ops() -> dict[str, registry.Op[Any, Any]]:
     return {name: op for name, op in registry.ops().items() if name not in NOT_CALLED}
 
 
-def choose(name: str, **changed: object) -> Choice:
+def choose(name: str, **changed: object) -> Selection:
     """What a GPU runs: deterministic, in bfloat16, and plain where nothing else is said."""
     op = registry.ops()[name]
     predicate = next(one.predicate for one in op._implementations if one.predicate is not always)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inferd.kernels import registry
-from inferd.kernels.registry import Choice, Implementation, KernelError, Op, always
+from inferd.kernels.registry import Implementation, KernelError, Op, Selection, always
 
 TestOp = Op[int, Callable[[], str]]
 
@@ -28,14 +28,14 @@ def op() -> Iterator[TestOp]:
 def test_the_first_that_can_run_is_chosen_and_the_refusals_are_kept(op: TestOp) -> None:
     assert [op.resolve(4)(), op.resolve(3)()] == ["even", "small"]
     assert op.choices() == (
-        Choice("test_op", 4, "even", ()),
-        Choice("test_op", 3, "small", (("even", "3 is odd"),)),
+        Selection("test_op", 4, "even", ()),
+        Selection("test_op", 3, "small", (("even", "3 is odd"),)),
     )
     assert registry.explain()[-2:] == op.choices()
 
 
 def test_a_choice_can_be_looked_at_without_running_it(op: TestOp) -> None:
-    assert op.choice(3) == Choice("test_op", 3, "small", (("even", "3 is odd"),))
+    assert op.choice(3) == Selection("test_op", 3, "small", (("even", "3 is odd"),))
     assert op.choice(3) is op.choices()[0]
 
 

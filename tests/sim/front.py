@@ -30,7 +30,7 @@ from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.supervision import engine_handle as life_module
-from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.supervisor import EngineSupervisor
 from tests.sim.callers import Callers
 from tests.sim.device import SimulationError
 from tests.sim.faults import Caller, FrontScenario, make_front_scenario
@@ -131,7 +131,9 @@ class FrontRun:
         config = SimpleNamespace(max_num_seqs=scenario.core.limits.max_num_seqs, standby=scenario.has_standby)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(life_module, "Supervisor", partial(SimulatedSupervisor, self))
-            recovery = asyncio.create_task(Recovery(self.router, config, LogStyle(), lambda is_warm: None).run())
+            recovery = asyncio.create_task(
+                EngineSupervisor(self.router, config, LogStyle(), lambda is_warm: None).run()
+            )
             started = asyncio.create_task(self.router.became_ready.wait())
             await asyncio.wait((recovery, started), return_when=asyncio.FIRST_COMPLETED)
             started.cancel()

@@ -20,7 +20,7 @@ from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.supervision import watchdog as watchdog_module
 from inferd.server.supervision.restart_policy import RestartPolicy
-from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.supervision.watchdog import Watchdog
 from tests.sim.loop import Clocks
 from tests.sim.planting import Patch, Plants
@@ -223,10 +223,10 @@ def times_are_of_the_wall_clock(patch: Patch) -> None:
 def standby_outlives_the_server(patch: Patch) -> None:
     """Orphan: whoever waits to be promoted is forgotten."""
 
-    async def forget(self: Recovery) -> None:
+    async def forget(self: EngineSupervisor) -> None:
         pass
 
-    patch.setattr(Recovery, "_drop_spare", forget)
+    patch.setattr(EngineSupervisor, "_drop_spare", forget)
 
 
 # -- the wire ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from inferd.server.commands.bench.answer import Outcome, StreamReader
 from inferd.server.commands.bench.client import Client, ClientError
 from inferd.server.commands.bench.command import bench_app
 from inferd.server.commands.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
-from inferd.server.commands.bench.load import Run, arrival_offsets, closed_loop, open_loop
+from inferd.server.commands.bench.load import LoadRun, arrival_offsets, closed_loop, open_loop
 from inferd.server.commands.bench.options import LoadOptions
 from inferd.server.commands.bench.prompts import PAGE, IdPrompts, WordPrompts, load_requests, make_prompts
 from inferd.server.commands.bench.report import failures, goodput_line, quantile, summarize, warnings
@@ -413,9 +413,9 @@ def test_chat_prompts_have_the_words_that_make_the_length() -> None:
 
 def test_a_slow_generator_is_warned_of() -> None:
     outcome = Outcome(start_s=0.0, first_token_s=1.0, last_token_s=2.0, num_output=2, num_streamed=2)
-    fine = summarize(Run((outcome,), 1.0, (0.001,) * 100, 0.2))
-    late = summarize(Run((outcome,), 1.0, (0.001,) * 98 + (0.009, 0.009), 0.2))
-    busy = summarize(Run((outcome,), 1.0, (0.001,) * 100, 0.95))
+    fine = summarize(LoadRun((outcome,), 1.0, (0.001,) * 100, 0.2))
+    late = summarize(LoadRun((outcome,), 1.0, (0.001,) * 98 + (0.009, 0.009), 0.2))
+    busy = summarize(LoadRun((outcome,), 1.0, (0.001,) * 100, 0.95))
     assert [len(warnings(report)) for report in (fine, late, busy)] == [0, 1, 1]
 
 
@@ -423,7 +423,7 @@ def test_a_slow_generator_is_warned_of() -> None:
 def test_a_lag_counts_beside_the_gaps_that_it_distorts(itl_s: float, num_warnings: int) -> None:
     """9 ms late: a fifth of 45 ms."""
     outcome = Outcome(start_s=0.0, first_token_s=1.0, last_token_s=2.0, gaps_s=(itl_s,), num_output=2, num_streamed=2)
-    assert len(warnings(summarize(Run((outcome,), 1.0, (0.009,) * 100, 0.2)))) == num_warnings
+    assert len(warnings(summarize(LoadRun((outcome,), 1.0, (0.009,) * 100, 0.2)))) == num_warnings
 
 
 def test_a_failure_carries_what_the_server_said_first() -> None:
@@ -548,11 +548,11 @@ def test_goodput_by_hand() -> None:
     found = goodput(objective, outcomes, 2.0)
     assert (found.num_met, found.share_met, found.requests_per_s, found.output_tokens_per_s) == (2, 0.4, 1.0, 5.5)
     assert goodput(parse_objective("e2e:1s"), outcomes, 2.0).num_met == 2
-    report = summarize(Run(tuple(outcomes), 2.0, (), 0.1), objective)
+    report = summarize(LoadRun(tuple(outcomes), 2.0, (), 0.1), objective)
     assert goodput_line(report, objective) == (
         "goodput at ttft:500ms,tpot:100ms: 2 of 5 requests (40.0%), 1.00 requests/s, 5.5 output tokens/s"
     )
-    assert summarize(Run(tuple(outcomes), 2.0, (), 0.1)).goodput is None
+    assert summarize(LoadRun(tuple(outcomes), 2.0, (), 0.1)).goodput is None
 
 
 def test_an_objective_is_read_as_it_is_written() -> None:

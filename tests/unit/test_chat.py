@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inferd.server.commands.chat_repl import ChatError, ChatOptions, Conversation, run_chat
+from inferd.server.commands.chat_repl import ChatError, ChatOptions, ChatSession, run_chat
 
 THOUGHTS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"reasoning": "Hm", "reasoning_content": "Hm"}}]},
@@ -110,7 +110,7 @@ def test_a_conversation_is_remembered_until_reset(
 
 def test_an_answer_stopped_half_way_is_kept(url: str) -> None:
     with httpx.Client(base_url=url) as client:
-        conversation = Conversation(ChatOptions(base_url=url, model="m"), client)
+        conversation = ChatSession(ChatOptions(base_url=url, model="m"), client)
         answer = conversation.ask("one")
         assert [next(answer), next(answer)] == ["", "Hel"]
         answer.close()
@@ -120,7 +120,7 @@ def test_an_answer_stopped_half_way_is_kept(url: str) -> None:
 def test_reasoning_is_shown_and_not_sent_back(url: str) -> None:
     thoughts: list[str] = []
     with httpx.Client(base_url=url) as client:
-        conversation = Conversation(ChatOptions(base_url=url, model="m"), client, on_reasoning=thoughts.append)
+        conversation = ChatSession(ChatOptions(base_url=url, model="m"), client, on_reasoning=thoughts.append)
         assert "".join(conversation.ask("think")) == "Hello"
     assert thoughts == ["Hm", "m."]
     assert conversation.messages[1:] == [{"role": "assistant", "content": "Hello"}]

@@ -30,7 +30,7 @@ from inferd.server.errors import table as errors
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.language import Language, json_value, lark, pattern
-from inferd.server.structured.turns import Turns
+from inferd.server.structured.turns import TenantTurns
 from tests.sim.loop import VirtualLoop
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -296,7 +296,7 @@ def test_a_lane_takes_nothing_that_would_wait_too_long(monkeypatch: pytest.Monke
 
 def test_turns_ahead() -> None:
     async def main() -> None:
-        turns = Turns(2)
+        turns = TenantTurns(2)
         assert turns.num_ahead("a") == 0
         waiting = [asyncio.create_task(turns.acquire(tenant)) for tenant in ("a", "a", "a", "a", "a", "b")]
         await asyncio.sleep(0)

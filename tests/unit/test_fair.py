@@ -15,7 +15,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.fairness import fair as fair_module
-from inferd.engine.sched.fairness.fair import OUTPUT_COST, REMEMBERED_S, Account, Shares
+from inferd.engine.sched.fairness.fair import OUTPUT_COST, REMEMBERED_S, Shares, TenantShare
 from inferd.engine.sched.fairness.heap import Key
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
@@ -309,7 +309,7 @@ def test_a_turn_does_not_look_at_everybody(monkeypatch: pytest.MonkeyPatch) -> N
     """2,000 tenants wait: what a step reads of them goes by the requests that start."""
     num_read, order = 0, fair_module._order
 
-    def counted(account: Account) -> Key:
+    def counted(account: TenantShare) -> Key:
         nonlocal num_read
         num_read += 1
         return order(account)

@@ -14,7 +14,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.params import MAX_SEED
 from inferd.server.generate.intake import Caller, Intake
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.chat import ChatRequest
@@ -61,7 +61,7 @@ class Asker:
     def __init__(self, model: ServedModel, lanes: Lanes) -> None:
         self.model = model
         self.grammars = Taken()
-        self.intake = Intake(model, Prompts(model, lanes), self.grammars)
+        self.intake = Intake(model, PromptReader(model, lanes), self.grammars)
 
     def chat(self, **body: object) -> GenerateRequest:
         return asyncio.run(self.intake.chat(read(ChatRequest, {**HI, **body}), CALLER))
@@ -104,7 +104,7 @@ def test_room_is_asked_for_with_what_is_left_of_the_callers_target_and_else_the_
     """It arrived 0.3 s ago: its body was slow."""
     clock = SimpleNamespace(monotonic=lambda: CALLER.arrival_s + 0.3)
     monkeypatch.setattr("inferd.server.generate.intake.time", clock)
-    intake = Intake(model, Prompts(model, lanes), Taken(), Targets(ttft_s=2.0))
+    intake = Intake(model, PromptReader(model, lanes), Taken(), Targets(ttft_s=2.0))
     asked: list[float | None] = []
     for own_s in (0.5, None):
         caller = replace(CALLER, targets=Targets(own_s), check_room=lambda _, target_s, __: asked.append(target_s))

@@ -20,7 +20,7 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
-from inferd.server.commands.plan import PlanOptions, Report, build, to_json
+from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
 from inferd.server.commands.plan_table import show
 
 GIB = 2**30
@@ -42,11 +42,11 @@ def machine(gib: float = 64, has_bf16_matmul: bool = True) -> Machine:
     return Machine(2, int(gib * GIB), int(gib * GIB), has_bf16_matmul)
 
 
-def report(model: str, gib: float = 64, **asked: Any) -> Report:
+def report(model: str, gib: float = 64, **asked: Any) -> PlanReport:
     return build(PlanOptions(model=model, **asked), machine(gib))
 
 
-def shown(said: Report, width: int = 100) -> str:
+def shown(said: PlanReport, width: int = 100) -> str:
     console = Console(file=StringIO(), width=width, highlight=False)
     show(said, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

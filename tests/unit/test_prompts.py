@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.generate.prompts import MANY_IDS, Prompts
+from inferd.server.generate.prompts import MANY_IDS, PromptReader
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import Conversation
@@ -52,7 +52,7 @@ class Endless:
 
 def test_nothing_more_is_read_for_a_caller_that_has_left(model: ServedModel, lanes: Lanes) -> None:
     endless = Endless()
-    prompts = Prompts(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
+    prompts = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
 
     async def leave() -> None:
         task = asyncio.create_task(prompts.encode("x", add_special=False))
@@ -72,11 +72,11 @@ def test_a_short_text_does_not_wait_for_the_rest_of_long_ones(model: ServedModel
     endless = Endless()
     endless.goes_on.set()
     lanes = Lanes()
-    long = Prompts(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
+    long = PromptReader(replace(model, tokenizer=cast("Tokenizer", endless)), lanes)
 
     async def ask() -> None:
         tasks = [asyncio.create_task(long.encode("x", add_special=False)) for _ in range(16)]
-        assert await Prompts(model, lanes).encode("hello", add_special=False)
+        assert await PromptReader(model, lanes).encode("hello", add_special=False)
         assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()
@@ -86,7 +86,7 @@ def test_a_short_text_does_not_wait_for_the_rest_of_long_ones(model: ServedModel
 
 
 def test_what_is_kept_of_a_long_prompt_is_the_end_of_the_whole(model: ServedModel, lanes: Lanes) -> None:
-    prompts = Prompts(model, lanes)
+    prompts = PromptReader(model, lanes)
     whole = model.tokenizer.encode(WORDS, True)
     assert len(whole) > 16 * model.max_model_len
 
@@ -105,7 +105,7 @@ def test_what_is_kept_of_a_long_prompt_is_the_end_of_the_whole(model: ServedMode
 
 
 def test_a_refusal_names_the_limit_that_it_broke(model: ServedModel, lanes: Lanes) -> None:
-    prompts, digits = Prompts(model, lanes), "7" * (MANY_IDS + 2)
+    prompts, digits = PromptReader(model, lanes), "7" * (MANY_IDS + 2)
 
     def refusal(work: object) -> tuple[str, str]:
         with pytest.raises(RequestError) as caught:

@@ -28,7 +28,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision import restart_policy as deaths_module
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
-from inferd.server.supervision.supervisor import Recovery
+from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
 
@@ -159,7 +159,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
         router = Router(None, Metrics("tiny"))
         if has_served:
             router.became_ready.set()
-        await Recovery(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
+        await EngineSupervisor(router, EngineConfig(model_path="x"), LogStyle(), lambda _: None).run()
 
     monkeypatch.setattr(EngineHandle, "begin", refuse)
     with pytest.raises(StartError, match="no room"):

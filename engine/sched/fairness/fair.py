@@ -23,7 +23,7 @@ REMEMBERED_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class TenantShare:
     """One tenant's."""
 
     tenant: str
@@ -48,7 +48,7 @@ class Account:
         return self.num_live > 0 and not self.num_running
 
 
-def _order(account: Account) -> Key:
+def _order(account: TenantShare) -> Key:
     """Of tenants that wait: neither grows less."""
     return account.served, account.seen_s
 
@@ -57,13 +57,13 @@ class Shares:
     """The tenants that have requests, are ahead of others, or were here lately. Whose turn it is takes O(log n)."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, TenantShare] = {}
         """By when a request of each last came."""
-        self._lines: dict[bool, LazyHeap[Account]] = {False: LazyHeap(_order), True: LazyHeap(_order)}
+        self._lines: dict[bool, LazyHeap[TenantShare]] = {False: LazyHeap(_order), True: LazyHeap(_order)}
         """Those who wait, by whether they have a slot."""
         self._num_without = 0
         """Who has requests, and none of them a slot."""
-        self._last: Account | None = None
+        self._last: TenantShare | None = None
         """Of who left the queue last: where nobody waits, newcomers are lifted to it."""
         self.now_s = 0.0
         """When a request last came, or a step was planned."""
@@ -81,7 +81,7 @@ class Shares:
         account = self._accounts.pop(tenant, None)
         floor = self._floor()
         if account is None:
-            account = Account(tenant, weight, floor, now)
+            account = TenantShare(tenant, weight, floor, now)
         elif self._accounts and not account.waits:
             account.served = max(account.served, floor)
         account.weight, account.seen_s = weight, max(account.seen_s, now)
@@ -112,7 +112,7 @@ class Shares:
         """One more of its requests holds a slot, or one fewer."""
         self._change(self._accounts[tenant], running=change)
 
-    def _change(self, account: Account, *, live: int = 0, running: int = 0) -> None:
+    def _change(self, account: TenantShare, *, live: int = 0, running: int = 0) -> None:
         was_seated, was_without = account.is_seated, account.is_without
         account.num_live += live
         account.num_running += running
@@ -228,5 +228,5 @@ class Shares:
         }
 
 
-def _turn(account: Account, forgiven: float = 0.0) -> tuple[float, bool, float]:
+def _turn(account: TenantShare, forgiven: float = 0.0) -> tuple[float, bool, float]:
     return account.served - forgiven / account.weight, account.is_seated, account.seen_s

@@ -24,7 +24,7 @@ MAX_RUNNING_BYTES, MAX_RUNNING_BYTES_IN_ALL = 2**26, 2**28
 alone may hold any number."""
 
 
-class Draft(Protocol):
+class ResponseDraft(Protocol):
     """A response while it is made."""
 
     id: str
@@ -47,7 +47,7 @@ class Job:
     """One of them."""
 
     tenant: str
-    draft: Draft
+    draft: ResponseDraft
     events: AsyncGenerator[Event, None]
     abort: Callable[[], None]
     """Ends the generation; idempotent."""

@@ -10,7 +10,7 @@ import orjson
 
 from inferd.server.api.answer import Json
 from inferd.server.api.responses.chat_request import Placed, chat_request
-from inferd.server.api.responses.draft import Draft
+from inferd.server.api.responses.draft import ResponseDraft
 from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
@@ -25,7 +25,7 @@ _PREVIOUS = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ResponseContext:
     """A request with all that came before it."""
 
     chat: ChatRequest
@@ -37,15 +37,15 @@ class Conversation:
 
 def conversation_of(
     wire: ResponsesRequest, previous: Stored | None, with_item: Callable[[str], Stored | None]
-) -> Conversation:
+) -> ResponseContext:
     """`with_item`: the stored response that an item is of. Raises `RequestError`."""
     placed = [*_history(previous), *_resolved(wire.input, with_item)]
     items = [_with_id(item) for item, _ in placed]
     item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
-    return Conversation(chat_request(wire, placed), exact(orjson.dumps(items)), item_ids)
+    return ResponseContext(chat_request(wire, placed), exact(orjson.dumps(items)), item_ids)
 
 
-def stored_of(conversation: Conversation, draft: Draft) -> Stored:
+def stored_of(conversation: ResponseContext, draft: ResponseDraft) -> Stored:
     """The response as it is now."""
     item_ids = tuple(dict.fromkeys((*conversation.item_ids, *draft.item_ids)))
     return Stored(draft.id, exact(orjson.dumps(draft.shown())), conversation.context, item_ids)

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class Draft:
+class ResponseDraft:
     """A response, from `queued` or `in_progress` to the status it ends with."""
 
     def __init__(self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str) -> None:

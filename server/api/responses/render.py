@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.responses.draft import Draft, Json
+from inferd.server.api.responses.draft import Json, ResponseDraft
 from inferd.server.api.responses.output import Told
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event
@@ -19,7 +19,7 @@ class ResponsesRendering:
 
     keep_alive = sse.KEEP_ALIVE
 
-    def __init__(self, draft: Draft, keep: Callable[[Draft], None]) -> None:
+    def __init__(self, draft: ResponseDraft, keep: Callable[[ResponseDraft], None]) -> None:
         """`keep` is given the response once it has ended well."""
         self._draft, self._keep = draft, keep
         self._num_events = 0

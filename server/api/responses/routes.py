@@ -16,8 +16,8 @@ from inferd.server.api.query import read_query
 from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import check, in_callers_words
-from inferd.server.api.responses.conversation import Conversation, conversation_of, stored_of
-from inferd.server.api.responses.draft import Draft
+from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
+from inferd.server.api.responses.draft import ResponseDraft
 from inferd.server.api.responses.render import ResponsesRendering
 from inferd.server.api.responses.store import Stored
 from inferd.server.api.service import Service
@@ -59,7 +59,7 @@ class ResponsesApi:
             work = service.intake.chat(conversation.chat, caller, prefix="resp_")
             taken = await while_asked(request, caller.deadline_s, work)
         service.metrics.request_arrived("responses")
-        draft = Draft(service, wire, taken, model)
+        draft = ResponseDraft(service, wire, taken, model)
         if wire.background:
             shown = await self._start(draft, taken, caller, conversation, num_bytes)
             return _json(exact(orjson.dumps(shown)), dict(warned(body.headers, taken.warnings)))
@@ -94,7 +94,7 @@ class ResponsesApi:
         work, size = partial(_page, found.context, query), len(found.context)
         return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
 
-    async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> Conversation:
+    async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
         """`num_bytes`: of the request. Raises `RequestError`, also for a response or an item that is not there."""
         previous = None
         if wire.previous_response_id is not None:
@@ -111,7 +111,12 @@ class ResponsesApi:
         return work() if is_short else await self._service.lanes.run(work, num_bytes)
 
     async def _start(
-        self, draft: Draft, taken: GenerateRequest, caller: Caller, conversation: Conversation, num_bytes: int
+        self,
+        draft: ResponseDraft,
+        taken: GenerateRequest,
+        caller: Caller,
+        conversation: ResponseContext,
+        num_bytes: int,
     ) -> Json:
         """The response as it begins in the background; `num_bytes` of its request. Raises `RequestError` where it
         cannot."""
@@ -140,7 +145,7 @@ class ResponsesApi:
         self._background.start(job)
         return shown
 
-    def _keep(self, tenant: str, conversation: Conversation, draft: Draft) -> None:
+    def _keep(self, tenant: str, conversation: ResponseContext, draft: ResponseDraft) -> None:
         if draft.is_kept:
             stored = stored_of(conversation, draft)
             draft.is_kept = self._store.put(tenant, stored)

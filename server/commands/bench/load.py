@@ -25,7 +25,7 @@ OnDone = Callable[[Outcome], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """What a load run gave, and how well the generator kept up."""
 
     outcomes: tuple[Outcome, ...]
@@ -106,7 +106,7 @@ async def open_loop(
     return outcomes
 
 
-async def run_load(client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone) -> Run:
+async def run_load(client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone) -> LoadRun:
     """The measured part. The requests are made beforehand: making them is no part of the load."""
     ready = list(requests)
     lags: list[float] = []
@@ -116,7 +116,7 @@ async def run_load(client: Client, options: LoadOptions, requests: Iterable[Load
     outcomes = await loop(client, options, ready, on_done)
     duration_s = time.perf_counter() - began_s
     probe.cancel()
-    return Run(tuple(outcomes), duration_s, tuple(lags), (time.process_time() - cpu_began_s) / duration_s)
+    return LoadRun(tuple(outcomes), duration_s, tuple(lags), (time.process_time() - cpu_began_s) / duration_s)
 
 
 async def _probe_lag(lags: list[float]) -> None:

@@ -34,7 +34,7 @@ PAGE = (
 )
 
 
-class Prompts(Protocol):
+class PromptSource(Protocol):
     """Makes the part of a request that says what to complete."""
 
     def fields(self, index: int, num_tokens: int) -> dict[str, Any]: ...
@@ -78,7 +78,7 @@ def _prefixes(options: LoadOptions, items: Sequence[Item], length: int) -> list[
     return [random.Random(f"{options.seed}/{name}").choices(items, k=length) for name in names]
 
 
-async def make_prompts(options: LoadOptions, client: Client, model: str) -> Prompts:
+async def make_prompts(options: LoadOptions, client: Client, model: str) -> PromptSource:
     """Ask the server's tokenizer what an ordinary id is. Raises `ConfigError` where it cannot say."""
     if options.api == "chat" or options.prompts == "words":
         num_tokens = await _count_page(options, client, model)
@@ -137,7 +137,9 @@ class LoadRequest:
     output_len: int
 
 
-def load_requests(options: LoadOptions, model: str, prompts: Prompts, first: int, count: int) -> Iterator[LoadRequest]:
+def load_requests(
+    options: LoadOptions, model: str, prompts: PromptSource, first: int, count: int
+) -> Iterator[LoadRequest]:
     """Requests `first` to `first + count - 1`: streamed, of exact output length, with usage and token ids."""
     for index in range(first, first + count):
         rng = random.Random(f"{options.seed}/{index}/lengths")

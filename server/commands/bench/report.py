@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from inferd.server.commands.bench.answer import Outcome
-from inferd.server.commands.bench.load import Run
+from inferd.server.commands.bench.load import LoadRun
 from inferd.server.commands.bench.options import LoadOptions
 from inferd.server.commands.bench.slo import Goodput, Objective, goodput
 from inferd.server.errors.table import clip
@@ -37,7 +37,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """The figures of one run. Rates are of successful requests over the whole duration; None where nothing was seen."""
 
     num_ok: int
@@ -82,10 +82,10 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(sum(seen) / len(seen), quantile(seen, 0.5), quantile(seen, 0.9), quantile(seen, 0.99))
 
 
-def summarize(run: Run, objective: Objective | None = None) -> Report:
+def summarize(run: LoadRun, objective: Objective | None = None) -> BenchReport:
     ok = [outcome for outcome in run.outcomes if outcome.error is None]
     num_input, num_output = sum(outcome.num_input for outcome in ok), sum(outcome.num_output for outcome in ok)
-    return Report(
+    return BenchReport(
         num_ok=len(ok),
         errors=dict(Counter(outcome.error for outcome in run.outcomes if outcome.error is not None)),
         duration_s=run.duration_s,
@@ -107,7 +107,7 @@ def summarize(run: Run, objective: Objective | None = None) -> Report:
     )
 
 
-def warnings(report: Report) -> list[str]:
+def warnings(report: BenchReport) -> list[str]:
     """What a reader of the numbers must know."""
     found = []
     if report.num_ok and (_is_late(report) or report.generator_cpu_share > MAX_CPU_SHARE):
@@ -120,13 +120,13 @@ def warnings(report: Report) -> list[str]:
     return found
 
 
-def _is_late(report: Report) -> bool:
+def _is_late(report: BenchReport) -> bool:
     """The event loop's lag is long in itself, and long beside the gaps that it distorts."""
     median_s = report.itl_s.p50 if report.itl_s else 0.0
     return report.loop_lag_p99_s > max(MAX_LAG_P99_S, MAX_LAG_SHARE * median_s)
 
 
-def table(report: Report) -> Table:
+def table(report: BenchReport) -> Table:
     """Latencies in milliseconds."""
     shown = Table()
     shown.add_column("ms", style="bold")
@@ -139,7 +139,7 @@ def table(report: Report) -> Table:
     return shown
 
 
-def headline(report: Report) -> str:
+def headline(report: BenchReport) -> str:
     """Throughput, in one line."""
     cached = f" ({report.num_cached_tokens:,} cached)" if report.num_cached_tokens else ""
     return (
@@ -148,7 +148,7 @@ def headline(report: Report) -> str:
     )
 
 
-def goodput_line(report: Report, objective: Objective) -> str:
+def goodput_line(report: BenchReport, objective: Objective) -> str:
     """What met the objective, in one line."""
     assert report.goodput is not None
     met, num_sent = report.goodput, report.num_ok + report.num_failed
@@ -158,7 +158,7 @@ def goodput_line(report: Report, objective: Objective) -> str:
     )
 
 
-def as_json(report: Report, options: LoadOptions, model: str, server_version: str | None) -> dict[str, Any]:
+def as_json(report: BenchReport, options: LoadOptions, model: str, server_version: str | None) -> dict[str, Any]:
     """Everything needed to repeat the run and to compare it."""
     return {
         "tool": "inferd bench serve",

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from inferd.engine.api.errors import ConfigError
 from inferd.server.commands.bench.answer import Outcome
 from inferd.server.commands.bench.client import Client, ClientError
-from inferd.server.commands.bench.load import Run, closed_loop, run_load
+from inferd.server.commands.bench.load import LoadRun, closed_loop, run_load
 from inferd.server.commands.bench.options import LoadOptions
 from inferd.server.commands.bench.prompts import LoadRequest, load_requests, make_prompts
 from inferd.server.commands.bench.report import as_json, failures, goodput_line, headline, summarize, table, warnings
@@ -23,7 +23,7 @@ from inferd.server.commands.bench.report import as_json, failures, goodput_line,
 class Session:
     """A load run that is over, and whom it loaded."""
 
-    run: Run
+    run: LoadRun
     model: str
     server_version: str | None
 
@@ -104,7 +104,7 @@ async def _warm_up(client: Client, options: LoadOptions, requests: list[LoadRequ
         raise ConfigError(f"the server answers none of these requests: {failures(outcomes)}")
 
 
-async def _measure(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> Run:
+async def _measure(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> LoadRun:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
