@@ -345,7 +345,7 @@ def test_a_model_of_one_position_is_refused() -> None:
 )
 def test_room_for_one_token_is_no_room(monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
     """An automatic length must leave a token of output."""
-    for module in ("config", "capacity"):
+    for module in ("config", "memory.capacity"):
         monkeypatch.setattr(f"inferd.engine.api.{module}.{source}", lambda *_: 1)
     with pytest.raises(CapacityError, match=words):
         resolve(ASKED, facts(), machine(64))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.generate.prompts import Prompts
+from inferd.server.generate.prompts import PromptReader
 from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
@@ -58,7 +58,7 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
     async def run() -> None:
         lanes = Lanes()
         try:
-            prompts = Prompts(replace(model, template=ChatTemplate(slow, {})), lanes, render_limit_s=0.05)
+            prompts = PromptReader(replace(model, template=ChatTemplate(slow, {})), lanes, render_limit_s=0.05)
             for _ in range(10):  # more than there are threads
                 with pytest.raises(RequestError) as caught:
                     await prompts.render(Conversation([message, message]), add_special=False)

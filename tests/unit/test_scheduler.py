@@ -11,7 +11,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal, SchedulerConfig
-from inferd.engine.sched.plan import ErrorRow, RowResult, RowStatus, StepPlan, StepResult
+from inferd.engine.sched.plan import Row, RowResult, RowStatus, StepPlan, StepResult
 from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 
 TOKEN = 7
@@ -51,7 +51,7 @@ class Engine:
         self.plans.append(plan)
         return [(self.name_of(row), row.start, row.num_tokens, row.samples) for row in plan.rows]
 
-    def name_of(self, row: ErrorRow) -> str:
+    def name_of(self, row: Row) -> str:
         """Whose row it is."""
         entries = [*self.scheduler._running, *self.scheduler._slots.draining]
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]

@@ -9,7 +9,7 @@ from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
 from inferd.engine.sched.fairness.fair import REMEMBERED_S, Shares
-from inferd.engine.sched.plan import ErrorRow
+from inferd.engine.sched.plan import Row
 
 _CACHE = KVCache(1, 1)
 
@@ -29,13 +29,13 @@ def test_a_token_of_a_prompt_costs_one_and_one_of_an_answer_two_and_neither_twic
     shares, entry = Shares(), entry_of(5, "t")
     shares.arrive("t", weight, 0.0)
     for row, cost in (
-        (ErrorRow(0, 0, 2, False), 2.0),
-        (ErrorRow(0, 2, 1, False), 1.0),
-        (ErrorRow(0, 3, 2, True), 2.0 + 2.0),  # the rest of the prompt and the first token
-        (ErrorRow(0, 5, 1, True), 2.0),
-        (ErrorRow(0, 0, 4, False), 0.0),  # preempted, and computed again
-        (ErrorRow(0, 4, 2, False), 0.0),
-        (ErrorRow(0, 6, 1, True), 2.0),
+        (Row(0, 0, 2, False), 2.0),
+        (Row(0, 2, 1, False), 1.0),
+        (Row(0, 3, 2, True), 2.0 + 2.0),  # the rest of the prompt and the first token
+        (Row(0, 5, 1, True), 2.0),
+        (Row(0, 0, 4, False), 0.0),  # preempted, and computed again
+        (Row(0, 4, 2, False), 0.0),
+        (Row(0, 6, 1, True), 2.0),
     ):
         before = served(shares, "t")
         shares.charge(entry, row)
@@ -45,7 +45,7 @@ def test_a_token_of_a_prompt_costs_one_and_one_of_an_answer_two_and_neither_twic
 def test_a_prefix_hit_costs_nothing() -> None:
     shares, entry = Shares(), entry_of(10, "t")
     shares.arrive("t", 1.0, 0.0)
-    shares.charge(entry, ErrorRow(0, 8, 1, False))
+    shares.charge(entry, Row(0, 8, 1, False))
     assert served(shares, "t") == 1.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.engine.sched.latency.least_squares import LeastSquares, solve
 from inferd.engine.sched.latency.step_time import UNKNOWN, Coefficients, Seed, StepLoad, StepTimeModel
-from inferd.engine.sched.plan import ErrorRow
+from inferd.engine.sched.plan import Row
 
 PLANTED = Seed(Coefficients(4e-3, 2e-5, 3e-8), Coefficients(6e-3, 3e-5, 4e-8, 4e-10))
 SEEDS = {
@@ -26,9 +26,9 @@ def truth(load: StepLoad) -> float:
 
 def random_load(rng: Random) -> StepLoad:
     num_decodes = rng.randint(1, 256)
-    rows = [ErrorRow(slot, rng.randint(1, 4000), 1, True) for slot in range(num_decodes)]
+    rows = [Row(slot, rng.randint(1, 4000), 1, True) for slot in range(num_decodes)]
     if rng.random() < 0.5:
-        rows.append(ErrorRow(num_decodes, rng.randint(0, 8000), rng.randint(2, 2048), False))
+        rows.append(Row(num_decodes, rng.randint(0, 8000), rng.randint(2, 2048), False))
     return StepLoad.of(rows)
 
 
@@ -92,7 +92,7 @@ def test_a_step_of_no_time_counts_nothing() -> None:
 
 
 def test_a_load_is_counted_row_by_row() -> None:
-    rows = [ErrorRow(0, 7, 1, True), ErrorRow(1, 10, 3, False), ErrorRow(2, 0, 4, True)]
+    rows = [Row(0, 7, 1, True), Row(1, 10, 3, False), Row(2, 0, 4, True)]
     assert StepLoad.of(rows) == (8, 7, (2 * 10 * 3 + 3**2) + 4**2)
     assert StepLoad.of(rows[:1]) == (1, 7, 0)
 
