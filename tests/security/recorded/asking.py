@@ -227,7 +227,7 @@ def answer_of(path: str, response: http.client.HTTPResponse, body: bytes, submit
     if (allow := response.getheader("allow")) is not None:
         headers.append("allow: " + ", ".join(sorted(allow.split(", "))))
     if warning := response.getheader("x-inferd-warning"):
-        headers.append("x-inferd-warning: " + ", ".join(re.findall(r"'([^']*)'", warning)))
+        headers.append("x-inferd-warning: " + ", ".join(_QUOTED.findall(warning)))
     error: Any = None
     if media == "application/json" and response.status >= 400 and body:
         error = _error_of(body)
