@@ -350,7 +350,7 @@ def test_who_waits_in_vain_is_told_before_work_is_wasted() -> None:
     engine.step()
     engine.add("begun", 10, max_tokens=500)
     engine.step()
-    engine.scheduler._forecast.completion_rate = type(engine.scheduler._forecast.ends)()
+    engine.scheduler._forecast.completion_rate = type(engine.scheduler._forecast.completion_rate)()
     waits = engine.add("waits", 10, ttft_target_s=0.3)
     engine.add("replayed", 10, ttft_target_s=0.5, emitted=2)
     assert list(engine.scheduler.shed(engine.now)) == []
