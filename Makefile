@@ -9,6 +9,7 @@ MODEL ?= tiny
 ARGS ?=
 TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train clean
@@ -70,8 +71,13 @@ gpu: ## Measure one CUDA GPU: make gpu PART=checks, kernels, engine or peers; wi
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(PART),--part $(PART)) \
 		$(if $(DRY),--dry) $(ARGS)
 
-docs: $(STAMP) ## Write the tables of docs/api.md anew, from those that requests are checked with
+$(DOCS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) ## Write the tables of docs/api.md anew and build the site in build/site; broken links fail
 	@$(BIN)/python -m inferd.server.api.reference
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m examples.tiny.train

@@ -1,11 +1,15 @@
-"""The committed page is the one that the tables give."""
+"""The tables of docs/api.md are up to date, the pages name only what exists, and the README is short."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from inferd.server.api import reference as docs
 from inferd.server.schema.kinds import (
@@ -22,7 +26,101 @@ from inferd.server.schema.kinds import (
     TokenIds,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "api.md"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
+]
+MAX_README_WORDS = 900
+
+
+def load_hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    return hooks
+
+
+HOOKS = load_hooks()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MAX_README_WORDS
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub and mkdocs give a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\(([^)\s#:]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{page.name} links to {path}"
+        assert not anchor or anchor[1:] in anchors(target), f"{page.name} links to {path}{anchor}"
+
+
+def test_every_test_that_the_reliability_page_names_exists() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    names = re.findall(r"`((?:tests/)?(?:[a-z0-9_]+/)*test_[a-z_]+)`", page)
+    assert len(names) > 40
+    for name in names:
+        path = name if name.startswith("tests/") else f"tests/reliability/{name}"
+        assert (ROOT / f"{path}.py").is_file(), f"docs/reliability.md names {name}"
+
+
+def nav_places(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [place for entry in (nav.values() if isinstance(nav, dict) else nav) for place in nav_places(entry)]
+
+
+def test_the_site_has_every_page_once() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    sources = [*HOOKS.ELSEWHERE, *(page.relative_to(ROOT).as_posix() for page in PAGES)]
+    assert sorted(nav_places(nav)) == sorted({HOOKS.site_path(source) for source in sources})
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    assert HOOKS.with_site_links("[a](docs/api.md#x) ![b](docs/assets/b.svg)", "README.md") == (
+        "[a](api.md#x) ![b](assets/b.svg)"
+    )
+    assert HOOKS.with_site_links("[a](../benchmarks/results/README.md)", "docs/gpu.md") == "[a](benchmarks/index.md)"
+    assert HOOKS.with_site_links("[a](soak.md) [b](../../README.md)", "benchmarks/results/README.md") == (
+        "[a](soak.md) [b](../index.md)"
+    )
+    assert HOOKS.with_site_links("[a](https://example.org/docs/) [b](#c)", "README.md") == (
+        "[a](https://example.org/docs/) [b](#c)"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script async src="https://cdn.example/a.js">',
+        "<img alt='x' src=//cdn.example/a.png>",
+        '<link rel="stylesheet" href="https://cdn.example/a.css">',
+        "@font-face { src: url(https://cdn.example/a.woff2) }",
+        '@import "https://cdn.example/a.css";',
+    ],
+)
+def test_what_a_browser_would_fetch_from_another_host_is_found(text: str) -> None:
+    assert len(HOOKS.fetched_from_elsewhere(text)) == 1
+
+
+def test_links_to_click_and_own_files_are_not_fetched_from_another_host() -> None:
+    page = (
+        '<a href="https://example.org">x</a><script src="a.js"></script><link rel="canonical" href="https://a.example">'
+    )
+    assert HOOKS.fetched_from_elsewhere(page + "body { background: url(a.png) }") == []
+    assert HOOKS.fetched_from_elsewhere((ROOT / "docs" / "assets" / "answer.svg").read_text(encoding="utf-8")) == []
 
 
 def test_the_page_is_what_the_tables_give() -> None:
