@@ -89,22 +89,19 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.stacks is not None:
         sample_into(asked.stacks)
-
-    def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[FreeWorker, Ready]:
-        return load_free(config, started_s, report, asked.step_ms / 1e3)
-
-    # All that the engine process takes from torch and from the rooms that compute.
-    _stand_in("torch", inference_mode=lambda: lambda function: function, OutOfMemoryError=MemoryError)
-    _stand_in("inferd.engine.worker.runner", Runner=object)
-    _stand_in("inferd.engine.worker.load", load_worker=load_worker)
+    take_the_models_place(asked.step_ms / 1e3)
     return boot.main()
 
 
-def _stand_in(name: str, **names: object) -> None:
-    """Who imports module `name` finds `names` there, and nothing else."""
-    module = ModuleType(name)
-    vars(module).update(names)
-    sys.modules[name] = module
+def take_the_models_place(step_s: float) -> None:
+    """Have the engine process, which must not be imported yet, find this module's worker instead of the real one."""
+
+    def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[FreeWorker, Ready]:
+        return load_free(config, started_s, report, step_s)
+
+    module = ModuleType("inferd.engine.worker.load")
+    vars(module).update(load_worker=load_worker)
+    sys.modules[module.__name__] = module
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +20,7 @@ import zmq
 
 from inferd.engine.api.config import precision_of
 from inferd.engine.api.cost.step_cost import WorkModel
-from inferd.engine.api.errors import ConfigError, StartError
+from inferd.engine.api.errors import StartError
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.flight_recorder import FlightRecord
 from inferd.engine.api.process.heartbeat import EnginePhase, Heartbeat
@@ -50,10 +49,8 @@ from inferd.engine.process.step_watch import StepWatch
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
-from inferd.engine.worker.executor import ThreadExecutor, Worker, WorkerThread
-from inferd.engine.worker.faults import Fault, FaultyWorker, damaged
+from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.load import load_worker
-from inferd.engine.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +64,6 @@ _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 _SEALED_POLL_S = 0.005
 
-FAULTS_VARIABLE = "_INFERD_TEST_FAULTS"
-"""Faults for tests, with commas between: see `worker/faults`. No setting, and read here alone."""
-TEST_VARIABLE = "_INFERD_TEST"
-"""Must be 1 where faults are asked for."""
-
 
 class EngineLink:
     """The engine's end of the wire."""
@@ -79,9 +71,6 @@ class EngineLink:
     def __init__(self, run_dir: Path, epoch: int, heartbeat: Heartbeat) -> None:
         """`heartbeat` is told how many frames went each way: so a last one that is lost is missed, too."""
         self._epoch, self._heartbeat = epoch, heartbeat
-        self.damage: dict[int, str] = {}
-        """For tests: frame to send -> what becomes of it."""
-        self._is_mute = False
         self._num_sent = self._num_received = 0
         context = zmq.Context()
         self._in, self._out = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -91,18 +80,9 @@ class EngineLink:
         self._out.connect(from_engine_endpoint(run_dir))
 
     def send(self, message: FromEngine) -> None:
-        frame = encode(message, self._epoch, self._num_sent)
-        for sent in self._on_the_wire(frame):
-            self._out.send(sent)
+        self._out.send(encode(message, self._epoch, self._num_sent))
         self._num_sent += 1
         self._heartbeat.num_frames_sent = self._num_sent
-
-    def _on_the_wire(self, frame: bytes) -> Sequence[bytes]:
-        what = self.damage.get(self._num_sent)
-        self._is_mute = self._is_mute or what == "mute"
-        if self._is_mute:
-            return ()
-        return (frame,) if what is None else damaged(frame, what)
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
         """Every message that has come, or as many as are taken in a moment; waits for the first up to `timeout_ms`."""
@@ -162,8 +142,6 @@ def build(
     `started_s`: when the first phase began (monotonic).
     """
     config = launch.config
-    faults = _faults_of(os.environ, launch.epoch)
-    link.damage = {fault.at: fault.what for fault in faults if fault.where == "frame"}
     thread = WorkerThread()
     worker, ready = thread.submit(load_worker, config, started_s, link.send).result()
     assert config.max_num_seqs is not None and config.max_num_batched_tokens is not None
@@ -183,7 +161,7 @@ def build(
     decode, chunked = work.seconds(ready.peaks)
     core = EngineCore(
         Scheduler(limits, cache, Seed(Coefficients(*decode), Coefficients(*chunked))),
-        ThreadExecutor(_with_faults(worker, faults), thread),
+        ThreadExecutor(worker, thread),
         vocab_size=ready.vocab_size,
         clock=time.monotonic,
         work=work,
@@ -191,26 +169,6 @@ def build(
         recorder=StepWatch(flight, heartbeat, ready.peaks),
     )
     return core, ready
-
-
-def _faults_of(environ: Mapping[str, str], epoch: int) -> list[Fault]:
-    """What a test wants to go wrong in this life of the engine. Raises `ConfigError`."""
-    text = environ.get(FAULTS_VARIABLE, "")
-    if not text:
-        return []
-    if environ.get(TEST_VARIABLE) != "1":
-        raise ConfigError(
-            f"{FAULTS_VARIABLE} breaks the engine on purpose, for tests: unset it, or set {TEST_VARIABLE}=1"
-        )
-    try:
-        faults = [Fault.parse(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{FAULTS_VARIABLE}: {error}") from error
-    return [fault for fault in faults if fault.life in (None, epoch)]
-
-
-def _with_faults(worker: Runner, faults: list[Fault]) -> Worker:
-    return FaultyWorker(worker, faults) if faults else worker
 
 
 def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:

@@ -45,8 +45,8 @@ def children(pid: int) -> dict[int, str]:
 
 
 def is_engine(command: str) -> bool:
-    """Whether a command line is that of an engine process, which may be a free model's."""
-    return "inferd.engine.process.boot" in command or "free_engine.py" in command
+    """Whether a command line is that of an engine process, which may be a free model's or a faulty one."""
+    return any(name in command for name in ("inferd.engine.process.boot", "free_engine.py", "faulty_engine.py"))
 
 
 class Daemon:

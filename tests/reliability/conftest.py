@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
@@ -24,9 +26,12 @@ HTTP = httpx.Client(verify=False, timeout=30)
 """One for all questions: to make one takes 20 ms of processor time, which the engines need."""
 
 
-def faulty(faults: str) -> dict[str, str]:
-    """The environment of a daemon whose engines have these faults."""
-    return {"_INFERD_TEST_FAULTS": faults, "_INFERD_TEST": "1"}
+def faulty(*faults: str, step_ms: float | None = None) -> tuple[str, ...]:
+    """The program of a daemon whose engines have these faults (`faulty_engine`): with a free model if `step_ms` is
+    given, else with the real one."""
+    program = [sys.executable, "-P", str(Path(__file__).with_name("faulty_server.py"))]
+    free = [] if step_ms is None else ["--step-ms", str(step_ms)]
+    return (*program, *(f"--fault={fault}" for fault in faults), *free)
 
 
 def wait_until(fact: Callable[[], bool], within_s: float = 60.0, what: str = "it") -> None:

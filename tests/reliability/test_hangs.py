@@ -28,7 +28,8 @@ def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[...,
     """Two daemons at once, for what takes the time is to wait."""
     num_hangs = LONG_HANGS if is_long else SHORT_HANGS
     program = (str(INFERD),) if is_long else free_model(STEP_MS)
-    slow = start(WITHOUT_CACHE, env=faulty("slow@step=330@life=0,hang@step=630@life=0"), ready=False, program=program)
+    faults = faulty("slow@step=330@epoch=0", "hang@step=630@epoch=0", step_ms=None if is_long else STEP_MS)
+    slow = start(WITHOUT_CACHE, ready=False, program=faults)
     stopped = start(WITHOUT_CACHE, program=program)
     slow.wait_ready()
     expected = said(slow)

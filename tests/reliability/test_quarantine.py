@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Daemon, free_model
+from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Ask, Asker
 from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
 from tests.reliability.workloads import streams
@@ -32,8 +32,8 @@ def poison_drawn(token_id: int) -> Ask:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    faults = f"abort@token={ABORT},nan@token={NAN},memory@token={MEMORY}@life=0,kill@token={KILL}"
-    served = Daemon(WITHOUT_CACHE, "--kv-memory", "16MiB", env=faulty(faults))
+    faults = f"abort@token={ABORT}", f"nan@token={NAN}", f"memory@token={MEMORY}@epoch=0", f"kill@token={KILL}"
+    served = Daemon(WITHOUT_CACHE, "--kv-memory", "16MiB", program=faulty(*faults))
     served.wait_ready()
     yield served
     served.stop(signal.SIGKILL)
@@ -93,14 +93,8 @@ def test_r3_what_the_system_kills_each_time_is_failed_after_one_more(
 
 
 def test_r4_engines_that_deliver_nothing_end_the_server(start: Callable[..., Daemon]) -> None:
-    daemon = start(env=faulty("kill@step=1"), program=free_model(0))
+    daemon = start(program=faulty("kill@step=1", step_ms=0))
     answers = Asker(daemon.url).ask(streams(4, 20))
     assert {answer.error["code"] for answer in answers if answer.error} == {"engine_error"}
     assert daemon.process.wait(60) == 70
     assert "none delivered a token" in daemon.output
-
-
-def test_faults_are_refused_without_the_test_switch(start: Callable[..., Daemon]) -> None:
-    daemon = start(ready=False, env={"_INFERD_TEST_FAULTS": "kill@step=1"}, program=free_model(0))
-    assert daemon.process.wait(60) == 2
-    assert "breaks the engine on purpose" in daemon.output

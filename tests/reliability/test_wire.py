@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.e2e.conftest import INFERD, Daemon, free_model
+from tests.e2e.conftest import Daemon
 from tests.reliability.asking import Asker
 from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
 from tests.reliability.workloads import streams
@@ -24,9 +24,8 @@ SAID = {
 
 
 def test_r21_a_bad_frame_is_a_pause(start: Callable[..., Daemon], is_long: bool) -> None:
-    faults = faulty(",".join(f"{kind}@frame=60@life={life}" for life, kind in enumerate(SAID)))
-    program = (str(INFERD),) if is_long else free_model(STEP_MS)
-    daemon = start(WITHOUT_CACHE, env=faults, program=program)
+    faults = [f"{kind}@frame=60@epoch={epoch}" for epoch, kind in enumerate(SAID)]
+    daemon = start(WITHOUT_CACHE, program=faulty(*faults, step_ms=None if is_long else STEP_MS))
     asks, asker = streams(4, 300), Asker(daemon.url)
     disturbed = asker.ask(asks)
     assert restarts(daemon) == len(SAID)

@@ -70,7 +70,7 @@ RAW = (
 def daemon(start: Callable[..., Daemon]) -> Daemon:
     """Logs all there is; its first engine fails in the step that it is told to."""
     keys = {"INFERD_API_KEY": KEY, "INFERD_ADMIN_KEY": ADMIN_KEY}
-    return start("--log-level", "debug", env={**keys, **faulty("memory@step=150@life=0")})
+    return start("--log-level", "debug", env=keys, program=faulty("memory@step=150@epoch=0"))
 
 
 def ask(daemon: Daemon, path: str, body: dict[str, Any] | bytes, **headers: str) -> httpx.Response | None:

@@ -58,7 +58,7 @@ an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 """
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
-"""What `spawn` runs."""
+"""Command that `spawn` runs. A benchmark or a test puts an engine of its own here."""
 
 _WAY_OUT = "free some space, or set TMPDIR to a directory that can be written to"
 

@@ -1,0 +1,200 @@
+"""An engine process that breaks on purpose: the real one, or that of a free model, with faults in its worker and wire.
+
+`faulty_server.py` has the server start it. A fault is written WHAT@WHERE, or WHAT@WHERE@epoch=N if only the server's
+N-th engine (from 0) has it.
+
+WHERE is step=K (the K-th step of this process, from 1) or token=T (every step with a row that computes token id T) for:
+  kill    SIGKILL, as an operator or the system sends it
+  abort   the process aborts, as after a failed assertion
+  hang    the step never ends, and the process lives
+  slow    the step takes eight seconds
+  stop    SIGSTOP: the whole process stands still
+  nan     the KV of one token becomes NaN
+  memory  an allocation fails
+WHERE is frame=K (the K-th frame to the server, from 0) for:
+  lose, repeat, cut (to its first half), flip (one bit), mute (this frame and all later ones are lost)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import free_engine
+from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.process import boot
+from inferd.engine.sched.plan import Row, StepPlan
+from inferd.engine.worker.executor import Handle
+
+if TYPE_CHECKING:
+    import zmq
+
+_FORM = re.compile(
+    r"(?:(kill|abort|hang|slow|stop|nan|memory)@(step|token)|(lose|repeat|cut|flip|mute)@(frame))=(\d+)"
+    r"(?:@epoch=(\d+))?"
+)
+_SLOW_S = 8.0
+"""Longer than the silence after which the server takes a process for stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    what: str
+    where: str
+    at: int
+    epoch: int | None
+    """Number of the engine that has it; None: every engine has it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `ValueError`."""
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise ValueError(f"a fault must be like kill@step=40 or nan@token=7@epoch=0, but got {text!r}")
+        of_step, step_place, of_frame, frame_place, at, epoch = found.groups()
+        return cls(of_step or of_frame, step_place or frame_place, int(at), None if epoch is None else int(epoch))
+
+
+class FaultySocket:
+    """The socket to the server, and the frames that it damages."""
+
+    def __init__(self, socket: zmq.Socket[bytes], faults: Sequence[Fault]) -> None:
+        self._socket = socket
+        self._damage = {fault.at: fault.what for fault in faults if fault.where == "frame"}
+        self._num_frames = 0
+        self._is_mute = False
+
+    def send(self, frame: bytes) -> None:
+        what = self._damage.get(self._num_frames, "")
+        self._num_frames += 1
+        self._is_mute = self._is_mute or what == "mute"
+        for sent in () if self._is_mute else damaged(frame, what):
+            self._socket.send(sent)
+
+    def close(self, linger: int) -> None:
+        self._socket.close(linger)
+
+
+def damaged(frame: bytes, what: str) -> tuple[bytes, ...]:
+    """The frames that go out instead of `frame`."""
+    cut, flipped = frame[: len(frame) // 2], frame[:-1] + bytes([frame[-1] ^ 1])
+    return {"": (frame,), "lose": (), "repeat": (frame, frame), "cut": (cut,), "flip": (flipped,)}[what]
+
+
+class FaultyWorker:
+    """A worker, and the faults of its steps."""
+
+    def __init__(self, worker: Any, faults: Sequence[Fault]) -> None:
+        self.arch, self.cache_windows = worker.arch, worker.cache_windows
+        self._worker = worker
+        self._faults = [fault for fault in faults if fault.where != "frame"]
+        self._num_steps = 0
+
+    def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
+        self._num_steps += 1
+        hit = [(fault, row) for fault in self._faults if (row := self._row_of(fault, plan)) is not None]
+        for fault, _ in hit:
+            _break(fault.what)
+        handle: Handle = self._worker.launch(plan, awaits_masks=awaits_masks)
+        for fault, row in hit:
+            if fault.what == "nan":
+                self._poison(row)
+        return handle
+
+    def _row_of(self, fault: Fault, plan: StepPlan) -> Row | None:
+        """The row that the fault hits in this step."""
+        if fault.where == "step":
+            return plan.rows[0] if self._num_steps == fault.at else None
+        return next((row for row in plan.rows if fault.at in self._ids(row, plan)), None)
+
+    def _ids(self, row: Row, plan: StepPlan) -> Sequence[int]:
+        """Token ids that a row computes. The slot does not hold those of a request which starts with this step."""
+        end = row.start + row.num_tokens
+        for admission in plan.admissions:
+            if admission.slot == row.slot:
+                return admission.token_ids[row.start : end]
+        ids: list[int] = self._worker.slots.token_ids[row.slot, row.start : end].tolist()
+        return ids
+
+    def _poison(self, row: Row) -> None:
+        """Overwrite the KV of the row's first position, which its next step reads."""
+        import torch  # noqa: PLC0415
+
+        kv = self._worker.kv
+        block_id = int(self._worker.slots.block_tables[0, row.slot, row.start // kv.block_size])
+        with torch.inference_mode():
+            kv.data[:, block_id, :, :, row.start % kv.block_size] = float("nan")
+
+
+def _break(what: str) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "abort":
+        os.abort()
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "hang":
+        threading.Event().wait()
+    elif what == "slow":
+        time.sleep(_SLOW_S)
+    elif what == "memory":
+        # Here, because a free model's engine never loads torch.
+        import torch  # noqa: PLC0415
+
+        raise torch.OutOfMemoryError("told to fail")
+
+
+def plant(faults: Sequence[Fault]) -> None:
+    """Put the faults into the engine's module, from which `boot` takes its `main`."""
+    # Here, because a free model takes its place in this module's imports.
+    from inferd.engine.process import main as engine  # noqa: PLC0415
+
+    run, load_worker, link_to_server = engine.main, engine.load_worker, engine.EngineLink
+
+    def main(line: bytes, promoted: threading.Event) -> int:
+        epoch = msgspec.json.decode(line, type=Launch).epoch
+        own = [fault for fault in faults if fault.epoch in (None, epoch)]
+
+        def load(*arguments: Any) -> tuple[Any, Any]:
+            worker, ready = load_worker(*arguments)
+            return FaultyWorker(worker, own), ready
+
+        def link(*arguments: Any) -> Any:
+            made = link_to_server(*arguments)
+            made._out = FaultySocket(made._out, own)
+            return made
+
+        vars(engine).update(load_worker=load, EngineLink=link)
+        return run(line, promoted)
+
+    vars(engine).update(main=main)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", type=Fault.parse, action="append", required=True)
+    parser.add_argument("--step-ms", type=float, help="milliseconds of a free model's step (default: the real model)")
+    asked = parser.parse_args()
+    if asked.step_ms is not None:
+        free_engine.take_the_models_place(asked.step_ms / 1e3)
+    plant(asked.fault)
+    return boot.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
