@@ -26,7 +26,7 @@ ELSEWHERE = {
 }
 """Path in the repository -> path in the site. Other files of `RESULTS` keep their names; docs/ is the site's root."""
 
-_LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|embed)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
     r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
@@ -45,12 +45,18 @@ def site_path(source: str) -> str | None:
 
 
 def with_site_links(markdown: str, source: str) -> str:
-    """`markdown`, the text of the file `source`, with its links to files of the repository as links between pages."""
+    """`markdown`, the text of the file `source`, with links between pages instead of links between files.
+
+    If a link leads to a file that is no page, only its text stays.
+    """
     here = posixpath.dirname(site_path(source) or "")
 
     def link(match: re.Match[str]) -> str:
-        target = site_path(posixpath.normpath(posixpath.join(posixpath.dirname(source), match["path"])))
-        return match[0] if target is None else posixpath.relpath(target, here or ".") + (match["anchor"] or "")
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(source), match["path"]))
+        place = site_path(file)
+        if place is not None:
+            return f"[{match['text']}]({posixpath.relpath(place, here or '.')}{match['anchor'] or ''})"
+        return match["text"] if (ROOT / file).exists() else match[0]
 
     return _LINK.sub(link, markdown)
 
