@@ -31,7 +31,7 @@ _COINED = re.compile(
     r"\b(Seats|Twins|Outlook|Spare|rooms?\b(?= (of|may|imports))|whosoever|reckon\w*|hereby|thereof|whereof)\b"
     r"|\b[Ww]hoever\b"
 )
-_CODE = re.compile(r"``[^`]*``|`[^`]*`|https?://\S+")
+_CODE = re.compile(r"\"where\"|``[^`]*``|`[^`]*`|https?://\S+")
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|No|approx)\.")
 
 
