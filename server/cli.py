@@ -1,6 +1,7 @@
-"""The `inferd` command. Flags of `serve` are made from the settings model; a user's error is one line and an exit code.
+"""The `inferd` command and its subcommands. The flags of `serve` are made from the settings model.
 
-Knows no engine and no HTTP: each command imports what it runs when it runs, so that `--help` answers at once.
+A user's error is printed as one line with an exit code. Each command imports its code only when it runs, so that
+`--help` answers at once. This file knows no engine and no HTTP.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _root(
 
 
 def _settings_parameters(skip: str) -> list[inspect.Parameter]:
-    """One keyword parameter for each setting but `skip`. Values stay text: the settings model is what checks them."""
+    """One keyword parameter for each setting except `skip`. Values stay text; the settings model checks them."""
     return [
         inspect.Parameter(about.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(about))
         for about in SETTINGS.values()
@@ -59,7 +60,7 @@ def _settings_parameters(skip: str) -> list[inspect.Parameter]:
 def _option(about: Setting) -> Any:
     notes = [", ".join(about.choices), f"default {about.default}" if about.default else ""]
     shown = "; ".join(note for note in notes if note)
-    # A switch that may be on without being asked for needs a flag to turn it off; the help of the others stays narrow.
+    # A switch gets a --no- flag only if it can be on by default. This keeps the help narrow.
     is_double = about.is_switch and about.default != "off"
     option = typer.Option(
         f"{about.flag}/--no-{about.flag.removeprefix('--')}" if is_double else about.flag,
@@ -74,7 +75,7 @@ def _option(about: Setting) -> Any:
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's `**flags` by one flag for each setting; the model itself is an argument."""
+    """Replace the command's `**flags` by one flag for each setting. `model` stays a positional argument."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
     signature = inspect.Signature([*own, *_settings_parameters(skip="model")])
     command.__signature__ = signature  # type: ignore[attr-defined]
@@ -95,7 +96,7 @@ def serve(
 ) -> None:
     """Serve a model.
 
-    Each option can also be INFERD_<NAME> in the environment, or a line of the YAML file.
+    Each option can also be set by a variable INFERD_<NAME> or by a line of the YAML file (--config).
     """
     given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
@@ -112,16 +113,20 @@ def serve(
 
 @app.command()
 def chat(
-    question: Annotated[str | None, typer.Argument(help="Ask this and end; without it, talk.")] = None,
-    base_url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Default: the first it lists.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="INFERD_API_KEY", help="If it asks for one.")] = None,
+    question: Annotated[
+        str | None, typer.Argument(help="Question to ask once. Without it, a conversation starts.")
+    ] = None,
+    base_url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model to ask. Default: the first that the server lists.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="INFERD_API_KEY", help="API key, if the server requires one.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature. Default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling. The same seed gives the same answer.")] = None,
 ) -> None:
-    """Talk to a running server."""
+    """Chat with a running server."""
     from inferd.server.commands.chat_repl import ChatOptions, run_chat  # noqa: PLC0415
 
     options = ChatOptions(
@@ -138,23 +143,30 @@ def chat(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="Hub id, checkpoint directory, config.json, or tiny.")],
-    dtype: Annotated[str, typer.Option(help="Of activations and weights.", metavar="WORD")] = "auto",
+    model: Annotated[str, typer.Argument(help="Hugging Face Hub id, checkpoint directory, config.json file, or tiny.")],
+    dtype: Annotated[
+        str,
+        typer.Option(help="Precision of weights and activations: auto, float32, bfloat16, float16.", metavar="WORD"),
+    ] = "auto",
     quantization: Annotated[
-        str, typer.Option(help="Of linear weights: none, fp8, int8, int4.", metavar="WORD")
+        str,
+        typer.Option(help="Format that linear layers store their weights in: none, fp8, int8, int4.", metavar="WORD"),
     ] = "none",
-    kv_cache_dtype: Annotated[str, typer.Option(help="Of the KV cache: auto, fp8.", metavar="WORD")] = "auto",
-    batch: Annotated[int, typer.Option(help="Sequences at once.", metavar="N")] = 1,
+    kv_cache_dtype: Annotated[str, typer.Option(help="Format of the KV cache: auto, fp8.", metavar="WORD")] = "auto",
+    batch: Annotated[int, typer.Option(help="Number of sequences that run at the same time.", metavar="N")] = 1,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of each.", metavar="N", show_default="all the model can")
+        int | None,
+        typer.Option(help="Number of tokens of each sequence.", metavar="N", show_default="the model's maximum"),
     ] = None,
-    overhead: Annotated[str, typer.Option(help="Percent of weights and KV.", metavar="N[-N]")] = "10-20",
-    block_size: Annotated[int, typer.Option(help="Tokens in a KV block.", metavar="N")] = 32,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
-    standby: Annotated[bool, typer.Option("--standby", help="With a standby beside the engine.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: every number in bytes.")] = False,
+    overhead: Annotated[
+        str, typer.Option(help="Overhead, as a percentage of weights and KV cache.", metavar="N[-N]")
+    ] = "10-20",
+    block_size: Annotated[int, typer.Option(help="Number of tokens in a KV block.", metavar="N")] = 32,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
+    standby: Annotated[bool, typer.Option("--standby", help="Add the memory of a standby engine process.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every size in bytes.")] = False,
 ) -> None:
-    """Say what a model takes in memory, with the formulas.
+    """Show how much memory a model needs, with the formulas.
 
     Loads no weights and needs no GPU: config.json is enough.
     """
@@ -177,10 +189,10 @@ def plan(
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
-    """Check this machine: packages, torch, memory, disk, port, compiler.
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check this machine: packages, torch, memory, disk, port, open files, compiler.
 
-    The port and all other settings are those of INFERD_* in the environment: INFERD_PORT=8001 inferd doctor.
+    Settings come from INFERD_* variables: INFERD_PORT=8001 inferd doctor.
     """
     from inferd.server.commands.doctor import run  # noqa: PLC0415
 
@@ -197,13 +209,13 @@ _MAX_LINE = 1_500
 
 
 def _one_line(error: StartError) -> str:
-    """What a file or a flag held may be of any length and in any characters: the line that tells it is not."""
+    """The error as one short line, although a file or flag that it quotes may hold any characters at any length."""
     text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE // 2]} ... {text[-_MAX_LINE // 2 :]}"
 
 
 def main() -> None:
-    """The console script: every `StartError` becomes one line on stderr and its exit code."""
+    """Run the command line. A `StartError` becomes one line on stderr and its exit code."""
     try:
         app()
     except StartError as error:

@@ -1,7 +1,7 @@
-"""What one setting is: its types, its help and its rule in words, read off the model's own annotations.
+"""Describes a setting (type, help text, rule in words) from the annotations of its field.
 
-Flags, error messages and documentation are made from these descriptions, so that they cannot drift from what is
-checked. Knows no particular setting, no command line and no file.
+Flags, error messages and documentation are made from these descriptions, so they always match what is checked.
+This file knows no particular setting, no command line and no settings file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _UNIT_BYTES: Mapping[str | None, int] = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read "2GiB" (2^31), "512MB" (5.12e8) or plain bytes. Raises `ValueError`, also for "2G": it means two things."""
+    """Read "2GiB" (2^31), "512MB" (5.12e8) or plain bytes. Raises `ValueError`, also for "2G", which is ambiguous."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError("must be a size such as 2GiB (1024s), 512MB (1000s) or 1048576 (bytes)")
+        raise ValueError("must be a size such as 2GiB (powers of 1024), 512MB (powers of 1000) or 1048576 (bytes)")
     return int(Decimal(match[1]) * _UNIT_BYTES[match[2]])
 
 
@@ -41,7 +41,7 @@ _DURATION_S: Mapping[str, float] = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 def parse_duration(text: str) -> float:
-    """Read "200ms", "2s" or "1.5m" as seconds. Raises `ValueError`, also without a unit: 200 of what?"""
+    """Read "200ms", "2s" or "1.5m" as seconds. Raises `ValueError`, also if the unit is missing."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("must be a duration with its unit, such as 200ms, 2s or 1.5m")
@@ -49,12 +49,12 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A spelling that `parse_duration` reads back, to six digits."""
+    """A text that `parse_duration` reads back, exact to six digits."""
     return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
 
 
 def format_bytes(num_bytes: int) -> str:
-    """The shortest exact spelling that `parse_bytes` reads back."""
+    """The shortest exact text that `parse_bytes` reads back."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if num_bytes and num_bytes % _UNIT_BYTES[unit] == 0:
             return f"{num_bytes // _UNIT_BYTES[unit]}{unit}"
@@ -63,7 +63,7 @@ def format_bytes(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Marks a number whose text form has a unit; `rule` says how a person writes it."""
+    """Marks a number that people write with a unit. `rule` names it in messages, `metavar` in the help."""
 
     rule: str
     metavar: str = "SIZE"
@@ -100,13 +100,13 @@ def _comma_list(value: object) -> object:
 
 
 Auto = BeforeValidator(_auto_is_none)
-"""The text "auto" stands for None: decided at start, and said so."""
+"""Reads the text "auto" as None: the start decides, and says what it decided."""
 
 Number = BeforeValidator(_no_switch)
-"""YAML's `yes` must not become the number 1."""
+"""Refuses booleans, so that YAML's `yes` does not become the number 1."""
 
 NoneAllowed = BeforeValidator(_none_is_none)
-"""The text "none" stands for None: not wanted."""
+"""Reads the text "none" as None: the setting is off."""
 
 Duration = Annotated[float, Number, BeforeValidator(_duration_text), Unit("a duration", "DURATION")]
 Size = Annotated[int, Number, BeforeValidator(_size_text), Unit("a size")]
@@ -116,13 +116,13 @@ Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_comma_list)]
 
 
 def setting(default: object, help_line: str, *, panel: str, ge: float | None = None, le: float | None = None) -> Any:
-    """A field of the settings model: `panel` groups it in the help, `ge` and `le` bound a number."""
+    """Make a field of the settings model. `panel` is its group in the help; `ge` and `le` bound a number."""
     return Field(default, description=help_line, json_schema_extra={"panel": panel}, ge=ge, le=le)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as a person meets it."""
+    """One setting as flags, messages and documentation show it."""
 
     name: str
     flag: str
@@ -130,7 +130,7 @@ class Setting:
     panel: str
     help: str
     rule: str
-    """What a value must be, in words: "a whole number from 0 to 65535"."""
+    """The rule that a value must keep, in words: "a whole number from 0 to 65535"."""
     metavar: str
     default: str
     choices: tuple[str, ...]
@@ -139,7 +139,7 @@ class Setting:
 
 
 def describe(name: str, info: FieldInfo) -> Setting:
-    """Read one field of a settings model."""
+    """Describe one field of a settings model."""
     base, choices, is_auto = _unwrap(info.annotation)
     marks = [*info.metadata, *_marks(info.annotation)]
     extra = info.json_schema_extra

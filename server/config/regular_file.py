@@ -1,6 +1,6 @@
-"""Reads files that an operator names, so that none of them can hold the reader.
+"""Reads files that an operator names, but regular files only.
 
-Opening a FIFO waits for somebody to write to it, and reading a terminal or a device may never end.
+Opening a FIFO waits until another process writes to it, and reading a terminal or a device may never end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """All of a regular file. Raises `OSError`, also for any other kind of file and for more than `max_bytes`."""
+    """Read a whole regular file. Raises `OSError`, also for another kind of file and for more than `max_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,7 +1,8 @@
-"""Every setting of the server, once: flag = INFERD_* variable = key of the YAML file, and where each value came from.
+"""Defines every setting of the server once. Each is a flag, an INFERD_* variable and a key of the YAML file.
 
-Precedence is flag, then environment, then file, then default. `Settings(...)` itself reads nothing, so a test that
-builds one is alone with its values; `Settings.load` reads the three sources. Knows no command line and starts nothing.
+Flags win over the environment, the environment over the file, the file over defaults. `Settings.load` reads these
+sources and remembers which one each value came from. `Settings(...)` reads none of them, which isolates a test.
+This file knows no command line and starts nothing.
 """
 
 from __future__ import annotations
@@ -44,26 +45,30 @@ _LATENCY = "Latency"
 
 
 class Settings(BaseSettings):
-    """The server's settings, checked and frozen. None stands for "auto": decided at start, from model and machine."""
+    """The server's settings, checked and frozen. None stands for "auto": the start decides by model and machine."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_ignore_empty=True, enable_decoding=False, extra="forbid", frozen=True
     )
 
-    model: str = setting("tiny", "Hub id, local directory, or tiny: the model that comes with inferd.", panel=_MODEL)
-    revision: str | None = setting(None, "Branch, tag or commit of a hub model.", panel=_MODEL)
-    served_model_name: Names = setting((), "Name clients ask for; repeat for aliases.", panel=_MODEL)
+    model: str = setting(
+        "tiny",
+        "Hugging Face Hub id or local directory of the model, or tiny: the small model that comes with inferd.",
+        panel=_MODEL,
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of a Hub model.", panel=_MODEL)
+    served_model_name: Names = setting((), "Model name that clients send; repeat for aliases.", panel=_MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "Precision; auto is the checkpoint's.", panel=_MODEL
+        "auto", "Precision of weights and activations; auto takes the checkpoint's.", panel=_MODEL
     )
     quantization: Literal["none", "fp8", "int8", "int4"] = setting(
-        "none", "What the weights of linear layers are stored in.", panel=_MODEL
+        "none", "Format that linear layers store their weights in.", panel=_MODEL
     )
     kv_cache_dtype: Literal["auto", "fp8"] = setting(
-        "auto", "What the KV cache is stored in; auto is the dtype.", panel=_MODEL
+        "auto", "Format of the KV cache; auto takes the dtype of the activations.", panel=_MODEL
     )
     max_model_len: Annotated[int | None, Auto, Number] = setting(
-        None, "Most tokens of prompt and answer together.", panel=_MODEL, ge=2
+        None, "Maximum number of tokens of prompt and answer together.", panel=_MODEL, ge=2
     )
     tool_format: Literal[
         "auto",
@@ -80,111 +85,131 @@ class Settings(BaseSettings):
         "mistral_args",
         "phi4",
         "qwen3_coder",
-    ] = setting("auto", "How the model writes tool calls; auto reads it off the checkpoint.", panel=_MODEL)
+    ] = setting("auto", "Format in which the model writes tool calls; auto detects it.", panel=_MODEL)
     reasoning_format: Literal["auto", "none", "gemma4", "harmony", "mistral", "think"] = setting(
-        "auto", "How the model writes reasoning; auto reads it off the checkpoint.", panel=_MODEL
+        "auto", "Format in which the model writes its reasoning; auto detects it.", panel=_MODEL
     )
 
     host: str = setting("127.0.0.1", "Address to listen on.", panel=_SERVER)
     port: Annotated[int, Number] = setting(
         8000, "Port to listen on; 0 takes a free one.", panel=_SERVER, ge=0, le=65535
     )
-    root_path: str = setting("", "Path prefix that a proxy in front strips.", panel=_SERVER)
-    api_key: Secrets = setting((), "Key that clients must send; repeat for more.", panel=_SERVER)
-    admin_key: Secrets = setting((), "Key for the routes that manage the server; repeat for more.", panel=_SERVER)
+    root_path: str = setting("", "Path prefix that a reverse proxy removes, such as /llm.", panel=_SERVER)
+    api_key: Secrets = setting((), "API key that clients must send; repeat for more keys.", panel=_SERVER)
+    admin_key: Secrets = setting((), "Key for the admin routes, such as /config; repeat for more keys.", panel=_SERVER)
     keys_file: str | None = setting(
-        None, "YAML or JSON file of keys, tenants and quotas, read again when it changes.", panel=_SERVER
+        None, "YAML or JSON file of keys, tenants and quotas. Changes apply without a restart.", panel=_SERVER
     )
-    admin_host: str = setting("127.0.0.1", "Address of the admin port.", panel=_SERVER)
+    admin_host: str = setting("127.0.0.1", "Address that the admin port listens on.", panel=_SERVER)
     admin_port: Annotated[int | None, NoneAllowed, Number] = setting(
-        None, "Serve admin routes on this port alone, not on --port.", panel=_SERVER, ge=0, le=65535
+        None, "Serve admin routes on this port only, instead of on --port.", panel=_SERVER, ge=0, le=65535
     )
-    allow_unauthenticated: bool = setting(False, "Serve other machines without any key.", panel=_SERVER)
+    allow_unauthenticated: bool = setting(
+        False, "Serve other machines although no key is set: anybody who reaches the port may call.", panel=_SERVER
+    )
     allowed_origins: Names = setting(
-        (), "Origin of web pages that may call, such as https://app.example, or *; repeat for more.", panel=_SERVER
+        (),
+        "Origin of web pages that may call from a browser, such as https://app.example, or * for any; repeat for more.",
+        panel=_SERVER,
     )
     allowed_hosts: Names = setting(
         (),
-        "Host name that a server without keys answers to, besides this machine's, or *; repeat for more.",
+        "Host name that requests may use when no key is set, besides this machine's own, or * for any; "
+        "repeat for more.",
         panel=_SERVER,
     )
     unknown_fields: Literal["refuse", "warn"] = setting(
-        "refuse", "What an unknown request field gets: a 400, or a warning header.", panel=_SERVER
+        "refuse",
+        "Answer to a request with an unknown field: a 400 (refuse), or a normal answer with a warning header (warn).",
+        panel=_SERVER,
     )
 
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Where the model runs.", panel=_ENGINE)
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device that the model runs on.", panel=_ENGINE)
     deterministic: Annotated[bool | None, Auto] = setting(
-        None, "The same tokens whatever else is served. On a CPU always.", panel=_ENGINE
+        None,
+        "Give a request the same tokens whatever other requests run beside it. A CPU always does.",
+        panel=_ENGINE,
     )
     num_threads: Annotated[int | None, Auto, Number] = setting(
-        None, "Compute threads; auto is the cores there are.", panel=_ENGINE, ge=1, le=1024
+        None, "Number of compute threads; auto takes one per available core.", panel=_ENGINE, ge=1, le=1024
     )
     kv_memory: Annotated[Size | None, Auto] = setting(None, "Memory for the KV cache.", panel=_ENGINE, ge=1024**2)
-    block_size: Annotated[BlockSize | None, Auto] = setting(None, "Tokens in a KV block.", panel=_ENGINE)
-    prefix_caching: bool = setting(True, "Reuse the KV of prompts that begin alike.", panel=_ENGINE)
+    block_size: Annotated[BlockSize | None, Auto] = setting(None, "Number of tokens in a KV block.", panel=_ENGINE)
+    prefix_caching: bool = setting(True, "Reuse the KV cache of prompts that begin alike.", panel=_ENGINE)
     max_num_seqs: Annotated[int | None, Auto, Number] = setting(
-        None, "Most requests in one step.", panel=_ENGINE, ge=1, le=65536
+        None, "Maximum number of sequences in one step.", panel=_ENGINE, ge=1, le=65536
     )
     max_num_batched_tokens: Annotated[int | None, Auto, Number] = setting(
-        None, "Most tokens in one step.", panel=_ENGINE, ge=1
+        None, "Maximum number of tokens in one step.", panel=_ENGINE, ge=1
     )
     standby: bool = setting(
-        False, "Keep a second engine process ready to take the place of one that dies.", panel=_ENGINE
+        False, "Keep a second engine process ready, which replaces the first if that dies.", panel=_ENGINE
     )
 
     ttft_target: Annotated[Duration | None, NoneAllowed] = setting(
         None,
-        "From arrival to the first token; who cannot make it gets a 429.",
+        "Target for the time to first token. A request that cannot meet it gets a 429.",
         panel=_LATENCY,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
     tpot_target: Annotated[Duration | None, NoneAllowed] = setting(
         None,
-        "A token after the first, in the mean; prompts are cut to keep it.",
+        "Target for the mean time per output token after the first. Prompts are computed in smaller chunks to keep it.",
         panel=_LATENCY,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
     e2e_target: Annotated[Duration | None, NoneAllowed] = setting(
-        None, "From arrival to the last token; counted, not scheduled by.", panel=_LATENCY, ge=MIN_TARGET_S, le=86_400
+        None,
+        "Target for the time to the last token. Metrics count it; the scheduler ignores it.",
+        panel=_LATENCY,
+        ge=MIN_TARGET_S,
+        le=86_400,
     )
 
     max_connections: Annotated[int, Number] = setting(
-        8192, "Most connections at a time; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
+        8192, "Maximum number of open connections; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
     )
     max_waiting: Annotated[int, Number] = setting(
-        2048, "Most requests that wait for the engine; one more gets a 503.", panel=_LIMITS, ge=1, le=1_000_000
+        2048, "Maximum number of requests that wait for the engine; one more gets a 503.", panel=_LIMITS, ge=1, le=10**6
     )
     max_wait: Duration = setting(
         600.0,
-        "Most prompts that wait, by how long they take to compute.",
+        "Maximum time that all waiting prompts may take to compute; a prompt beyond it gets a 503.",
         panel=_LIMITS,
         ge=MIN_TARGET_S,
         le=MAX_TARGET_S,
     )
-    max_body_bytes: Size = setting(16 * 1024**2, "Largest request body.", panel=_LIMITS, ge=1024)
+    max_body_bytes: Size = setting(16 * 1024**2, "Maximum size of a request body.", panel=_LIMITS, ge=1024)
     stored_responses: Size = setting(
-        256 * 1024**2, "Memory for the answers that /v1/responses keeps; 0 keeps none.", panel=_LIMITS, ge=0
+        256 * 1024**2, "Memory for the answers that /v1/responses stores; 0 stores none.", panel=_LIMITS, ge=0
     )
     stored_responses_ttl_s: Annotated[float, Number] = setting(
-        86_400.0, "How long such an answer is kept at most.", panel=_LIMITS, ge=1, le=31_536_000
+        86_400.0, "Maximum time that /v1/responses stores an answer.", panel=_LIMITS, ge=1, le=31_536_000
     )
     shutdown_timeout_s: Annotated[float, Number] = setting(
-        30.0, "How long running requests may finish on SIGTERM.", panel=_LIMITS, ge=0, le=3600
+        30.0, "Time that running requests have to finish after SIGTERM.", panel=_LIMITS, ge=0, le=3600
     )
     shutdown_delay_s: Annotated[float | None, Auto, Number] = setting(
         None,
-        "How long of that new ones are taken, while /ready says 503; auto: 5, and 0 on a loopback host.",
+        "Part of that time in which new requests are still accepted while /ready answers 503. "
+        "auto is 5, or 0 on a loopback host.",
         panel=_LIMITS,
         ge=0,
         le=3600,
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severe line shown.", panel=_LOGS)
-    log_format: Literal["text", "json"] = setting("text", "Lines for people or for machines.", panel=_LOGS)
-    access_log: bool = setting(True, "One line per request.", panel=_LOGS)
-    metrics_compat: Literal["none", "vllm"] = setting("none", "Also export the metric names of vLLM.", panel=_LOGS)
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "Least severe level that is logged.", panel=_LOGS
+    )
+    log_format: Literal["text", "json"] = setting(
+        "text", "Format of log lines: text for people, json for machines.", panel=_LOGS
+    )
+    access_log: bool = setting(True, "Log one line per request.", panel=_LOGS)
+    metrics_compat: Literal["none", "vllm"] = setting(
+        "none", "Export the main metrics under vLLM's names too.", panel=_LOGS
+    )
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: tuple[str, ...] = PrivateAttr(default=())
@@ -198,7 +223,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the constructor is given: `load` merges the sources, to know which one each value is from."""
+        """Reads the constructor's values only. `load` merges the sources, to know which one each value is from."""
         return (init_settings,)
 
     @classmethod
@@ -222,17 +247,17 @@ class Settings(BaseSettings):
         return settings
 
     def origin(self, name: str) -> str:
-        """Where a value came from: "flag --port", "env INFERD_PORT", "file inferd.yaml", "code" or "default"."""
+        """Source of a value: "flag --port", "env INFERD_PORT", "file inferd.yaml", "code" or "default"."""
         return self._origins.get(name, "code" if name in self.model_fields_set else "default")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was odd about the sources without being wrong; for the log at start."""
+        """Oddities of the sources that are no errors. The start logs them."""
         return self._warnings
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names clients may ask for; answers carry the first. A local path shows only its last part."""
+        """Names that clients may ask for. Answers carry the first. A local path shows only its last part."""
         if self.served_model_name:
             return self.served_model_name
         is_path = self.model.startswith(("/", "./", "../", "~"))
@@ -240,7 +265,7 @@ class Settings(BaseSettings):
 
     @property
     def trusts_this_machine(self) -> bool:
-        """Whether anybody on this machine may call without a key, and nobody else can."""
+        """Whether only this machine can reach the server, and may call without a key."""
         return is_loopback(self.host) and not (self.api_key or self.keys_file)
 
     def explain(self) -> list[tuple[str, str, str]]:
@@ -268,14 +293,14 @@ class Settings(BaseSettings):
     @classmethod
     def _path_shape(cls, value: str) -> str:
         if value and (not value.startswith("/") or value.endswith("/")):
-            raise ValueError("must begin with / and not end with it, such as /llm")
+            raise ValueError("must begin with / and must not end with /, such as /llm")
         return value
 
     @field_validator("served_model_name")
     @classmethod
     def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(value) or len(set(value)) < len(value):
-            raise ValueError("must be names that differ, none of them empty")
+            raise ValueError("must be different names, none of them empty")
         return value
 
     @field_validator("allowed_origins")
@@ -304,14 +329,14 @@ class Settings(BaseSettings):
         for key in value:
             text = key.get_secret_value()
             if not text:
-                raise ValueError("a key is empty; leave the setting out where none is to be asked for")
+                raise ValueError("a key is empty; leave the setting out if clients need no key")
             if not text.isascii() or not text.isprintable() or " " in text:
-                raise ValueError("a key has other characters than printable ASCII without spaces")
+                raise ValueError("a key must consist of printable ASCII characters without spaces")
         return value
 
     @model_validator(mode="after")
     def _names_are_text(self) -> Self:
-        """Every answer carries one. A path may hold any bytes."""
+        """Refuses names that JSON cannot carry: the name of a local directory may hold any bytes."""
         if any(name.encode("utf-8", "replace").decode() != name for name in self.served_names):
             raise ValueError(f"served_model_name must be UTF-8, but is {self.served_names!a}")
         return self
@@ -319,14 +344,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _admins_are_no_callers(self) -> Self:
         if set(self.api_key) & set(self.admin_key):
-            raise ValueError("a key is both an --api-key and an --admin-key: clients must not share the admin's")
+            raise ValueError(
+                "the same key is given as --api-key and as --admin-key: clients must not have an admin key"
+            )
         return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(
-                f"port and admin_port are both {self.port}: they must differ, because they tell who is served what"
+                f"port and admin_port are both {self.port}: they must differ, because admin routes need their own port"
             )
         return self
 
@@ -334,8 +361,8 @@ class Settings(BaseSettings):
     def _others_need_a_key(self) -> Self:
         if not (self.api_key or self.keys_file or self.allow_unauthenticated or is_loopback(self.host)):
             raise ValueError(
-                f"host {self.host} is open to other machines and there is no key: "
-                "set --api-key or --keys-file, or say --allow-unauthenticated, or listen on 127.0.0.1"
+                f"other machines can reach host {self.host}, and no key is set: "
+                "set --api-key or --keys-file, or listen on 127.0.0.1, or pass --allow-unauthenticated"
             )
         return self
 
@@ -353,14 +380,14 @@ def is_loopback(host: str) -> bool:
 
 
 SETTINGS: Mapping[str, Setting] = {name: describe(name, info) for name, info in Settings.model_fields.items()}
-"""Every setting as a person meets it, in the order of the help."""
+"""Description of every setting, in the order of the help."""
 
 _SECRET = ("api_key", "admin_key")
-"""Never shown."""
+"""Settings whose values are never shown."""
 
 
 def _problem(detail: ErrorDetails, origins: Mapping[str, str]) -> str:
-    """One refused value as a sentence: setting, rule, value, origin."""
+    """One refused value as a sentence that names setting, rule, value and origin."""
     if not detail["loc"]:
         return str(detail["ctx"]["error"])
     name = str(detail["loc"][0])

@@ -1,6 +1,6 @@
-"""Where setting values come from besides flags: the YAML file and the names of the environment's variables.
+"""Reads the YAML file of settings, and finds INFERD_* variables that name no setting.
 
-Reads, checks names and says what was probably meant. Knows no particular setting and checks no value.
+For an unknown name it suggests the nearest known one. It knows no particular setting and checks no value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_BYTES = 2**20
 def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:
     """The file's values by setting name. Keys may be written with hyphens, as flags are.
 
-    Raises `ConfigError` for a file that cannot be read, is no mapping, or has a key twice or a key that is no setting.
+    Raises `ConfigError` if the file cannot be read, is not a mapping, repeats a key, or has a key that is no setting.
     """
     try:
         text = read_regular(path, _MAX_BYTES).decode()
@@ -33,8 +33,8 @@ def read_yaml(path: Path, names: Collection[str]) -> dict[str, object]:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark is not None else "its start"
-        raise ConfigError(f"{path} is no YAML at {where}: {getattr(error, 'problem', error)}") from error
+        place = f"line {mark.line + 1}" if mark is not None else "its start"
+        raise ConfigError(f"{path} is not valid YAML at {place}: {getattr(error, 'problem', error)}") from error
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -55,19 +55,19 @@ def _check_keys(path: Path, node: yaml.MappingNode, names: Collection[str]) -> N
 
 
 def suggest(name: str, names: Collection[str]) -> str:
-    """ "; did you mean x?", or nothing where no name is near."""
+    """ "; did you mean x?", or an empty text if no name is similar."""
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def unknown_variables(environ: Mapping[str, str], names: Collection[str]) -> list[str]:
-    """One warning for each variable that looks like a setting and is none.
+    """One warning for each INFERD_* variable that is not a setting.
 
-    A warning and no refusal: container platforms set variables of a service's name that nobody asked for.
+    These are no errors, because Kubernetes sets such variables by itself if a service is named inferd.
     """
     known = [ENV_PREFIX + name.upper() for name in names]
     return [
-        f"{variable} is set but is no setting{suggest(variable.upper(), known)}"
+        f"{variable} is set, but inferd has no such setting{suggest(variable.upper(), known)}"
         for variable in sorted(environ)
         if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known
     ]

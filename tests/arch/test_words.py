@@ -8,7 +8,13 @@ import pytest
 
 from tests.arch.words import MAX_WORDS, files, findings
 
-PLAIN = ("CONTRIBUTING.md", "tests/arch/words.py", "tests/arch/test_words.py")
+PLAIN = (
+    "CONTRIBUTING.md",
+    "server/cli.py",
+    "server/config",
+    "tests/arch/test_words.py",
+    "tests/arch/words.py",
+)
 """Folders and files without a finding. A new one belongs here from its first line on."""
 
 LONG = " ".join(["word"] * (MAX_WORDS + 1))

@@ -64,7 +64,10 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"port": True}, "port: must be a number, not yes or no, but got True (flag --port)"),
         ({"max_model_len": "1"}, "max_model_len must be a whole number of at least 2, or auto, but got '1'"),
         ({"kv_memory": "1KiB"}, "kv_memory must be a size of at least 1MiB, or auto, but got '1KiB'"),
-        ({"kv_memory": "2G"}, "kv_memory: must be a size such as 2GiB (1024s), 512MB (1000s) or 1048576 (bytes)"),
+        (
+            {"kv_memory": "2G"},
+            "kv_memory: must be a size such as 2GiB (powers of 1024), 512MB (powers of 1000) or 1048576 (bytes)",
+        ),
         ({"block_size": "48"}, "block_size must be one of 16, 32, 64, 128, or auto, but got 48"),
         ({"shutdown_timeout_s": "nan"}, "shutdown_timeout_s must be a number from 0 to 3600, but got 'nan'"),
         ({"prefix_caching": "perhaps"}, "prefix_caching must be true or false, but got 'perhaps'"),
@@ -75,8 +78,8 @@ def test_choices_are_exactly_what_is_accepted(name: str) -> None:
         ({"tpot_target": "0s"}, "tpot_target must be a duration from 0.1ms to 3600s, or none, but got '0s'"),
         ({"e2e_target": "2d"}, "e2e_target: must be a duration with its unit"),
         ({"e2e_target": True}, "e2e_target: must be a number, not yes or no"),
-        ({"root_path": "llm/"}, "root_path: must begin with / and not end with it, such as /llm, but got 'llm/'"),
-        ({"served_model_name": ["a", "a"]}, "served_model_name: must be names that differ"),
+        ({"root_path": "llm/"}, "root_path: must begin with / and must not end with /, such as /llm, but got 'llm/'"),
+        ({"served_model_name": ["a", "a"]}, "served_model_name: must be different names"),
         ({"served_model_name": ["\udcff"]}, "served_model_name must be UTF-8"),
         ({"model": "/models/\udcff"}, "served_model_name must be UTF-8"),
         ({"host": " "}, "host: must not be empty"),
@@ -119,7 +122,7 @@ def test_keys_come_from_any_source_and_are_never_shown(monkeypatch: pytest.Monke
 def test_an_empty_key_is_called_empty(name: str) -> None:
     assert f"{name}: a key is empty; leave the setting out" in refusal(**{name: ("",)})
     both = refusal(**{name: ("canary", "ca nary")})
-    assert f"{name}: a key has other characters than" in both and "nary" not in both
+    assert f"{name}: a key must consist of printable ASCII" in both and "nary" not in both
 
 
 def test_file_keys_are_checked_by_name(tmp_path: Path) -> None:
@@ -128,8 +131,8 @@ def test_file_keys_are_checked_by_name(tmp_path: Path) -> None:
         ("max_num_seq: 4\n", "line 1: there is no setting 'max_num_seq'; did you mean max_num_seqs?"),
         ("port: 1\nport: 2\n", "line 2: port is already set on line 1"),
         ("- port\n", "must be a mapping"),
-        ("port: [1\n", "is no YAML at line 2"),
-        ("api_key: !!python/object/apply:os.getcwd []\n", "is no YAML"),
+        ("port: [1\n", "is not valid YAML at line 2"),
+        ("api_key: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
     ]:
         config.write_text(text)
         with pytest.raises(ConfigError, match=r"cannot read|must be|is no|is already|there is no") as raised:
@@ -150,7 +153,9 @@ def test_file_values_have_their_yaml_types(tmp_path: Path, monkeypatch: pytest.M
 
 def test_unknown_variables_are_warned_of_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFERD_PROT", "1")
-    assert Settings.load({}).warnings == ("INFERD_PROT is set but is no setting; did you mean INFERD_PORT?",)
+    assert Settings.load({}).warnings == (
+        "INFERD_PROT is set, but inferd has no such setting; did you mean INFERD_PORT?",
+    )
 
 
 def test_a_kubernetes_service_link_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +196,12 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_a_key_is_a_clients_or_an_admins_and_never_both() -> None:
     assert Settings.load({"api_key": ("a",), "admin_key": ("b",)}).admin_key[0].get_secret_value() == "b"
-    with pytest.raises(ConfigError, match="both an --api-key and an --admin-key") as caught:
+    with pytest.raises(ConfigError, match="given as --api-key and as --admin-key") as caught:
         Settings.load({"api_key": ("secret-a", "b"), "admin_key": ("secret-a",)})
     assert "secret-a" not in str(caught.value)
     with pytest.raises(ConfigError, match="printable ASCII"):
         Settings.load({"admin_key": ("a b",)})
-    with pytest.raises(ConfigError, match="open to other machines"):
+    with pytest.raises(ConfigError, match="other machines can reach host"):
         Settings.load({"host": "0.0.0.0", "admin_key": ("b",)})
     shown = {name: value for name, value, _ in Settings.load({"admin_key": ("b", "c")}).explain()}
     assert shown["admin_key"] == "2 set"
