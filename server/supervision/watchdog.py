@@ -43,13 +43,15 @@ class Watchdog:
         if pulse is None:
             return f"gave no sign of life for {_FIRST_BEAT_S:g} s" if self._silent_s > _FIRST_BEAT_S else None
         has_run = pulse.num_beats != self._num_beats
+        # A process that was stopped computes nothing meanwhile: only time around a beat counts for its step.
+        ran_s = min(self._silent_s, _MAX_TICK_S) if has_run else 0.0
         if has_run:
             self._num_beats, self._silent_s = pulse.num_beats, 0.0
         if self._silent_s > MAX_SILENCE_S:
             return f"gave no sign of life for {MAX_SILENCE_S:g} s"
         is_same_step = pulse.step_started_s > 0.0 and pulse.num_steps == self._num_steps
         self._num_steps = pulse.num_steps
-        self._step_s = self._step_s + passed_s if is_same_step else 0.0
+        self._step_s = self._step_s + ran_s if is_same_step else 0.0
         self.is_step_endless = is_same_step and self._step_s > pulse.step_limit_s > 0.0
         if self.is_step_endless:
             return f"has not ended a step within {pulse.step_limit_s:.0f} s"

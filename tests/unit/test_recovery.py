@@ -220,6 +220,17 @@ def test_time_in_which_this_process_stood_still_does_not_count() -> None:
     assert watchdog.look(pulse(3, started_s=1.0), 3600.0, QUIET) is None
 
 
+def test_time_in_which_the_engine_was_stopped_is_no_step_time() -> None:
+    """6 s of a step, 4 s without a beat, 3 s of the same step: less than 10 s of work."""
+    watchdog = Watchdog(0.0)
+    assert look_for(watchdog, 6.0, 0.0, started_s=1.0, limit_s=10.0) is None
+    for tick in range(int(4.0 / TICK_S)):
+        assert watchdog.look(pulse(int(6 / TICK_S), started_s=1.0), 6.0 + tick * TICK_S, QUIET) is None
+    for tick in range(int(3.0 / TICK_S)):
+        at_s = 10.0 + tick * TICK_S
+        assert watchdog.look(pulse(int(6 / TICK_S) + tick + 1, started_s=1.0), at_s, QUIET) is None
+
+
 def test_before_the_first_beat_libraries_are_read() -> None:
     watchdog = Watchdog(0.0)
     reasons = [watchdog.look(None, tick * TICK_S, QUIET) for tick in range(int(121 / TICK_S))]
