@@ -113,7 +113,12 @@ class Invariants:
             assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
 
     def _check_held(self, plan: StepPlan) -> None:
-        """A prompt that has begun, with blocks for more and room in the step, is held up for so many steps at most."""
+        """A prompt that has begun, with blocks for more and room in the step, is held up for `STARVED_STEPS` at most.
+
+        A step in which a suspect runs alone does not count: all others wait for it.
+        """
+        if self._engine.scheduler._suspects._current is not None:
+            return
         running = self._engine.scheduler._running
         prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
         is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)
