@@ -10,6 +10,11 @@ from tests.arch.words import MAX_WORDS, files, findings
 
 PLAIN = (
     "CONTRIBUTING.md",
+    "README.md",
+    "benchmarks/results/README.md",
+    *(f"docs/{path.name}" for path in files("docs") if path.name != "api.md" and path.suffix == ".md"),
+    "docs/assets",
+    "docs/hooks.py",
     "server/cli.py",
     "server/config",
     "tests/arch/test_words.py",
