@@ -1,4 +1,4 @@
-"""Self-attention of one layer: project, normalise, rotate, write K and V to the pool, attend over it, project back."""
+"""Self-attention of one layer: project, norm, rotate, write K and V to the pool, attend over the pool, project back."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from inferd.kernels.rope import rope_and_cache
 
 @dataclass(slots=True)
 class Context:
-    """What one layer attends by in a step."""
+    """Inputs of one layer's attention in one step, besides hidden states."""
 
     batch: AttentionBatch
     cos_sin: Tensor
     """[P, rotary_dim]"""
     kv: Tensor
-    """[blocks, 2, G, block_size, D]: of earlier tokens, and receives that of these."""
+    """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens."""
     kv_scales: Tensor | None
-    """[blocks, 2, G, block_size], with KV in 8 bits."""
+    """[blocks, 2, G, block_size], if K and V are stored in 8 bits."""
 
 
 class Attention:
-    """Of x [T, hidden], with the KV of earlier tokens in the layer's part of the pool."""
+    """Attention of a step's tokens x [T, hidden] to themselves and to earlier tokens, whose KV lies in the pool."""
 
     def __init__(self, arch: Arch, layer: int, place: Placement, branch: Branch) -> None:
         self._arch, self._window, self._branch = arch, arch.windows[layer], branch
@@ -55,7 +55,7 @@ class Attention:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
-        """The stream (x, residual), [T, hidden] each, with what this branch gives."""
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         qkv, stream = self._branch.enter(self._qkv, x, residual)
         return self._branch.leave(self._o, self._attend(qkv, context), stream)
 

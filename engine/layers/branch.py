@@ -1,9 +1,9 @@
-"""A branch of the stream between layers, as attention is one and the MLP: entered by norm and projection, left by
-projection and add.
+"""A residual branch: attention or the MLP of a layer. It begins with norm and projection, and ends with projection and
+add.
 
-The stream is held as (x, residual): it is their sum, not added yet, because the next norm adds on its way; or, where
-residual is None, x alone. Where a linear layer has one kernel for it and what stands around it, that kernel runs: it
-needs the sum before the norm, and makes the sum behind the projection. Elsewhere the plain ones run in turn.
+The stream of hidden states between layers is held as (x, residual). It is their sum, which the next norm's kernel adds
+on its way; if residual is None, it is x alone. A linear layer may have one kernel that fuses norm and projection, or
+projection and add. If it has, that kernel runs; otherwise norm, projection and add run one after another.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from inferd.kernels.scaled_add import added
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What is done to a projection before it is used."""
+    """The activation after a projection."""
 
     run: Callable[[Tensor], Tensor]
     gate: Gate | None = None
-    """Its name, where a projection's kernel may do it."""
+    """Name of the activation for the fused kernel; None if that kernel does not have it."""
 
 
 class Branch:
-    """What a layer reads the stream through, and what its result passes before it is added to the stream."""
+    """The norm before a branch of a layer, and the step that its result passes before it is added to the stream."""
 
     norm: Norm
     after: Step
@@ -46,7 +46,7 @@ class Branch:
     def enter(
         self, linear: Linear, x: Tensor, residual: Tensor | None, act: Act | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(act(linear(norm(stream))), stream) of the stream (x, residual), [T, hidden] each."""
+        """(act(linear(norm(stream))), stream), for the stream (x, residual), [T, hidden] each."""
         norm, gate = self.norm, None if act is None else act.gate
         if isinstance(norm, RMSNorm) and (act is None or gate) and linear.fuses_norm(x, gate):
             stream = x if residual is None else added(x, residual)

@@ -1,4 +1,4 @@
-"""A linear layer's names and shapes. What its weight is kept in, and who multiplies, is its placement's scheme."""
+"""A linear layer: its parameters and their shapes. The scheme of its placement stores the weight and multiplies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.layers.placement import Placement
-from inferd.engine.quant.scheme import Apply, Given
+from inferd.engine.quant.scheme import Apply, TensorSpec
 from inferd.kernels.linear import fused
 from inferd.kernels.linear.fused import FewRows, Gate
 
 
 class Linear:
-    """[T, in_size] -> [T, out_size]. Usable once its parameters were written.
+    """[T, in_size] -> [T, out_size]. Usable when all its parameters are written.
 
-    Raises `QuantizationError` for a shape that the placement's scheme cannot keep.
+    Raises `QuantizationError` for a shape that the placement's scheme cannot store.
     """
 
     def __init__(self, in_size: int, out_size: int, place: Placement, has_bias: bool = False) -> None:
@@ -27,10 +27,10 @@ class Linear:
         self._few_rows: FewRows | None = None
         needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
         if has_bias:
-            needed["bias"] = Given((out_size,), place.dtype)
+            needed["bias"] = TensorSpec((out_size,), place.dtype)
         self._parameters = {
-            name: Parameter(given.shape, given.dtype, place.device, partial(self._take, name))
-            for name, given in needed.items()
+            name: Parameter(spec.shape, spec.dtype, place.device, partial(self._take, name))
+            for name, spec in needed.items()
         }
         self._taken: dict[str, Tensor] = {}
 
@@ -38,7 +38,7 @@ class Linear:
         yield from self._parameters.items()
 
     def take_weight(self, weight: Tensor) -> None:
-        """Use `weight` [out_size, in_size], which is not kept where the scheme has a form of its own."""
+        """Use `weight` [out_size, in_size]. A scheme that converts it keeps no reference to it."""
         self._take("weight", weight)
 
     def _take(self, name: str, tensor: Tensor) -> None:
@@ -61,9 +61,9 @@ class Linear:
         return fused.fuses(op, x)
 
     def after_norm(self, x: Tensor, norm: Tensor, eps: float, gate: Gate | None = None) -> Tensor:
-        """Of rms_norm(x, norm, eps); with a `gate` [T, out_size / 2], the first half's activation times the second.
+        """This layer of rms_norm(x, norm, eps). With a `gate`, [T, out_size / 2]: activation(first half) * second half.
 
-        Only where `fuses_norm`.
+        Only if `fuses_norm`.
         """
         assert self._few_rows is not None
         weight, bias = self._few_rows.weight, self._few_rows.bias
@@ -78,6 +78,6 @@ class Linear:
         return few is not None and few.is_few(x.shape[0]) and fused.fuses(fused.LINEAR_RESIDUAL, x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + this layer of x. Only where `fuses_add`."""
+        """residual + this layer of x. Only if `fuses_add`."""
         assert self._few_rows is not None
         return fused.linear_residual(x, self._few_rows.weight, self._few_rows.bias, residual)

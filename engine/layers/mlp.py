@@ -18,8 +18,8 @@ _GATES = {Activation.SILU: Act(silu_mul, "silu"), Activation.GELU_TANH: Act(gelu
 
 
 class MLP:
-    """Of x [T, hidden]: down(activation(gate(x)) * up(x)), gate and up in one matrix; or, without a gate,
-    down(gelu(up(x)))."""
+    """down(activation(gate(x)) * up(x)) with gate and up in one matrix; in a family without a gate down(gelu(up(x))).
+    x is [T, hidden]."""
 
     def __init__(self, arch: Arch, place: Placement, branch: Branch) -> None:
         assert arch.has_gate or arch.activation is Activation.GELU_TANH
@@ -34,6 +34,6 @@ class MLP:
             yield from ((f"{name}.{part}", parameter) for part, parameter in linear.parameters())
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The stream (x, residual), [T, hidden] each, with what this branch gives."""
+        """The stream (x, residual), [T, hidden] each, with this branch's result added."""
         hidden, stream = self._branch.enter(self._in, x, residual, self._act)
         return self._branch.leave(self._down, hidden, stream)

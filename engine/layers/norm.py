@@ -1,4 +1,4 @@
-"""Norms of the stream between layers, each alone or after the add before it, and what may stand in a norm's place."""
+"""Norms of the stream of hidden states, alone or fused with the add before them, and stand-ins for a norm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Norm(Step, Protocol):
 
 
 class RMSNorm:
-    """Over the last dimension, of `size`; the weight is what the checkpoint stores plus `offset`, then in fp32."""
+    """RMS norm over the last dimension, which has `size` entries. The weight is the stored one plus `offset`; with an
+    offset it is kept in fp32."""
 
     weight: Tensor
 
@@ -54,7 +55,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Over the last dimension, of `size`, with weight and bias."""
+    """Layer norm over the last dimension, which has `size` entries, with weight and bias."""
 
     _weight: Tensor
     _bias: Tensor
@@ -82,7 +83,7 @@ class LayerNorm:
 
 
 class NoNorm:
-    """Where a family has no norm."""
+    """Stand-in for a norm that a family leaves out."""
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         return iter(())
@@ -96,7 +97,7 @@ class NoNorm:
 
 
 class Scale:
-    """Times a number."""
+    """Multiplies by a number."""
 
     def __init__(self, multiplier: float) -> None:
         self._multiplier = multiplier
@@ -109,12 +110,12 @@ class Scale:
 
 
 def stream_norm(arch: Arch, place: Placement) -> Norm:
-    """The family's norm over hidden states."""
+    """The family's norm of hidden states."""
     if arch.norm is NormKind.LAYER:
         return LayerNorm(arch.hidden_size, arch.norm_eps, place)
     return rms_norm_of(arch, arch.hidden_size, place)
 
 
 def rms_norm_of(arch: Arch, size: int, place: Placement) -> RMSNorm:
-    """The family's RMS norm, over `size`."""
+    """The family's RMS norm, over `size` entries."""
     return RMSNorm(size, arch.norm_eps, place, offset=1.0 if arch.norm is NormKind.RMS_ONE_PLUS else 0.0)

@@ -1,7 +1,7 @@
-"""A weight on its way in: rows arrive in any order, and when all are there the layer takes the tensor over.
+"""A parameter while it is loaded: rows arrive in any order, and the layer receives the tensor when all are there.
 
-Memory is taken when the first row arrives, so that a layer which repacks its weight on completion holds two copies of
-that one matrix and never of the model.
+Memory is allocated when the first row arrives. So a layer that repacks its weight holds two copies of that one matrix,
+never of the whole model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Parameter:
-    """A tensor of `shape` to be filled by rows; `use` receives it, once, when every row was written exactly once."""
+    """A tensor of `shape` to be filled by rows. `use` receives it once, when every row was written exactly once."""
 
     __slots__ = ("_data", "_use", "_written", "device", "dtype", "shape")
 
@@ -27,7 +27,7 @@ class Parameter:
 
     @property
     def missing_rows(self) -> tuple[tuple[int, int], ...]:
-        """Ranges [start, end) of rows that nothing was written to."""
+        """Ranges [start, end) of rows that were not written."""
         gaps, row = [], 0
         for start, end in [*sorted(self._written), (self.shape[0], self.shape[0])]:
             if start > row:
@@ -36,7 +36,8 @@ class Parameter:
         return tuple(gaps)
 
     def write(self, row: int, values: Tensor) -> None:
-        """Copy `values` [n, ...] to rows row .. row + n, converting its dtype. Rows may not be written twice."""
+        """Copy `values` [n, ...] to rows row .. row + n, converted to the parameter's dtype. Writing a row twice is an
+        error."""
         end = row + values.shape[0]
         assert row >= 0 and end <= self.shape[0] and tuple(values.shape[1:]) == self.shape[1:]
         assert all(end <= start or stop <= row for start, stop in self._written), f"rows {row}..{end} written twice"

@@ -1,4 +1,4 @@
-"""Where and as what a layer's parameters live: said once by who builds a decoder, passed down to every layer."""
+"""Device, dtype and quantization scheme of a layer's parameters: passed by the decoder down to every layer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from inferd.engine.quant.dense import DENSE
-from inferd.engine.quant.scheme import Scheme
+from inferd.engine.quant.scheme import DENSE, Scheme
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The dtype of activations and of what is not quantized, the device, and what linear layers keep weights in."""
+    """Dtype of activations and of parameters that are not quantized, the device, and the scheme of linear layers."""
 
     dtype: torch.dtype
     device: torch.device
     scheme: Scheme = DENSE
     exceptions: Mapping[str, Scheme] = field(default_factory=dict)
-    """By name, the matrices within this place that are kept in another scheme."""
+    """Matrix name -> scheme, for matrices that do not use `scheme`. Names are relative to this placement's module."""
 
     def within(self, prefix: str) -> Placement:
-        """That of the modules whose names begin so; theirs are what is behind."""
+        """The placement of the submodule whose names begin with `prefix`, which is cut off the exceptions' names."""
         own = {name.removeprefix(prefix): kept for name, kept in self.exceptions.items() if name.startswith(prefix)}
         return replace(self, exceptions=own)
 

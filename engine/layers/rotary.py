@@ -1,12 +1,12 @@
 """Rotary angles: the table of cosines and sines that a layer reads by absolute position.
 
-Frequencies and angles are formed in fp32, as the models were trained: a more exact angle at position 100,000 would be
-another one.
+Frequencies and angles are computed in fp32, as in training: a more exact angle at position 100,000 would be a different
+one.
 
-Two scalings depend on how long a sequence is. A key is rotated once and stays in the cache, and a token must not depend
-on what follows it, so here one length holds for every sequence: the model's own, or the longest that the user asked to
-have served. Dynamic scaling takes its base, and LongRoPE its set of factors, from that number. transformers takes them
-from the sequence at hand, and so agrees for a sequence of that length, and for all where it is at most the original.
+Two scalings depend on the length of a sequence: dynamic scaling for its base, LongRoPE for its set of factors. A key is
+rotated once and stays in the cache, and a token must not depend on later ones. So one length holds for every sequence:
+the model's own, or the longest that the user asked to serve. transformers uses the length of each sequence. Results
+agree for sequences of the served length, and for all if the served length is at most the original one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def cos_sin_table(
 ) -> Tensor:
     """[num_positions, rotary_dim] fp32: per position rotary_dim / 2 cosines, then as many sines.
 
-    `served_positions` is the length that scalings go by (default: `num_positions`).
+    Scalings that depend on a length use `served_positions` (default: `num_positions`).
 
-    Without rope two elements of each head are turned by no angle: the least that a kernel rotates.
+    Without rope, two elements of each head are rotated by an angle of 0, because a kernel rotates at least two.
     """
     if rope is None:
         return torch.tensor([[1.0, 0.0]]).repeat(num_positions, 1).to(device)
@@ -44,7 +44,7 @@ def cos_sin_table(
 
 
 def inverse_frequencies(rope: Rope, served_positions: int) -> Tensor:
-    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says where `served_positions` are served."""
+    """[rotary_dim / 2] fp32, in radians per position, scaled as `rope` says for a length of `served_positions`."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     periods = rope.theta**exponents
     frequencies = 1.0 / periods
@@ -72,7 +72,7 @@ def _dynamic_base(rope: Rope, scaling: DynamicScaling, num_positions: int) -> fl
 
 
 def _scale_yarn(periods: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
-    """A ramp over the frequencies' indices, from all kept to all divided."""
+    """Blends kept and divided frequencies by a ramp over their indices: the first are kept, the last divided."""
 
     def index_that_turns(rotations: float) -> float:
         turns = scaling.original_max_positions / (rotations * 2 * math.pi)
@@ -89,8 +89,8 @@ def _scale_yarn(periods: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
 
 
 def _scale_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Keep wavelengths that fit `high_freq_factor` times into the original context, divide those that do not fit
-    `low_freq_factor` times, interpolate between (Llama 3.1's reference code)."""
+    """Keeps wavelengths that fit `high_freq_factor` times into the original context, and divides those that do not fit
+    `low_freq_factor` times. Interpolates between the two (Llama 3.1's reference code)."""
     wavelengths = 2 * math.pi / frequencies
     fits = scaling.original_max_positions / wavelengths
     smooth = (fits - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

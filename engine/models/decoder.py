@@ -1,7 +1,7 @@
-"""One decoder for every family, composed from its `Arch`.
+"""One decoder for every model family, composed from the family's `Arch`.
 
-Takes token ids and the step's attention metadata, gives hidden states and logits. Knows no requests, no sampling and no
-files: `loader` fills the parameters it names.
+It turns token ids and the step's attention metadata into hidden states and logits. It knows no requests, no sampling
+and no files: `loader` fills the parameters that it names.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from inferd.kernels.scaled_add import scaled
 
 
 class DecoderLayer:
-    """norm, attention, add, norm, MLP, add; which of them are one kernel, `Branch` decides.
+    """Norm, attention, add, norm, MLP, add. `Branch` decides which of them are fused into one kernel.
 
-    A family may norm or scale what attention and MLP give before it is added, and may leave out the norms before them.
+    A family may norm or scale the results of attention and MLP before they are added, and may leave out the norms
+    before attention and MLP.
     """
 
     def __init__(self, arch: Arch, layer: int, place: Placement) -> None:
@@ -51,16 +52,16 @@ class DecoderLayer:
             yield from ((f"{name}.{part}", parameter) for part, parameter in module.parameters())
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
-        """(x, residual), whose sum is the stream, or where residual is None x alone: before the layer and behind it."""
+        """(x, residual) before the layer -> after it. The stream is their sum, or x alone if residual is None."""
         x, residual = self._attention(x, residual, context)
         return self._mlp(x, residual)
 
 
 class Decoder:
-    """`arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows).
+    """Model of `arch` in `dtype` on `device`, for positions below `max_positions` (default: all that the model knows).
 
-    `served_positions` is the length that rope scalings go by which depend on one (default: `max_positions`).
-    `recipe` says what the weights of linear layers are kept in. Raises `QuantizationError` where it cannot keep one.
+    Rope scalings that depend on a sequence length use `served_positions` (default: `max_positions`). `recipe` says how
+    linear layers store their weights. Raises `QuantizationError` if it cannot store one.
     """
 
     _embedding: Tensor
@@ -86,7 +87,7 @@ class Decoder:
             for group, members in enumerate(arch.cache_groups)
             for plane, layer in enumerate(members.layers)
         }
-        """By layer: its cache group, and its plane of the pool."""
+        """Layer -> (its cache group, its plane of the pool)."""
         num_positions = max_positions or arch.max_positions
         tables = {rope: cos_sin_table(rope, num_positions, place.device, served_positions) for rope in set(arch.ropes)}
         self._cos_sin = [tables[rope] for rope in arch.ropes]
@@ -95,7 +96,7 @@ class Decoder:
             self._embedding_multiplier = float(torch.tensor(arch.embedding_multiplier, dtype=dtype))
 
     def parameters(self) -> dict[str, Parameter]:
-        """Every parameter by the name that the weight map uses. A tied head has none of its own."""
+        """Every parameter, by its name in the weight map. A head tied to the embedding has none of its own."""
         named = {"embed.weight": self._embed}
         named.update((f"norm.{name}", parameter) for name, parameter in self._norm.parameters())
         for index, layer in enumerate(self._layers):
@@ -107,12 +108,12 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states [T, hidden] in the model's dtype, normed.
+        """Final hidden states [T, hidden] in the model's dtype, after the last norm.
 
-        token_ids [T] int64; a batch for each of the arch's cache groups, alike but for its block tables; kv [planes,
-        blocks, 2, G, block_size, D], which holds the KV of those earlier positions of each row that its layers see, and
-        receives that of these; kv_scales [planes, blocks, 2, G, block_size] fp32 beside a KV of 8 bits, and no other.
-        A row's result depends on nothing but its own tokens.
+        token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
+        blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
+        of this step's positions. kv_scales [planes, blocks, 2, G, block_size] fp32, only for a KV cache in 8 bits.
+        A row's result depends on its own tokens alone.
         """
         return self.run_layers(self.embed(token_ids), batches, kv, kv_scales)
 
@@ -124,7 +125,7 @@ class Decoder:
     def run_layers(
         self, x: Tensor, batches: Sequence[AttentionBatch], kv: Tensor, kv_scales: Tensor | None = None
     ) -> Tensor:
-        """The rest of `forward`, from what `embed` gave."""
+        """The rest of `forward`, from the result of `embed`."""
         residual: Tensor | None = None
         for index, layer in enumerate(self._layers):
             group, plane = self._kv_places[index]
@@ -133,8 +134,8 @@ class Decoder:
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, hidden] -> [R, vocab] fp32, in `out` where given, rounded to the model's dtype on the way, as
-        transformers does."""
+        """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. As transformers does, values are rounded to
+        the model's dtype first."""
         rounded = self._lm_head(hidden)
         logits = rounded.to(torch.float32) if out is None else out.copy_(rounded)
         if self.arch.logits_divisor != 1.0:

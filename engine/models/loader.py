@@ -1,7 +1,7 @@
-"""Safetensors into a decoder: streamed tensor by tensor, each copied once, and every parameter proven complete.
+"""Loads a checkpoint's safetensors into a decoder: tensor by tensor, each copied once, every parameter proven complete.
 
-Reads nothing but safetensors: a pickled checkpoint can carry code. Before the first byte of weights is read, the
-headers are compared with the architecture, and every difference is named at once.
+It reads safetensors only, because a pickled checkpoint can carry code. Before it reads any weights, it compares the
+headers with the architecture and reports every difference at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inferd.engine.api.checkpoint import TensorInfo
+from inferd.engine.arch.description import Arch, Scales
 from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Form, Source, WeightMap
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.fp8 import StoredFp8
+from inferd.engine.quant.recipe import Recipe, recipes
+from inferd.kernels.linear import ANY, Choices
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
@@ -29,14 +33,29 @@ _DAMAGED = "the file is damaged or was quantized wrongly; fetch it again, or qua
 
 
 class CheckpointError(ValueError):
-    """The weight files are damaged, or contradict config.json: which file or tensor, and what was expected."""
+    """The weight files are damaged or contradict config.json. The message names the file or tensor, and the rule."""
+
+
+def recipe_of(arch: Arch, quantization: str, dtype: torch.dtype, choices: Choices = ANY) -> Recipe:
+    """How the decoder of a checkpoint stores its weights: by the recipe named `quantization`, unless the checkpoint is
+    quantized. A quantized checkpoint keeps its own format.
+
+    `dtype` is the activations' dtype. `choices` restricts the kernels of a GPU's products.
+    """
+    stored, known = arch.stored, recipes(choices)
+    if stored is None:
+        return known[quantization]
+    layers = StoredFp8(dtype, stored.scales is Scales.BLOCK, stored.input_scale is not None, choices.is_invariant)
+    plain = known["none"]
+    left_out = dict.fromkeys(weights(arch).plain_matrices, plain.layers)
+    return Recipe(layers, layers if stored.has_head else plain.head, left_out)
 
 
 def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress | None = None) -> int:
     """Fill every parameter of `decoder` from the tensors of a `Checkpoint`; returns the bytes read.
 
-    Raises `CheckpointError` where tensors are missing, unexpected, or of another shape or dtype than config.json says,
-    before anything is loaded; and where a file cannot be read.
+    Raises `CheckpointError` before anything is loaded if tensors are missing, unexpected, or differ from config.json in
+    shape or dtype. Raises it too if a file cannot be read.
     """
     weight_map = weights(decoder.arch)
     _check(weight_map, stored)
@@ -73,12 +92,12 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
 
 
 def _rows(source: Source, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values` in the parameter's shape, to be kept in `dtype`. Raises `CheckpointError` for numbers that are none, and
-    for those that no quantization gives."""
+    """`values` in the parameter's shape, to be stored in `dtype`. Raises `CheckpointError` for NaN and infinities, and
+    for scales that no quantization gives."""
     match source.form:
         case Form.FLOAT:
             if torch.finfo(values.dtype).max > torch.finfo(dtype).max:
-                values = values.to(dtype)  # where a large number becomes infinite
+                values = values.to(dtype)  # a large number becomes infinite here
             _check_finite(source.tensor, values)
             return values
         case Form.FP8:
@@ -94,8 +113,11 @@ def _rows(source: Source, values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _check_finite(name: str, values: Tensor) -> None:
-    """Raises `CheckpointError` for NaN and infinities. A sum has them if a number is one, at 21 GB/s on one core (AMD
-    EPYC Zen 4, busy, 2026-11-22), where copying runs at 10; if the sum itself was too large, the extremes say so."""
+    """Raises `CheckpointError` for NaN and infinities.
+
+    The sum of the values is not finite if one of them is not. If the sum only overflowed, the extremes are finite.
+    Summing runs at 21 GB/s on one core, copying at 10 (AMD EPYC Zen 4, busy, 2026-11-22).
+    """
     if not values.sum().isfinite() and not all(bound.isfinite() for bound in values.aminmax()):
         count = int((~values.isfinite()).sum())
         raise CheckpointError(
@@ -105,10 +127,10 @@ def _check_finite(name: str, values: Tensor) -> None:
 
 
 def _check_numbers(name: str, values: Tensor) -> None:
-    """Raises `CheckpointError` for NaN, which e4m3 writes as all ones beside either sign.
+    """Raises `CheckpointError` for NaN, which e4m3 writes as all ones after either sign.
 
-    In parts that stay in a cache, with one reduction each: 12.8 GB/s on 2 cores (AMD EPYC Zen 4, 2026-11-21), where
-    copying the same tensor runs at 23.8 and `isnan` at 0.3.
+    Works in parts that fit a cache, with one reduction each. That runs at 12.8 GB/s on 2 cores (AMD EPYC Zen 4,
+    2026-11-21); copying the same tensor runs at 23.8 and `isnan` at 0.3.
     """
     for part in torch.split(values.flatten().view(torch.uint8), _CHECKED_BYTES):
         if int((part & _E4M3_NAN).amax()) == _E4M3_NAN:
@@ -125,7 +147,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _read(stored: TensorInfo) -> Tensor:
-    """The tensor, as a view of the file: opening it anew each time keeps no more than one tensor mapped."""
+    """The tensor, as a view of the file, which is opened anew each time so that only one tensor is mapped at once."""
     with _opened(stored.file) as handle:
         tensor: Tensor = handle.get_tensor(stored.name)
         return tensor

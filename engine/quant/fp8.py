@@ -1,4 +1,4 @@
-"""Weights in 8 bit floating point: quantized when they are complete, or as a checkpoint has them."""
+"""Weights in 8-bit floating point: quantized while loading, or as the checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, FromWeight, Given
+from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec
 from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
 
 
 class Fp8(FromWeight):
-    """A scale for each output row, and one for each row of activations as it comes."""
+    """A scale for each output row, and one for each row of activations, found when it is computed."""
 
     name = "fp8"
 
@@ -20,7 +20,7 @@ class Fp8(FromWeight):
         self._is_invariant = is_invariant
 
     def check(self, out_size: int, in_size: int) -> None:
-        """Every shape is kept."""
+        """Every shape is allowed."""
 
     def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
         q, scales = quantize_weight(weight)
@@ -29,32 +29,32 @@ class Fp8(FromWeight):
 
 @dataclass(frozen=True, slots=True)
 class StoredFp8:
-    """As a checkpoint stores it: scales of rows, or of blocks of 128 x 128, and for activations one that calibration
-    found, or none."""
+    """The checkpoint's own format: a scale for each output row or for each block of 128 x 128. The activations' scale
+    comes from calibration (`has_input_scale`), or is found for each row when it is computed."""
 
     dtype: torch.dtype
-    """Of activations and results."""
+    """Dtype of activations and results."""
     has_blocks: bool = False
     has_input_scale: bool = False
     is_invariant: bool = False
-    """A row's bits depend on that row alone, on a GPU too."""
+    """Whether a row's bits depend on that row alone, on a GPU too."""
     name: str = "stored fp8"
 
     def check(self, out_size: int, in_size: int) -> None:
-        """Every shape is kept."""
+        """Every shape is allowed."""
 
-    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, Given]:
+    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         scales = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if self.has_blocks else (out_size, 1)
-        given = {"weight": Given((out_size, in_size), FP8), "weight_scale": Given(scales, torch.float32)}
+        given = {"weight": TensorSpec((out_size, in_size), FP8), "weight_scale": TensorSpec(scales, torch.float32)}
         if self.has_input_scale:
-            given["input_scale"] = Given((out_size, 1), torch.float32)
+            given["input_scale"] = TensorSpec((out_size, 1), torch.float32)
         return given
 
     def bind(
         self, weight: Tensor, bias: Tensor | None, weight_scale: Tensor, input_scale: Tensor | None = None
     ) -> Apply:
-        """`input_scale` [out, 1] is that of the tensor which each row came from. Matrices that are fused see the same
-        activations, and so the largest of their scales."""
+        """`input_scale` [out, 1] holds, for each row, the scale of the stored tensor that the row came from. Fused
+        matrices see the same activations, so the largest of their scales holds for all."""
         scales = weight_scale if self.has_blocks else weight_scale.squeeze(1)
         quantize = None if input_scale is None else quantize_static(float(input_scale.max()))
         return linear_fp8(weight, scales, bias, self.dtype, quantize, is_invariant=self.is_invariant)

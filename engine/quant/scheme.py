@@ -1,7 +1,7 @@
-"""What a linear layer keeps its weight in. A layer owns names and shapes, a scheme the numbers and who multiplies them.
+"""Schemes: how a linear layer stores its weight, and which kernel multiplies by it. The layer owns names and shapes.
 
-A scheme that reads a checkpoint's own quantized format differs from those that quantize a weight in what it is given,
-not in what it calls: the kernels take numbers and scales, wherever they come from.
+A scheme for a checkpoint's own quantized format takes other tensors than a scheme that quantizes a weight. Both call
+the same kernels, which take numbers and scales from either.
 """
 
 from __future__ import annotations
@@ -13,47 +13,68 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from inferd.kernels.linear import ANY, Choices, linear
+
 Apply = Callable[[Tensor], Tensor]
 
 
 class QuantizationError(ValueError):
-    """A layer cannot be kept in what was asked for: its shape, the rule, and what would work."""
+    """The scheme that was asked for cannot store a layer. The message has the shape, the rule, and what would work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A tensor that a layer is given before it can be used."""
+class TensorSpec:
+    """Shape and dtype of a tensor that a layer needs before it can run."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Scheme(Protocol):
-    """One way to keep a weight matrix."""
+    """One way to store a weight matrix."""
 
     @property
     def name(self) -> str: ...
 
     def check(self, out_size: int, in_size: int) -> None:
-        """Raises `QuantizationError` for a shape that it cannot keep, before anything is loaded."""
+        """Raises `QuantizationError` for a shape that the scheme cannot store, before anything is loaded."""
         ...
 
-    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> Mapping[str, Given]:
-        """The tensors that `bind` needs besides the bias, by the names that the weight map gives them. `dtype` is that
-        of activations and results."""
+    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> Mapping[str, TensorSpec]:
+        """The tensors that `bind` needs besides the bias, by their names in the weight map. `dtype` is the dtype of
+        activations and results."""
         ...
 
     @property
     def bind(self) -> Callable[..., Apply]:
-        """Given what `takes` names as keywords, and `bias` [out] or None: x [T, in] -> [T, out].
+        """A function that takes the tensors of `takes` and `bias` ([out] or None) as keywords, and returns the layer:
+        x [T, in] -> [T, out].
 
-        A tensor is needed during the call alone, unless the scheme keeps it as it is.
+        The tensors are needed during the call only, unless the scheme stores them unchanged.
         """
         ...
 
 
 class FromWeight:
-    """Schemes that are given the weight [out, in] in the dtype of activations, and make of it what they keep."""
+    """Base of schemes that take the weight [out, in] in the dtype of activations, and convert it themselves."""
 
-    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, Given]:
-        return {"weight": Given((out_size, in_size), dtype)}
+    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec((out_size, in_size), dtype)}
+
+
+class Dense(FromWeight):
+    """The weight in the model's dtype."""
+
+    name = "dense"
+
+    def __init__(self, choices: Choices = ANY) -> None:
+        self._choices = choices
+
+    def check(self, out_size: int, in_size: int) -> None:
+        """Every shape is allowed."""
+
+    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+        return linear(weight, bias, self._choices)
+
+
+DENSE = Dense()

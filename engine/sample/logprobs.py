@@ -1,6 +1,6 @@
-"""Log-probabilities of drawn or given tokens, from the model's own logits: before any sampling parameter.
+"""Log-probabilities of drawn or given tokens, from the model's own logits before any sampling parameter.
 
-Ranks and alternatives order ties by the lowest id, so that the greedy token always has rank 1.
+Ranks and alternatives break ties by the lowest id, so that the greedy token always has rank 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """N positions on the device; `num_top[i]` of the K alternatives were asked for at position i."""
+    """Logprobs of N positions, on the device. Position i has `num_top[i]` alternatives, at most K."""
 
     token_ids: Tensor
     """[N] int64."""
@@ -30,11 +30,11 @@ class Logprobs:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """All that lies on the device."""
+        """The tensors, all on the device."""
         return self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs
 
     def with_columns(self, columns: Iterator[Tensor]) -> Logprobs:
-        """The same with its tensors from elsewhere: the next ones, in the order of `columns`."""
+        """A copy with the next tensors of `columns`, in the order of the property `columns`."""
         token_ids, logprobs, ranks, top_ids, top_logprobs = (next(columns) for _ in self.columns)
         return Logprobs(token_ids, logprobs, ranks, top_ids, top_logprobs, self.num_top)
 
@@ -48,9 +48,9 @@ class Logprobs:
 
 
 def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> Logprobs:
-    """Of `token_ids` [N] and of the `num_top[i]` most likely ids at each of N positions. logits [N, V] fp32, raw.
+    """Logprobs of `token_ids` [N], and of the `num_top[i]` most likely ids at each position i. logits [N, V] fp32, raw.
 
-    Serves drawn tokens and prompts alike: for a prompt, row i holds the logits at the position before `token_ids[i]`.
+    Works for drawn tokens and for prompts. For a prompt, row i holds the logits of the position before `token_ids[i]`.
     """
     chosen = token_ids[:, None]
     normalised = logits.log_softmax(dim=-1)
@@ -69,10 +69,10 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> Lo
 
 
 def _largest(logits: Tensor, count: int) -> Tensor:
-    """[N, count]: ids of the largest logits, ties by the lowest id.
+    """[N, count]: ids of the largest logits; ties go to the lowest id.
 
-    An fp32 number's bits order like the number once negative ones are mirrored; with the id below them as a second key
-    no two entries tie, and so topk has one answer.
+    The bits of fp32 numbers sort like the numbers once negative ones are mirrored. The id in the lower bits is a second
+    key: no two entries tie, so topk has one answer.
     """
     bits = (logits + 0.0).view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -1,7 +1,7 @@
-"""What changes a row of logits before temperature: one class per option, each holding the state of one request.
+"""Rules that change a row of logits before temperature: one class per option, one instance per request.
 
-State lives on the device and is brought up to date with each id as it is drawn, because the host learns ids a step
-later. `RULES` is the order in which they apply. Rules of a request know nothing of other requests.
+A rule's state lives on the device and is updated with each drawn id, because the host learns ids a step later. `RULES`
+is the order in which rules apply. The rules of a request know nothing of other requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request as it enters a slot: what it asks for, and its ids so far, prompt and output."""
+    """A request as it enters a slot: its parameters, and its ids so far (prompt and output)."""
 
     params: SamplingParams
     token_ids: Sequence[int]
@@ -41,12 +41,12 @@ class Rule(Protocol):
         ...
 
     def record(self, token_id: Tensor) -> None:
-        """Take note of the id drawn, [1] int64."""
+        """Update the state with the drawn id, [1] int64."""
         ...
 
 
 class AllowedIds:
-    """Every id but these is out."""
+    """`allowed_token_ids`: forbids every other id."""
 
     def __init__(self, request: Admitted) -> None:
         self._forbidden = torch.ones(request.vocab_size, dtype=torch.bool, device=request.device)
@@ -64,7 +64,7 @@ class AllowedIds:
 
 
 class LogitBias:
-    """Adds to single logits; biases of an id given twice add up."""
+    """`logit_bias`: adds to single logits. Biases add up if an id is given twice."""
 
     def __init__(self, request: Admitted) -> None:
         token_ids, biases = zip(*request.params.logit_bias, strict=True)
@@ -83,7 +83,8 @@ class LogitBias:
 
 
 class Penalties:
-    """Repetition over prompt and output (above 0 divides, else multiplies); presence, frequency over output."""
+    """`repetition_penalty` over prompt and output: divides logits above 0, multiplies others. `presence_penalty` and
+    `frequency_penalty` over the output."""
 
     def __init__(self, request: Admitted) -> None:
         params = request.params
@@ -115,7 +116,7 @@ class Penalties:
 
 
 class MinTokens:
-    """No id that ends the generation until `min_tokens` were drawn."""
+    """`min_tokens`: forbids ids that end the generation until so many tokens were drawn."""
 
     def __init__(self, request: Admitted) -> None:
         self._end_ids = request.tensor(request.params.eos_token_ids + request.params.stop_token_ids)
@@ -135,7 +136,7 @@ class MinTokens:
 
 
 class BadWords:
-    """A sequence may not be completed: where the last ids, prompt included, are all but its last, that is out."""
+    """`bad_words`: forbids the last id of a sequence if the newest ids, prompt included, are its earlier ones."""
 
     def __init__(self, request: Admitted) -> None:
         words = request.params.bad_words
@@ -167,7 +168,7 @@ RULES: tuple[Callable[[Admitted], Rule | None], ...] = (
     MinTokens.of,
     BadWords.of,
 )
-"""In the order of application. Each gives the rule for a request, or None where the request does not ask for it."""
+"""In the order of application. Each makes a request's rule, or returns None if the request does not ask for it."""
 
 
 def rules_for(request: Admitted) -> tuple[Rule, ...]:

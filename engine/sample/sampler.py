@@ -1,8 +1,8 @@
-"""Draws the next token of each row, by slot: the documented order of `SamplingParams`, on the device, without the host.
+"""Draws the next token of each row, on the device, in the order of steps that `SamplingParams` documents.
 
-Holds what each admitted request asks for and the state its rules need. Greedy rows that ask for nothing else cost one
-pass over their logits. Plain rows, greedy or with a temperature and nothing more, can be drawn by what lies on the
-device alone, and so by a recording. Knows no text, no scheduling and no KV.
+The sampler holds the parameters of each admitted request and the state of its rules, by slot. Greedy rows without other
+options cost one pass over their logits. Plain rows have a temperature at most: they need no data from the host, so a
+recorded step can draw them. The sampler knows no text, no scheduling and no KV.
 """
 
 from __future__ import annotations
@@ -14,39 +14,56 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import asks_for_cut, cut, temper
+from inferd.engine.sample.filters import LEAST_TEMPERATURE, asks_for_cut, cut, temper
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.masks import Masks
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
 from inferd.kernels.argmax import argmax
 from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
+from inferd.kernels.mask_tokens import mask_tokens
 from inferd.kernels.sample import sample
 
-_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
-"""What a slot keeps of a temperature that fp32 would make 0, which means greedy."""
 FAILED, EMPTY = -1, -2
-"""Outcomes of rows that gave no id: their logits held a NaN or +inf; their own parameters left no token."""
+"""Outcomes of rows without an id. FAILED: the logits held a NaN or +inf. EMPTY: the row's parameters left no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The tokens that rows under a grammar may draw, as bits: M of the rows that are drawn have a mask."""
+
+    rows: Sequence[int]
+    """[M] indices of those rows, ascending."""
+    words: Tensor
+    """[M, ceil(vocabulary / 32)] int32, on the rows' device."""
+
+    def among(self, rows: Sequence[int]) -> Masks:
+        """The same masks, with `self.rows` as indices into `rows`, which must hold every masked row."""
+        places = {row: place for place, row in enumerate(rows)}
+        return Masks([places[row] for row in self.rows], self.words)
+
+    def apply(self, logits: Tensor) -> None:
+        """Set the logits of forbidden tokens to -inf, in place. logits [R, V] fp32."""
+        mask_tokens(logits, self.words, from_host(torch.tensor(self.rows, dtype=torch.int64), logits.device))
 
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """What R rows drew, on the device."""
+    """The tokens that R rows drew, on the device."""
 
     token_ids: Tensor
-    """[R] int64; of no meaning where the row failed, but always an id below the vocabulary's size."""
+    """[R] int64. Always an id below the vocabulary's size, but without meaning if the row failed."""
     is_failed: Tensor
     """[R] bool: the row's logits held a NaN or +inf."""
     is_empty: Tensor
-    """[R] bool: the row's own parameters left no token that may be drawn."""
+    """[R] bool: the row's own parameters left no token to draw."""
     logprobs: Logprobs | None
-    """Of those rows that asked, in order; None where none did."""
+    """Logprobs of the rows that asked for them, in order; None if no row did."""
     logprob_rows: tuple[int, ...]
     """The row that each entry of `logprobs` belongs to."""
 
     @property
     def outcomes(self) -> Tensor:
-        """[R] int64: the row's id, or `FAILED` or `EMPTY`: all that the host has to know of most rows."""
+        """[R] int64: the row's id, `FAILED` or `EMPTY`. The host needs no more of most rows."""
         return self.token_ids.masked_fill(self.is_empty, EMPTY).masked_fill_(self.is_failed, FAILED)
 
 
@@ -76,22 +93,22 @@ class Sampler:
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=self._device)
 
     def admit(self, slot: int, params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> None:
-        """Fill a slot. `token_ids` are all that exist so far: the prompt, and the output of a request that resumes."""
+        """Fill a slot. `token_ids` holds the prompt, and the output so far if the request resumes."""
         request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
         self._slots[slot] = _Slot(params, rules_for(request))
-        self._temperatures[slot] = max(params.temperature, _LEAST_TEMPERATURE) if params.temperature else 0.0
+        # A temperature that fp32 rounds to 0 would mean greedy.
+        self._temperatures[slot] = max(params.temperature, LEAST_TEMPERATURE) if params.temperature else 0.0
         self._seeds[slot] = params.seed
 
     def is_plain(self, slot: int) -> bool:
-        """Whether `draw` draws for it what `sample` would, and there is nothing else to report or to keep."""
+        """Whether `draw` gives the same token as `sample`, with no logprobs to report and no rule to update."""
         return self._state(slot).is_plain
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(ids, outcomes), [R] int64 each: a token per row as for a plain one, from tensors alone. What the ids are and
-        what the outcomes, `SampleResult` says.
+        """(ids, outcomes) as in `SampleResult`, [R] int64 each. Treats every row as a plain one and reads tensors only.
 
-        logits [R, V] fp32, left as they are; slots [R] int64, negative for rows of no meaning; positions [R] int64, of
-        the tokens to be drawn.
+        logits [R, V] fp32, left unchanged. slots [R] int64, negative for padding rows. positions [R] int64 of the
+        tokens to be drawn.
         """
         token_ids, is_failed = draw(logits, slots, self._temperatures, self._seeds, positions)
         return token_ids, token_ids.masked_fill(is_failed, FAILED)
@@ -99,10 +116,10 @@ class Sampler:
     def sample(
         self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], masks: Masks | None = None
     ) -> SampleResult:
-        """Draw one token per row and record it. logits [R, V] fp32, raw, left as they are.
+        """Draw one token per row and record it. logits [R, V] fp32, raw, left unchanged.
 
-        `slots[r]` is row r's slot, no two alike; `positions[r]` the absolute position of the token to be drawn;
-        `masks` say what rows under a grammar may draw.
+        `slots[r]` is row r's slot; slots differ. `positions[r]` is the absolute position of the token to be drawn.
+        `masks` hold the tokens that rows under a grammar may draw.
         """
         assert logits.dtype == torch.float32 and logits.shape == (len(slots), self._vocab_size)
         states = [self._state(slot) for slot in slots]
@@ -123,7 +140,7 @@ class Sampler:
         return SampleResult(token_ids, is_failed, is_empty, *self._logprobs(logits, token_ids, states))
 
     def _draw(self, logits: Tensor, states: Sequence[_Slot], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(ids, whether nothing was left to draw), for rows with rules or a temperature. Overwrites `logits`."""
+        """(ids, whether no token was left to draw), for rows with rules or a temperature. Overwrites `logits`."""
         for row, (state, position) in enumerate(zip(states, positions, strict=True)):
             for rule in state.rules:
                 rule.apply(logits[row], position)

@@ -17,8 +17,7 @@ from torch import Tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
-from inferd.engine.sample.masks import Masks
-from inferd.engine.sample.sampler import EMPTY, FAILED, Sampler
+from inferd.engine.sample.sampler import EMPTY, FAILED, Masks, Sampler
 from inferd.engine.sched.plan import (
     NO_MASKS,
     Row,

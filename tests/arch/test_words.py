@@ -12,13 +12,20 @@ PLAIN = (
     "CONTRIBUTING.md",
     "README.md",
     "benchmarks/results/README.md",
-    *(f"docs/{path.name}" for path in files("docs") if path.name != "api.md" and path.suffix == ".md"),
+    "docs/{path.name}",
+    "docs",
+    "api.md",
+    ".md",
     "docs/assets",
     "docs/hooks.py",
     "server/cli.py",
     "server/config",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
+    "engine/layers",
+    "engine/models",
+    "engine/quant",
+    "engine/sample",
 )
 """Folders and files without a finding. A new one belongs here from its first line on."""
 

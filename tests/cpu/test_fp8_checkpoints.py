@@ -20,8 +20,7 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe, weights
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, load
-from inferd.engine.models.stored import recipe_of
+from inferd.engine.models.loader import CheckpointError, load, recipe_of
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
 from inferd.kernels.linear_fp8 import quantize_blocks, quantize_rows, quantize_static

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
-from inferd.engine.quant.dense import DENSE
 from inferd.engine.quant.fp8 import Fp8
-from inferd.engine.quant.int4 import Int4
-from inferd.engine.quant.int8 import Int8
-from inferd.engine.quant.scheme import QuantizationError, Scheme
+from inferd.engine.quant.integer import Int4, Int8
+from inferd.engine.quant.scheme import DENSE, QuantizationError, Scheme
 from inferd.kernels import native
 from inferd.kernels.linear import LINEAR, Key
 from inferd.kernels.registry import KernelError

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.masks import Masks
-from inferd.engine.sample.sampler import Sampler, SampleResult
+from inferd.engine.sample.sampler import Masks, Sampler, SampleResult
 
 VOCAB = 100
 GRAMMAR = "start: /any/"

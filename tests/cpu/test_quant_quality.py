@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.quant.fp8 import Fp8
-from inferd.engine.quant.int4 import Int4
-from inferd.engine.quant.int8 import Int8
+from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.recipe import RECIPES, Recipe
 from inferd.engine.quant.scheme import Apply
 from inferd.kernels.linear_fp8 import FP8, linear_fp8, quantize_weight

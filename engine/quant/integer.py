@@ -1,0 +1,44 @@
+"""Weights as integers of 8 or 4 bits, quantized while loading. Activations are quantized to 8 bits in each step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
+from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
+from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
+
+
+class Int8(FromWeight):
+    """One byte a weight and a 4-byte scale for each output row. Activations have a scale for each row."""
+
+    name = "int8"
+
+    def check(self, out_size: int, in_size: int) -> None:
+        if in_size > MAX_IN_SIZE:
+            raise QuantizationError(
+                f"int8 takes at most {MAX_IN_SIZE} inputs, because their sum must fit 32 bits, and a layer of "
+                f"{out_size} x {in_size} has more: serve it unquantized"
+            )
+
+    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+        q, scales = quantize_int8(weight)
+        return linear_int8(q, scales, bias, weight.dtype)
+
+
+class Int4(FromWeight):
+    """Half a byte a weight and a 2-byte scale for each group of 32 inputs of an output row. Activations have a scale
+    for each of the same groups."""
+
+    name = "int4"
+
+    def check(self, out_size: int, in_size: int) -> None:
+        if in_size % GROUP_SIZE:
+            raise QuantizationError(
+                f"int4 takes inputs in groups of {GROUP_SIZE}, and a layer of {out_size} x {in_size} has "
+                f"{in_size % GROUP_SIZE} left over: serve it in int8 or unquantized"
+            )
+
+    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+        q, scales = quantize_int4(weight)
+        return linear_int4(q, scales, bias, weight.dtype)
