@@ -48,7 +48,7 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "input[]": ITEM_WITHOUT_EFFECT,
     "input[].content[]": messages.PART_WITHOUT_EFFECT,
 }
-_COLUMNS = ("Field", "Type and bounds", "Where not given", "What it does", "Of")
+_COLUMNS = ("Field", "Type and bounds", "Default", "What it does", "APIs")
 
 
 def fill(page: str) -> str:
@@ -156,13 +156,13 @@ def _embeddings() -> str:
 def _without_effect(types: dict[str, type[RequestFields]]) -> str:
     rows = _rows(types, lambda wire: not wire.has_effect)
     return _table(
-        ("Field", "Type and bounds", "Note", "Of"), ((name, rule, about, api) for name, rule, _, about, api in rows)
+        ("Field", "Type and bounds", "Note", "APIs"), ((name, rule, about, api) for name, rule, _, about, api in rows)
     )
 
 
 def _nested_without_effect() -> str:
     rows = ((f"`{where}`", ", ".join(f"`{key}`" for key in keys)) for where, keys in _NESTED_WITHOUT_EFFECT.items())
-    return _table(("Of", "Keys"), rows)
+    return _table(("Object", "Keys"), rows)
 
 
 def _refused(types: dict[str, type[RequestFields]]) -> str:
@@ -170,7 +170,7 @@ def _refused(types: dict[str, type[RequestFields]]) -> str:
     for api, fields in types.items():
         for name, way_out in fields.refused.items():
             rows.setdefault((f"`{name}`", way_out), []).append(api)
-    return _table(("Field", "Way out", "Of"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+    return _table(("Field", "Way out", "APIs"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
 
 
 def _aliases() -> str:
