@@ -27,7 +27,7 @@ from inferd.kernels import registry
 from inferd.kernels.linear import Choices
 from inferd.kernels.linear.tuning import Table
 from inferd.kernels.paged_attention import AttentionBatch
-from inferd.kernels.registry import Choice
+from inferd.kernels.registry import Selection
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_kernel_that_varies_ends_the_start_only_where_it_matters(
         device_type = "cuda"
 
     found = registry.explain()
-    varying = Choice("rms_norm", Key(), "reference", (("triton", "Triton is not installed"),), "sums are shared out")
+    varying = Selection("rms_norm", Key(), "reference", (("triton", "Triton is not installed"),), "sums are shared out")
     monkeypatch.setattr(registry, "explain", lambda: (*found, varying))
     start = Start(msgspec.structs.replace(config, device="cuda", deterministic=deterministic), monkeypatch)
     if not deterministic:
