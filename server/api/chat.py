@@ -8,7 +8,7 @@ from starlette.responses import Response
 from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
-from inferd.server.api.respond import caller_of, check_ready, respond, shape_of, while_asked
+from inferd.server.api.respond import admit, respond, shape_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     EndReason,
@@ -36,8 +36,7 @@ class ChatApi:
         service = self._service
         body = await read_body(request, service, ChatRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
-        check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout, service.router)
+        caller = admit(request, service, body.wire.timeout, body.wire.n or 1)
         taken = await while_asked(request, caller.deadline_s, service.intake.chat(body.wire, caller))
         service.metrics.request_arrived("chat")
         return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)

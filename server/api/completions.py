@@ -11,7 +11,7 @@ from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, 
 from inferd.server.api.body import read_body
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
-from inferd.server.api.respond import caller_of, check_ready, respond, shape_of, while_asked
+from inferd.server.api.respond import admit, respond, shape_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.events import (
     Event,
@@ -41,8 +41,7 @@ class CompletionsApi:
         service = self._service
         body = await read_body(request, service, CompletionRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
-        check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout, service.router)
+        caller = admit(request, service, body.wire.timeout, len(body.wire.prompt) * (body.wire.n or 1))
         taken = await while_asked(request, caller.deadline_s, service.intake.completion(body.wire, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)

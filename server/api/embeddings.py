@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.body import read_body
-from inferd.server.api.respond import caller_of, check_ready, while_asked
+from inferd.server.api.respond import admit, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.embed import EmbedIntake, embed
 from inferd.server.schema.embeddings import EmbeddingRequest
@@ -32,8 +32,8 @@ class EmbeddingsApi:
         service = self._service
         body = await read_body(request, service, EmbeddingRequest)
         name = service.intake.check_model(body.wire.model)
-        check_ready(service.router)
-        caller = caller_of(request, body.wire.timeout, service.router)
+        # The engine is given its inputs as others leave it room: one place in the queue is enough to begin.
+        caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
         taken = await while_asked(request, caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
         service.metrics.request_arrived("embeddings")

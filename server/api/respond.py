@@ -5,6 +5,7 @@ A route family supplies a `Rendering`; this file submits, watches the client, an
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
@@ -23,7 +24,7 @@ from inferd.server.auth.quotas import UNLIMITED
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
-from inferd.server.generate.intake import Caller, any_room
+from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
@@ -70,9 +71,24 @@ class Rendering(Protocol):
         ...
 
 
-def caller_of(request: Request, timeout_s: float | None = None, router: Router | None = None) -> Caller:
-    """`timeout_s`: of the request's own field; `router`: whose queue it will stand in, where it will. Raises
-    `RequestError` for a header that is no timeout or no target."""
+def admit(
+    request: Request, service: Service, timeout_s: float | None, num_choices: int, *, has_target: bool = True
+) -> Caller:
+    """Ask once, before the prompt is read, whether the server takes a request of so many choices: refusing it costs
+    almost nothing. The router checks again when it queues the request, because only then its prompt tokens are known.
+
+    `timeout_s`: the request's own field. `has_target`: whether a TTFT target applies to it. Raises `RequestError`.
+    """
+    check_ready(service.router)
+    caller = caller_of(request, timeout_s)
+    ttft_s = caller.targets.over(service.targets).ttft_s if has_target else None
+    left_s = None if ttft_s is None else caller.arrival_s + ttft_s - time.monotonic()
+    service.router.check_room(caller.tenant, 1, left_s, num_choices)
+    return caller
+
+
+def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
+    """`timeout_s`: the request's own field. Raises `RequestError` if a header is no valid timeout or target."""
     arrival_s = request.state.arrival_s
     limit_s = timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER))
     deadline_s = None if limit_s is None else arrival_s + limit_s
@@ -84,7 +100,6 @@ def caller_of(request: Request, timeout_s: float | None = None, router: Router |
         deadline_s=deadline_s,
         targets=targets,
         weight=1.0 if holder is None else holder.weight,
-        check_room=partial(router.check_room, request.state.tenant) if router is not None else any_room,
         account=UNLIMITED if holder is None or holder.account is None else holder.account,
     )
 

@@ -81,7 +81,6 @@ class EmbedIntake:
             raise RequestError("not_implemented", message)
         if wire.dimensions is not None and wire.dimensions > hidden_size:
             raise errors.above_max("dimensions", hidden_size, wire.dimensions)
-        caller.check_room(1, None, 1)
         add_special = wire.add_special_tokens is not False
         kept = self._prompts.kept(wire.truncate_prompt_tokens, 0, None)
         check_size = partial(self._prompts.check_least, "input") if kept is None else None

@@ -7,8 +7,6 @@ can do.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.wire.params import ParamError, SamplingParams
@@ -35,10 +33,6 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 
 
-def any_room(num_tokens: int, left_s: float | None, num_choices: int = 1) -> None:
-    """Room for a request that stands in no queue."""
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks, as far as it matters here."""
@@ -55,14 +49,6 @@ class Caller:
     """Of its tenant's share of the machine, where others want it too."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
-    check_room: Callable[[int, float | None, int], None] = any_room
-    """Called with (prompt tokens, seconds, choices). Raises `RequestError` if the queue has no place for so many
-    choices with at least so many prompt tokens, or none that gives a first token within so many seconds (None: any)."""
-
-    def ask_for_room(self, num_tokens: int, ttft_target_s: float | None, num_choices: int) -> None:
-        """Raises `RequestError` where there is none in what is left of the target: reading a body takes of it."""
-        left_s = None if ttft_target_s is None else self.arrival_s + ttft_target_s - time.monotonic()
-        self.check_room(num_tokens, left_s, num_choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +98,14 @@ class Intake:
             conversation, add_special=bool(wire.add_special_tokens), check_size=check_size, kept=kept
         )
 
-    def _check_size(self, wire: GenerationFields, caller: Caller, param: str, num_prompts: int) -> CheckSize:
-        """What a text must pass before it is turned into tokens: is it too long by its bytes alone?"""
-        truncates = wire.truncate_prompt_tokens is not None
-        target_s = caller.targets.over(self._targets).ttft_s
-        n = wire.n or 1
+    def _check_size(self, wire: GenerationFields, param: str) -> CheckSize:
+        """Called before a text is tokenized. Raises `RequestError` if its bytes alone show that it is too long."""
 
         def check(num_bytes: int, least_tokens: int) -> None:
-            if not truncates:
+            if wire.truncate_prompt_tokens is None:
                 self._prompts.check_least(param, num_bytes, least_tokens)
-                work.check_prompt_ids(param, least_tokens, n)
-                caller.ask_for_room(max(1, least_tokens), target_s, n * num_prompts)
+                work.check_prompt_ids(param, least_tokens, wire.n or 1)
 
-        caller.ask_for_room(1, target_s, n * num_prompts)
         return check
 
     async def chat(
@@ -141,7 +122,7 @@ class Intake:
         default = self._model.defaults.max_new_tokens if most is None else most
         asked_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
         kept = self._prompts.kept(wire.truncate_prompt_tokens, asked_tokens, default)
-        encoded = await self.read_chat(wire, self._check_size(wire, caller, "messages", 1), kept)
+        encoded = await self.read_chat(wire, self._check_size(wire, "messages"), kept)
         prompt = self._prompts.fit("messages", encoded, asked_tokens, default, kept)
         rendered = encoded[1] or ""
         asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
@@ -163,7 +144,7 @@ class Intake:
         all_encoded = await self._prompts.encode_all(
             wire.prompt,
             add_special=wire.add_special_tokens is not False,
-            check_size=self._check_size(wire, caller, "prompt", len(wire.prompt)),
+            check_size=self._check_size(wire, "prompt"),
             kept=kept,
         )
         prompts = tuple(self._prompts.fit("prompt", encoded, asked, default, kept) for encoded in all_encoded)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepCosts, StepModel
+from inferd.server.api import respond
 from inferd.server.api.app import AppOptions
 from inferd.server.schema.targets import Targets
 
+WAIT_S = 60.0
+"""How late a request may be on a busy machine."""
 LATE = Failure("rate_limit_exceeded", "the first token would come in about 3 s", None, 2.5)
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -40,6 +46,52 @@ def test_a_header_wins_over_the_servers_target(
     base = serve(AppOptions(targets=Targets(0.2, 0.03)))
     assert httpx.post(base + path, json=ROUTES[path], headers=headers).status_code == 200
     assert [(submit.ttft_target_s, submit.tpot_target_s) for submit in router.submits] == [expected]
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/v1/embeddings"])
+@pytest.mark.parametrize(("headers", "target_s"), [({}, 2.0), ({"x-slo-ttft-ms": "500"}, 0.5)])
+def test_admission_is_told_what_is_left_of_the_target(
+    serve: Callable[..., str],
+    router: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    headers: dict[str, str],
+    target_s: float,
+) -> None:
+    """The request arrived 100 s before its admission. Embeddings draw no token and so have no target."""
+    admitted: list[tuple[object, ...]] = []
+    monkeypatch.setattr(respond, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100.0))
+    monkeypatch.setattr(router, "check_room", lambda *given: admitted.append(given))
+    base = serve(AppOptions(targets=Targets(2.0)))
+    assert httpx.post(base + path, json=ROUTES.get(path, {"input": "hi"}), headers=headers).status_code == 200
+    ((_, num_tokens, left_s, num_choices),) = admitted
+    assert (num_tokens, num_choices) == (1, 1)
+    if path == "/v1/embeddings":
+        assert left_s is None
+    else:
+        assert isinstance(left_s, float) and target_s - 100.0 - WAIT_S < left_s <= target_s - 100.0
+
+
+def test_admission_is_told_how_many_choices_come(
+    http: httpx.Client, router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted: list[int] = []
+    monkeypatch.setattr(router, "check_room", lambda *given: admitted.append(given[3]))
+    http.post("/v1/completions", json={"prompt": ["a", "b", "c"], "n": 2})
+    http.post("/v1/chat/completions", json={**CHAT, "n": 4})
+    assert admitted == [6, 4]
+
+
+def test_rendering_asks_for_no_place_in_the_queue(
+    http: httpx.Client, router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RequestError("server_is_overloaded", "Later.")
+
+    monkeypatch.setattr(router, "check_room", refuse)
+    assert http.post("/v1/completions/render", json={"prompt": "hi"}).status_code == 200
+    assert http.post("/v1/chat/completions/render", json=CHAT).status_code == 200
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 503
 
 
 def test_without_targets_none_is_submitted(http: httpx.Client, router: Any) -> None:

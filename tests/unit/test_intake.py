@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +19,6 @@ from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.fields import read
-from inferd.server.schema.targets import Targets
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of
@@ -96,22 +94,6 @@ def test_defaults_are_the_checkpoints_then_openais(ask: Asker) -> None:
     assert params.eos_token_ids == ask.model.eos_token_ids
     assert (taken.n, taken.priority, taken.cache_salt, taken.arrival_s) == (1, 0, "tenant", 1.5)
     assert taken.prompts[0].max_tokens == 20
-
-
-def test_room_is_asked_for_with_what_is_left_of_the_callers_target_and_else_the_servers(
-    model: ServedModel, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It arrived 0.3 s ago: its body was slow."""
-    clock = SimpleNamespace(monotonic=lambda: CALLER.arrival_s + 0.3)
-    monkeypatch.setattr("inferd.server.generate.intake.time", clock)
-    intake = Intake(model, PromptReader(model, lanes), Taken(), Targets(ttft_s=2.0))
-    asked: list[float | None] = []
-    for own_s in (0.5, None):
-        caller = replace(CALLER, targets=Targets(own_s), check_room=lambda _, target_s, __: asked.append(target_s))
-        asyncio.run(intake.chat(read(ChatRequest, HI), caller))
-    assert asked[0] == pytest.approx(0.2) and asked[-1] == pytest.approx(1.7)
-    assert {round(left_s, 9) for left_s in asked if left_s is not None} == {0.2, 1.7}
-    assert None not in asked
 
 
 def test_what_is_given_wins(ask: Asker) -> None:

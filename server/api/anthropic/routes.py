@@ -14,7 +14,7 @@ from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
 from inferd.server.api.body import read_body
-from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
+from inferd.server.api.respond import admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
@@ -36,8 +36,7 @@ class MessagesApi:
         body = await read_body(request, service, MessagesRequest)
         wire = body.wire
         name = service.intake.check_model(wire.model)
-        check_ready(service.router)
-        caller = caller_of(request, router=service.router)
+        caller = admit(request, service, None, num_choices=1)
         chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
         taken = await _in_anthropic_words(while_asked(request, caller.deadline_s, work))

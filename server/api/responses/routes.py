@@ -13,7 +13,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import read_body, warned
 from inferd.server.api.query import read_query
-from inferd.server.api.respond import caller_of, check_ready, respond, while_asked
+from inferd.server.api.respond import admit, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
@@ -50,9 +50,8 @@ class ResponsesApi:
         body = await read_body(request, service, ResponsesRequest)
         wire = body.wire
         model = service.intake.check_model(wire.model)
-        check_ready(service.router)
+        caller = admit(request, service, wire.timeout, num_choices=1)
         check(wire)
-        caller = caller_of(request, wire.timeout, service.router)
         num_bytes = len(await request.body())
         conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
