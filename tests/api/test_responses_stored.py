@@ -14,7 +14,7 @@ import pytest
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Failure
 from inferd.server.api.app import AppOptions
-from inferd.server.api.responses.background import Background, Draft, Job
+from inferd.server.api.responses.background import Background, Job, ResponseDraft
 from inferd.server.errors.table import internal_error
 
 from .conftest import ScriptedRouter, serving
@@ -339,7 +339,7 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
         nothing = cast("Any", lambda: None)
         job = Job(
             tenant="",
-            draft=cast("Draft", draft),
+            draft=cast("ResponseDraft", draft),
             events=no_events(),
             abort=nothing,
             snapshot=nothing,
