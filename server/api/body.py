@@ -1,4 +1,4 @@
-"""An HTTP body -> a request type: content type, size of the work, strict JSON, then the declared fields.
+"""An HTTP body -> a request type: content type, size of the work, strict JSON, then the model's fields.
 
 Long bodies are read on a thread, in a way that lets others run: see `strict_json`.
 """
@@ -15,10 +15,10 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.schema import strict_json
-from inferd.server.schema.fields import RequestFields, read
+from inferd.server.schema.model import RequestModel, read
 from inferd.server.transport.sse import ClientGoneError, unless_disconnected
 
-R = TypeVar("R", bound=RequestFields)
+R = TypeVar("R", bound=RequestModel)
 
 WARNING_HEADER = "x-inferd-warning"
 

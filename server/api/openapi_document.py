@@ -10,8 +10,9 @@ from inferd.server.api.body import WARNING_HEADER
 from inferd.server.api.routes import EMBEDDINGS, HEALTH, READY, ROUTES, Access, Route
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.schema.fields import RequestFields, Wire, wire_fields
-from inferd.server.schema.kinds import Schema, Text, or_null
+from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.kinds import Text
+from inferd.server.schema.model import RequestModel
 from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER
 from inferd.server.schema.timeouts import HEADER, TIMEOUT
 
@@ -40,7 +41,7 @@ def document(version: str, *, needs_key: bool = True) -> dict[str, Any]:
     for route in ROUTES:
         paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, needs_key=needs_key)
     types = {route.fields for route in ROUTES if route.fields is not None}
-    schemas = {fields.__name__: schema_of(fields) for fields in sorted(types, key=lambda fields: fields.__name__)}
+    schemas = {fields.__name__: body_schema(fields) for fields in sorted(types, key=lambda fields: fields.__name__)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -61,45 +62,33 @@ def document(version: str, *, needs_key: bool = True) -> dict[str, Any]:
     }
 
 
-def schema_of(fields: type[RequestFields]) -> Schema:
-    """A request body: every field with type, bounds and default, and other servers' names for some of them."""
-    declared = wire_fields(fields)
-    properties = {name: _property(wire) for name, wire in declared.items()}
-    for alias, name in fields.aliases.items():
-        properties[alias] = {**_property(declared[name]), "description": f"Another name of `{name}`."}
-    schema = {
-        "type": "object",
-        "description": (fields.__doc__ or "").strip(),
-        "properties": properties,
-        "required": [name for name, wire in declared.items() if wire.required],
-        "additionalProperties": False,
-    }
-    only_one = [
-        {"anyOf": [{"properties": {one: {"type": "null"}}} for one in names]} for names in fields.aliases.items()
-    ]
-    return {**schema, "allOf": only_one} if only_one else schema
+def body_schema(model: type[RequestModel]) -> Schema:
+    """A request body, as its readers need it."""
+    schema = schema_of(model)
+    return {**schema, "properties": {name: _property(value) for name, value in schema["properties"].items()}}
 
 
-def default_of(wire: Wire) -> object:
-    """What holds where the field is not given, if that is one value for every model and request; else None."""
+def default_of(unset: str) -> object:
+    """What holds if a field is not given, if that is one value for every model and request; else None."""
     try:
-        value = json.loads(wire.unset)
+        value = json.loads(unset)
     except ValueError:
         return None
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _property(wire: Wire) -> Schema:
-    schema, text, default = wire.kind.schema(), _described(wire), default_of(wire)
-    described: Schema = {"description": text} if text else {}
-    if default is not None:
-        described["default"] = default
-    return {**(schema if wire.required else or_null(schema)), **described}
+def _property(field: Schema) -> Schema:
+    """Without the keys that only the documentation reads."""
+    schema = {key: value for key, value in field.items() if not key.startswith("x-")}
+    default = default_of(field["x-unset"])
+    return {**schema, "description": _described(field)} | ({} if default is None else {"default": default})
 
 
-def _described(wire: Wire) -> str:
-    text = wire.about if wire.has_effect else f"Accepted, and without effect. {wire.about}".strip()
-    return f"{text} Where it is not given: {wire.unset}." if default_of(wire) is None and wire.unset else text
+def _described(field: Schema) -> str:
+    text, unset = field["description"], field["x-unset"]
+    if not field["x-has-effect"]:
+        text = f"Accepted, and without effect. {text}".strip()
+    return f"{text} Where it is not given: {unset}." if unset and default_of(unset) is None else text
 
 
 def _operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
@@ -134,7 +123,7 @@ def _responses(route: Route) -> dict[str, Any]:
     if route.missing:
         return _refused(statuses | {501}, "Error")
     content: dict[str, Any] = {"text/plain": {}} if route.path == "/metrics" else {"application/json": {}}
-    if route.fields is not None and "stream" in wire_fields(route.fields) and not route.path.endswith("/render"):
+    if route.fields is not None and "stream" in route.fields.names and not route.path.endswith("/render"):
         content["text/event-stream"] = {}
     done = {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
     if anthropic_errors.is_anthropic(route.path):
@@ -183,17 +172,17 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
     """Lists are given by naming them again."""
-    declared = {} if route.query is None else wire_fields(route.query)
+    fields = {} if route.query is None else body_schema(route.query)["properties"]
     return [
-        {"name": name, "in": "query", "description": _described(wire), "schema": wire.kind.schema()}
-        for name, wire in declared.items()
+        {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+        for name, schema in fields.items()
     ]
 
 
 def _header_parameters(route: Route) -> list[dict[str, Any]]:
     """Of routes that generate, or read what would be generated from."""
     text = "Seconds from the request's arrival to the end of its answer"
-    if route.fields is not None and "timeout" in wire_fields(route.fields):
+    if route.fields is not None and "timeout" in route.fields.names:
         text += "; if `timeout` is given too, the shorter one counts"
     elif not anthropic_errors.is_anthropic(route.path):
         return []

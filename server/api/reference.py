@@ -20,9 +20,9 @@ from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
-from inferd.server.schema.fields import RequestFields, Wire, wire_fields
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.kinds import Schema
+from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.model import RequestModel
 from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -30,15 +30,15 @@ from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 PAGE = Path("docs/api.md")
 
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_GENERATING: dict[str, type[RequestFields]] = {
+_GENERATING: dict[str, type[RequestModel]] = {
     "chat": ChatRequest,
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
 }
-_ANTHROPIC: dict[str, type[RequestFields]] = {"messages": MessagesRequest, "count_tokens": CountTokensRequest}
-_EMBEDDING: dict[str, type[RequestFields]] = {"embeddings": EmbeddingRequest}
-_READING: dict[str, type[RequestFields]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
-_QUERIES: dict[str, type[RequestFields]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
+_ANTHROPIC: dict[str, type[RequestModel]] = {"messages": MessagesRequest, "count_tokens": CountTokensRequest}
+_EMBEDDING: dict[str, type[RequestModel]] = {"embeddings": EmbeddingRequest}
+_READING: dict[str, type[RequestModel]] = {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}
+_QUERIES: dict[str, type[RequestModel]] = {"/v1/responses/{id}": RetrieveQuery, "input_items": InputItemsQuery}
 _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "messages[]": messages.MESSAGE_WITHOUT_EFFECT,
     "messages[].content[]": messages.PART_WITHOUT_EFFECT,
@@ -58,8 +58,9 @@ def fill(page: str) -> str:
 
 def rule_of(schema: Schema) -> str:
     """A JSON schema in a few words: "integer 1 to 128"."""
-    if "anyOf" in schema:
-        return "; or ".join(dict.fromkeys(rule_of(option) for option in schema["anyOf"]))
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    if options:
+        return "; or ".join(dict.fromkeys(map(rule_of, options)))
     if "enum" in schema:
         return " or ".join(f"`{orjson.dumps(value).decode()}`" for value in schema["enum"])
     kind = schema.get("type", "any value")
@@ -132,29 +133,31 @@ def _routes() -> str:
 
 
 def _area(area: str) -> Callable[[], str]:
-    return lambda: _table(_COLUMNS, _rows(_GENERATING, lambda wire: wire.has_effect and wire.area == area))
+    return lambda: _table(_COLUMNS, _rows(_GENERATING, lambda field: field["x-has-effect"] and field["x-area"] == area))
 
 
-def _rows(types: dict[str, type[RequestFields]], is_wanted: Callable[[Wire], bool]) -> Iterator[tuple[str, ...]]:
+def _rows(types: dict[str, type[RequestModel]], is_wanted: Callable[[Schema], bool]) -> Iterator[tuple[str, ...]]:
     """One row for a field, or one for each of the types that declare it differently."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for api, fields in types.items():
-        for name, wire in wire_fields(fields).items():
-            if is_wanted(wire):
-                unset = "required" if wire.required else wire.unset
-                rows.setdefault((f"`{name}`", rule_of(wire.kind.schema()), unset, wire.about), []).append(api)
+        schema = schema_of(fields)
+        for name in fields.names:
+            field = schema["properties"][name]
+            if is_wanted(field):
+                unset = "required" if name in schema["required"] else field["x-unset"]
+                rows.setdefault((f"`{name}`", rule_of(field), unset, field["description"]), []).append(api)
     names = list(dict.fromkeys(row[0] for row in rows))
     for row, apis in sorted(rows.items(), key=lambda item: (item[0][2] != "required", names.index(item[0][0]))):
         yield (*row, ", ".join(apis))
 
 
 def _embeddings() -> str:
-    rows = _rows(_EMBEDDING, lambda wire: wire.has_effect)
+    rows = _rows(_EMBEDDING, lambda field: field["x-has-effect"])
     return _table(_COLUMNS[:-1], (row[:-1] for row in rows))
 
 
-def _without_effect(types: dict[str, type[RequestFields]]) -> str:
-    rows = _rows(types, lambda wire: not wire.has_effect)
+def _without_effect(types: dict[str, type[RequestModel]]) -> str:
+    rows = _rows(types, lambda field: not field["x-has-effect"])
     return _table(
         ("Field", "Type and bounds", "Note", "APIs"), ((name, rule, about, api) for name, rule, _, about, api in rows)
     )
@@ -165,7 +168,7 @@ def _nested_without_effect() -> str:
     return _table(("Object", "Keys"), rows)
 
 
-def _refused(types: dict[str, type[RequestFields]]) -> str:
+def _refused(types: dict[str, type[RequestModel]]) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for api, fields in types.items():
         for name, way_out in fields.refused.items():
@@ -222,9 +225,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "output": _area(OUTPUT),
     "tools": _area(TOOLS),
     "embeddings": _embeddings,
-    "responses-query": lambda: _table(_COLUMNS, _rows(_QUERIES, lambda wire: True)),
-    "tokens": lambda: _table(_COLUMNS, _rows(_READING, lambda wire: True)),
-    "messages": lambda: _table(_COLUMNS, _rows(_ANTHROPIC, lambda wire: wire.has_effect)),
+    "responses-query": lambda: _table(_COLUMNS, _rows(_QUERIES, lambda field: True)),
+    "tokens": lambda: _table(_COLUMNS, _rows(_READING, lambda field: True)),
+    "messages": lambda: _table(_COLUMNS, _rows(_ANTHROPIC, lambda field: field["x-has-effect"])),
     "messages-without-effect": lambda: _without_effect(_ANTHROPIC),
     "messages-refused": lambda: _refused(_ANTHROPIC),
     "messages-errors": _messages_errors,

@@ -13,7 +13,7 @@ from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
-from inferd.server.schema.fields import RequestFields
+from inferd.server.schema.model import RequestModel
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -38,9 +38,9 @@ class Route:
     access: Access
     area: str
     about: str
-    fields: type[RequestFields] | None = None
+    fields: type[RequestModel] | None = None
     """What its body is; None: it reads none."""
-    query: type[RequestFields] | None = None
+    query: type[RequestModel] | None = None
     """What its query may say; None: it reads none."""
     missing: str = ""
     """Why it answers 501; empty: it is served."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from inferd.server.schema.anthropic_parts import (
     ContextManagement,
@@ -18,10 +19,22 @@ from inferd.server.schema.anthropic_parts import (
     ToolUseKind,
 )
 from inferd.server.schema.anthropic_turns import System, Turns
-from inferd.server.schema.fields import RequestFields, wire
 from inferd.server.schema.generation import MAX_STOP_LENGTH, MAX_STOP_STRINGS, OUTPUT, PROMPT, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.kinds import Array, Boolean, Choice, Decimal, Integer, Json, Only, Text
+from inferd.server.schema.kinds import Array
 from inferd.server.schema.messages import Message
+from inferd.server.schema.model import (
+    Flag,
+    JsonObject,
+    Many,
+    Number,
+    Old,
+    Only,
+    RequestModel,
+    Text,
+    Whole,
+    option,
+    required,
+)
 from inferd.server.schema.structured import AnswerFormat
 
 MAX_TOOLS = 1_024
@@ -32,68 +45,69 @@ _NO_CONTAINER = "This server runs no code and keeps no files."
 _NO_STATE = "No conversation is kept here; send all of it in 'messages'."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountTokensRequest(RequestFields):
+class CountTokensRequest(RequestModel):
     """A conversation as the model would read it."""
 
-    model: str | None = wire(
-        Text(), "The name of the served model; any other is a 404.", unset="the served model", area=PROMPT
+    model: Text | None = option(
+        "The name of the served model; any other is a 404.",
+        unset="the served model",
+        area=PROMPT,
     )
-    messages: tuple[Message, ...] = wire(
-        Turns(),
+    messages: Annotated[tuple[Message, ...], Old(Turns())] = required(
         "Turns of `user`, `assistant` and `system`: a text, or blocks of type `text`, `tool_use`, `tool_result` and "
         "`thinking`. Neighbours of one role are one turn. A `system` turn that the chat template does "
         "not read behind others is said by the user. A last turn of the assistant's is continued. "
         "`cache_control`, `signature`, `citations` and `is_error` have no effect.",
-        required=True,
         area=PROMPT,
     )
-    system: str | None = wire(
-        System(),
+    system: Annotated[str, Old(System())] | None = option(
         "The system prompt, a text or text blocks. A first line `x-anthropic-billing-header: ...`, which changes with "
         "every request of Claude Code's, is left out, so that prefixes are found again.",
         unset="none",
         area=PROMPT,
     )
-    tools: tuple[Mapping[str, object], ...] | None = wire(
-        Array(CustomTool(), max_length=MAX_TOOLS),
+    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(CustomTool(), max_length=MAX_TOOLS))] | None = option(
         "Tools that the model may use and the caller runs. `strict` has the input follow `input_schema` token by "
         "token. Tools that Anthropic defines or runs are refused.",
         unset="none",
         area=TOOLS,
     )
-    tool_choice: ToolUse | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        ToolUseKind(),
+    tool_choice: Annotated[ToolUse, Old(ToolUseKind())] | None = option(
         "`auto`, `any` (at least one tool is used), `tool` (the named one is, once) or `none`; what is required is "
         "enforced token by token. `disable_parallel_tool_use`: the answer ends with its first use of a tool.",
         unset="`auto`",
         area=TOOLS,
     )
-    thinking: Thinking | None = wire(  # noqa: RUF009
-        ThinkingConfig(),
+    thinking: Annotated[Thinking, Old(ThinkingConfig())] | None = option(
         "`enabled` and `adaptive` turn reasoning on where the chat template has a switch, and a model that does not "
         "reason answers without; `budget_tokens` is the most that it reasons. `disabled` turns it off or, where there "
         "is no switch, hides it, as `display: omitted` does.",
         unset="the template's own default",
         area=TOOLS,
     )
-    output_config: Output | None = wire(  # noqa: RUF009
-        OutputConfig(),
+    output_config: Annotated[Output, Old(OutputConfig())] | None = option(
         "`format`: a `json_schema` that the answer follows token by token. `effort`: the template's "
         "`reasoning_effort`, where it has one (`max` is its `xhigh`); else it has no effect.",
         unset="none",
         area=OUTPUT,
     )
-    output_format: AnswerFormat | None = wire(  # noqa: RUF009
-        JsonFormat(), "The older name of `output_config.format`.", unset="none", area=OUTPUT
+    output_format: Annotated[AnswerFormat, Old(JsonFormat())] | None = option(
+        "The older name of `output_config.format`.",
+        unset="none",
+        area=OUTPUT,
     )
-    cache_control: Mapping[str, object] | None = wire(
-        Json(), "Every prefix is cached, and found by its content.", has_effect=False
+    cache_control: JsonObject | None = option(
+        "Every prefix is cached, and found by its content.",
+        has_effect=False,
     )
-    context_management: None = wire(
-        ContextManagement(), "Only `clear_thinking_20251015` that keeps all is accepted.", has_effect=False
+    context_management: Annotated[None, Old(ContextManagement())] | None = option(
+        "Only `clear_thinking_20251015` that keeps all is accepted.",
+        has_effect=False,
     )
-    speed: object = wire(Only(("standard",), "There is one speed."), "Only `standard` is accepted.", has_effect=False)
+    speed: Annotated[object, Only(("standard",), "There is one speed.")] | None = option(
+        "Only `standard` is accepted.",
+        has_effect=False,
+    )
 
     refused: ClassVar[Mapping[str, str]] = {
         "container": _NO_CONTAINER,
@@ -109,40 +123,57 @@ class CountTokensRequest(RequestFields):
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRequest(CountTokensRequest):
     """A conversation to be answered, in Anthropic's words."""
 
-    max_tokens: int = wire(
-        Integer(0),
+    max_tokens: Whole = required(
         "Most tokens to generate; 0 reads the prompt into the cache. Where the context holds fewer, the answer may end "
         "with `stop_reason` `model_context_window_exceeded`.",
-        required=True,
         area=STOPPING,
+        ge=0,
     )
-    stop_sequences: tuple[str, ...] | None = wire(
-        Array(Text(1, MAX_STOP_LENGTH), max_length=MAX_STOP_STRINGS),
+    stop_sequences: (
+        Annotated[
+            tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
+            Many(max_length=MAX_STOP_STRINGS),
+        ]
+        | None
+    ) = option(
         "Texts that end the answer; `stop_sequence` says which.",
         unset="none",
         area=STOPPING,
     )
-    stream: bool | None = wire(
-        Boolean(), "Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT
+    stream: Flag | None = option(
+        "Answer as server-sent events, as it is generated.",
+        unset="false",
+        area=OUTPUT,
     )
-    temperature: float | None = wire(
-        Decimal(0, 1), "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING
+    temperature: Number | None = option(
+        "0 takes the likeliest token; more is more random.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+        ge=0,
+        le=1,
     )
-    top_k: int | None = wire(
-        Integer(0, 2**31 - 1),
+    top_k: Whole | None = option(
         "Only the so many likeliest tokens; 0 is all of them.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
+        ge=0,
+        le=2**31 - 1,
     )
-    top_p: float | None = wire(
-        Decimal(0, 1),
+    top_p: Number | None = option(
         "Only the likeliest tokens that together have this probability.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
+        ge=0,
+        le=1,
     )
-    metadata: Mapping[str, object] | None = wire(Json(), "Callers are told apart by their key.", has_effect=False)
-    service_tier: str | None = wire(Choice(("auto", "standard_only")), "There is one tier.", has_effect=False)
+    metadata: JsonObject | None = option(
+        "Callers are told apart by their key.",
+        has_effect=False,
+    )
+    service_tier: Literal["auto", "standard_only"] | None = option(
+        "There is one tier.",
+        has_effect=False,
+    )

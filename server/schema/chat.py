@@ -5,27 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import table as errors
-from inferd.server.schema.fields import wire
+from inferd.server.schema import kinds
 from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
-from inferd.server.schema.kinds import (
-    Array,
-    Boolean,
-    Choice,
-    Integer,
-    Json,
-    Kind,
-    Only,
-    OrNotGiven,
-    Schema,
-    Text,
-    check_properties,
-    object_schema,
-)
+from inferd.server.schema.kinds import Array, Boolean, Choice, Json, Kind, Schema, check_properties, object_schema
 from inferd.server.schema.messages import Message, Messages
+from inferd.server.schema.model import Besides, Flag, JsonObject, Many, Old, Only, Whole, option, required
 from inferd.server.schema.tool_choice import ToolChoice, ToolChoiceKind
 
 MAX_TOOLS = 128
@@ -66,10 +56,10 @@ TOOL_WITHOUT_EFFECT = ("cache_control",)
 
 def check_function(function: Mapping[str, object], where: str) -> None:
     """Raises `RequestError` for a name, or for one of `FUNCTION`, that cannot be."""
-    name = Text().read(function["name"], f"{where}.name")
+    name = kinds.Text().read(function["name"], f"{where}.name")
     if not _FUNCTION_NAME.fullmatch(name):
         raise errors.invalid_value(f"{where}.name", name, "Expected 1 to 128 letters, digits, '_', '-' or '.'.")
-    for key, kind in (("description", Text()), ("parameters", Json()), ("strict", Boolean())):
+    for key, kind in (("description", kinds.Text()), ("parameters", Json()), ("strict", Boolean())):
         if function.get(key) is not None:
             kind.read(function[key], f"{where}.{key}")
 
@@ -77,12 +67,14 @@ def check_function(function: Mapping[str, object], where: str) -> None:
 def function_schema() -> dict[str, Schema]:
     return {
         "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
-        "description": Text().schema(),
+        "description": kinds.Text().schema(),
         "parameters": Json().schema(),
         "strict": Boolean().schema(),
     }
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity = Literal["low", "medium", "high"]
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 VERBOSITIES = ("low", "medium", "high")
 
@@ -118,36 +110,42 @@ class ReasoningSwitchObject:
         return object_schema({"effort": effort, "enabled": flag, "exclude": flag, "summary": {}})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(GenerationFields):
     """A conversation to be continued."""
 
-    messages: tuple[Message, ...] = wire(Messages(), "The conversation to be continued.", required=True, area=PROMPT)
-    max_tokens: int | None = wire(
-        OrNotGiven(Integer(1), (-1,)),
+    messages: Annotated[tuple[Message, ...], Old(Messages())] = required(
+        "The conversation to be continued.",
+        area=PROMPT,
+    )
+    max_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
         'Most tokens to generate; -1 is "not given". More than the context holds beside the prompt is refused.',
         unset=_MAX_TOKENS,
         area=STOPPING,
     )
-    max_completion_tokens: int | None = wire(
-        OrNotGiven(Integer(1), (-1,)),
+    max_completion_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
         "The newer name of `max_tokens`. If both are given, this one counts.",
         unset="`max_tokens`",
         area=STOPPING,
     )
-    logprobs: bool | None = wire(Boolean(), "Log probabilities of the generated tokens.", unset="false", area=OUTPUT)
-    top_logprobs: int | None = wire(
-        Integer(0, MAX_LOGPROBS), "With so many alternatives to each; only with `logprobs`.", unset="0", area=OUTPUT
+    logprobs: Flag | None = option(
+        "Log probabilities of the generated tokens.",
+        unset="false",
+        area=OUTPUT,
     )
-    tools: tuple[Mapping[str, object], ...] | None = wire(
-        Array(Tool(), max_length=MAX_TOOLS),
+    top_logprobs: Whole | None = option(
+        "With so many alternatives to each; only with `logprobs`.",
+        unset="0",
+        area=OUTPUT,
+        ge=0,
+        le=MAX_LOGPROBS,
+    )
+    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(Tool(), max_length=MAX_TOOLS))] | None = option(
         "Functions that the model may call. How it writes calls is read off the checkpoint. `strict` has the arguments "
         "of a function follow its schema token by token, and refuses a schema with a keyword that cannot be enforced.",
         unset="none",
         area=TOOLS,
     )
-    tool_choice: ToolChoice | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        ToolChoiceKind(),
+    tool_choice: Annotated[ToolChoice, Old(ToolChoiceKind())] | None = option(
         "`none` hides the tools from the model. `auto` lets the model decide. `required` makes it call at least one. "
         "An object that names a function makes the model call it once, and `finish_reason` is then `stop`. "
         "`allowed_tools` lists the functions that may be called. The server enforces required calls token by token, "
@@ -155,63 +153,79 @@ class ChatRequest(GenerationFields):
         unset="`auto`",
         area=TOOLS,
     )
-    parallel_tool_calls: bool | None = wire(
-        Boolean(), "false: the answer ends with its first call.", unset="true", area=TOOLS
+    parallel_tool_calls: Flag | None = option(
+        "false: the answer ends with its first call.",
+        unset="true",
+        area=TOOLS,
     )
-    reasoning_effort: str | None = wire(
-        Choice(REASONING_EFFORTS),
+    reasoning_effort: ReasoningEffort | None = option(
         "Passed to the chat template under the template's own name: `reasoning_effort`, or `enable_thinking`, which is "
         "false only for `none`. If the template has no such switch, the field has no effect, and `x-inferd-warning` "
         "says so.",
         unset="the template's own default",
         area=TOOLS,
     )
-    thinking_token_budget: int | None = wire(
-        Integer(0, MAX_THINKING_TOKENS),
+    thinking_token_budget: Whole | None = option(
         "Most tokens of reasoning: its end is forced then. Refused where no token of its own ends it.",
         unset="no bound",
         area=TOOLS,
+        ge=0,
+        le=MAX_THINKING_TOKENS,
     )
-    include_reasoning: bool | None = wire(
-        Boolean(), "false: what the model reasons is counted and not shown.", unset="true", area=TOOLS
+    include_reasoning: Flag | None = option(
+        "false: what the model reasons is counted and not shown.",
+        unset="true",
+        area=TOOLS,
     )
-    reasoning: ReasoningSwitch | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        ReasoningSwitchObject(),
+    reasoning: Annotated[ReasoningSwitch, Old(ReasoningSwitchObject())] | None = option(
         "OpenRouter's form of `reasoning_effort`: `effort` has the same values, `enabled` false means `none`, and "
         "`exclude` true means `include_reasoning` false. `summary` has no effect.",
         unset="as `reasoning_effort`",
         area=TOOLS,
     )
-    verbosity: str | None = wire(
-        Choice(VERBOSITIES), "No model served here has such a switch, and `x-inferd-warning` says so.", has_effect=False
+    verbosity: Verbosity | None = option(
+        "No model served here has such a switch, and `x-inferd-warning` says so.",
+        has_effect=False,
     )
-    modalities: object = wire(
-        Only((["text"],), 'Only ["text"] is served.'), "Only text is generated.", has_effect=False
+    modalities: Annotated[object, Only((["text"],), 'Only ["text"] is served.')] | None = option(
+        "Only text is generated.",
+        has_effect=False,
     )
-    prediction: Mapping[str, object] | None = wire(
-        Json(), "A prediction changes how fast an answer comes, not the answer.", has_effect=False
+    prediction: JsonObject | None = option(
+        "A prediction changes how fast an answer comes, not the answer.",
+        has_effect=False,
     )
-    functions: object = wire(Only(([],), "Use 'tools' instead."), "Only an empty list is accepted.", has_effect=False)
-    function_call: object = wire(
-        Only(("none", "auto"), "Use 'tool_choice' instead."), "There are no `functions` to call.", has_effect=False
+    functions: Annotated[object, Only(([],), "Use 'tools' instead.")] | None = option(
+        "Only an empty list is accepted.",
+        has_effect=False,
     )
-    echo: object = wire(
-        Only((False,), "Only /v1/completions echoes its prompt."), "Only false is accepted.", has_effect=False
+    function_call: Annotated[object, Only(("none", "auto"), "Use 'tool_choice' instead.")] | None = option(
+        "There are no `functions` to call.",
+        has_effect=False,
     )
-    add_generation_prompt: bool | None = wire(
-        Boolean(), "End the prompt where the assistant begins to speak.", unset="true", area=PROMPT
+    echo: Annotated[object, Only((False,), "Only /v1/completions echoes its prompt.")] | None = option(
+        "Only false is accepted.",
+        has_effect=False,
     )
-    continue_final_message: bool | None = wire(
-        Boolean(), "Continue the last message instead of answering it.", unset="false", area=PROMPT
+    add_generation_prompt: Flag | None = option(
+        "End the prompt where the assistant begins to speak.",
+        unset="true",
+        area=PROMPT,
     )
-    documents: tuple[Mapping[str, object], ...] | None = wire(
-        Array(Json(), max_length=MAX_DOCUMENTS),
+    continue_final_message: Flag | None = option(
+        "Continue the last message instead of answering it.",
+        unset="false",
+        area=PROMPT,
+    )
+    documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
         "Given to the chat template; refused where the template reads no documents.",
         unset="none",
         area=PROMPT,
     )
-    chat_template_kwargs: Mapping[str, object] | None = wire(
-        Json(), "Switches of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+    chat_template_kwargs: JsonObject | None = option(
+        "Switches of the model's chat template, such as `enable_thinking`.",
+        unset="none",
+        area=PROMPT,
     )
 
     refused: ClassVar[Mapping[str, str]] = {

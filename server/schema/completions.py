@@ -3,68 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import table as errors
-from inferd.server.schema.fields import wire
 from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, REQUEST, GenerationFields
-from inferd.server.schema.kinds import AnyOf, Array, Boolean, Integer, Only, Schema, Text, TokenIds
+from inferd.server.schema.model import Flag, Only, ReadBy, Text, Whole, option, required
+from inferd.server.schema.token_ids import TokenId, check_array, is_whole, read_token_ids
 
 Prompt = str | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """A prompt or several, each as text or as token ids; read as a tuple of prompts."""
-
-    min_chars: int = 0
-    """Of a text: an empty one is a prompt where the tokenizer begins every text with a token; the intake counts."""
-    name: str = "one of a string, an array of strings, an array of integers or an array of arrays of integers"
-
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, (str, list))
-
-    def read(self, value: object, where: str) -> tuple[Prompt, ...]:
-        if not self._forms.accepts(value):
-            raise errors.invalid_type(where, self.name, value)
-        read = self._forms.read(value, where)
-        if isinstance(read, str):
-            return (read,)
-        assert isinstance(read, tuple)
-        return (read,) if isinstance(read[0], int) else read
-
-    def schema(self) -> Schema:
-        return self._forms.schema()
-
-    @property
-    def _forms(self) -> AnyOf:
-        text, ids = Text(self.min_chars), TokenIds(1)
-        return AnyOf((text, ids, Array(text, 1, MAX_PROMPTS), Array(ids, 1, MAX_PROMPTS)))
+_FORMS = "one of a string, an array of strings, an array of integers or an array of arrays of integers"
+_TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def read_prompts(value: object, where: str, min_chars: int = 0) -> tuple[Prompt, ...]:
+    """A prompt or several, each as text or as token ids. Raises `RequestError`.
+
+    The first item tells a list of texts from a list of ids. `min_chars`: of a text. An empty text is a prompt if the
+    tokenizer begins every text with a token, so the intake checks that.
+    """
+    if isinstance(value, str):
+        return (_text(value, where, min_chars),)
+    if not isinstance(value, list):
+        raise errors.invalid_type(where, _FORMS, value)
+    first = value[0] if value else 0
+    if is_whole(first):
+        return (read_token_ids(value, where, min_length=1),)
+    if not isinstance(first, str) and not (isinstance(first, list) and (not first or is_whole(first[0]))):
+        raise errors.invalid_type(where, _FORMS, value)
+    check_array(value, where, _FORMS, 1, MAX_PROMPTS)
+    if isinstance(first, str):
+        return tuple(_text(text, f"{where}[{i}]", min_chars) for i, text in enumerate(value))
+    return tuple(read_token_ids(ids, f"{where}[{i}]", min_length=1) for i, ids in enumerate(value))
+
+
+def _text(value: object, where: str, min_chars: int) -> str:
+    if not isinstance(value, str):
+        raise errors.invalid_type(where, "a string", value)
+    if len(value) < min_chars:
+        raise errors.empty_string(where)
+    return value
+
+
+def prompts(min_chars: int) -> ReadBy:
+    """A prompt or several, as an annotation."""
+    text = Annotated[Text, Field(min_length=min_chars)] if min_chars else Text
+    many_texts = Annotated[list[text], Field(min_length=1, max_length=MAX_PROMPTS)]  # type: ignore[valid-type]
+    many_ids = Annotated[list[_TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    wire = text | _TokenIds | many_texts | many_ids
+    return ReadBy(lambda value, where: read_prompts(value, where, min_chars), wire)
+
+
 class CompletionRequest(GenerationFields):
     """A text to be continued."""
 
-    prompt: tuple[Prompt, ...] = wire(
-        Prompts(), "A text, a list of texts, a list of token ids, or a list of such lists.", required=True, area=PROMPT
+    prompt: Annotated[tuple[Prompt, ...], prompts(0)] = required(
+        "A text, a list of texts, a list of token ids, or a list of such lists.",
+        area=PROMPT,
     )
-    echo: bool | None = wire(
-        Boolean(), "Begin the text with the prompt, scored where `logprobs` are asked for.", unset="false", area=OUTPUT
+    echo: Flag | None = option(
+        "Begin the text with the prompt, scored where `logprobs` are asked for.",
+        unset="false",
+        area=OUTPUT,
     )
-    logprobs: int | None = wire(
-        Integer(0, MAX_LOGPROBS),
+    logprobs: Whole | None = option(
         "Log probabilities of the generated tokens, with so many alternatives.",
         unset="none",
         area=OUTPUT,
+        ge=0,
+        le=MAX_LOGPROBS,
     )
-    suffix: object = wire(
-        Only(("",), "Text cannot be inserted before a suffix."), "Only an empty suffix is accepted.", has_effect=False
+    suffix: Annotated[object, Only(("",), "Text cannot be inserted before a suffix.")] | None = option(
+        "Only an empty suffix is accepted.",
+        has_effect=False,
     )
-    best_of: object = wire(
-        Only((1,), "Use 'n' to get several completions."), "Only 1 is accepted.", area=REQUEST, has_effect=False
+    best_of: Annotated[object, Only((1,), "Use 'n' to get several completions.")] | None = option(
+        "Only 1 is accepted.",
+        area=REQUEST,
+        has_effect=False,
     )
 
     refused: ClassVar[Mapping[str, str]] = {

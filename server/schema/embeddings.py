@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from inferd.engine.api.wire.params import PoolingKind
-from inferd.server.schema.completions import Prompt, Prompts
-from inferd.server.schema.fields import RequestFields, wire
+from pydantic import Field
+
+from inferd.server.schema.completions import Prompt, prompts
 from inferd.server.schema.generation import MAX_PRIORITY
-from inferd.server.schema.kinds import Boolean, Choice, Integer, Text
-from inferd.server.schema.timeouts import TIMEOUT
+from inferd.server.schema.model import Besides, Flag, Number, RequestModel, Text, Whole, option, required
+from inferd.server.schema.timeouts import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest(RequestFields):
+class EmbeddingRequest(RequestModel):
     """Texts to be turned into vectors."""
 
-    input: tuple[Prompt, ...] = wire(
-        Prompts(min_chars=1),
+    input: Annotated[tuple[Prompt, ...], prompts(1)] = required(
         "A text, a list of texts, a list of token ids, or a list of such lists; at most 1,048,576 tokens in all.",
-        required=True,
     )
-    model: str | None = wire(Text(), "The name of the served model; any other is a 404.", unset="the served model")
-    encoding_format: str | None = wire(
-        Choice(("float", "base64")),
+    model: Text | None = option(
+        "The name of the served model; any other is a 404.",
+        unset="the served model",
+    )
+    encoding_format: Literal["float", "base64"] | None = option(
         "`float`: a list of numbers, each exactly the 32-bit one. `base64`: the same numbers, 4 bytes each, "
         "little-endian.",
         unset="`float`",
     )
-    dimensions: int | None = wire(
-        Integer(1),
+    dimensions: Whole | None = option(
         "Only so many leading components, scaled anew. More than the model's hidden size is refused.",
         unset="the model's hidden size",
+        ge=1,
     )
-    pooling: PoolingKind | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        Choice(("last", "mean")),
+    pooling: Literal["last", "mean"] | None = option(
         "Of the hidden states behind the final norm: `last` takes the last token's, `mean` the mean of all. `mean` "
         "takes no prefix hit.",
         unset="`last`",
     )
-    normalize: bool | None = wire(Boolean(), "Scale every vector to length 1.", unset="true")
-    add_special_tokens: bool | None = wire(
-        Boolean(), "Begin and end a text as the tokenizer does with every text.", unset="true"
+    normalize: Flag | None = option(
+        "Scale every vector to length 1.",
+        unset="true",
     )
-    truncate_prompt_tokens: int | None = wire(
-        Integer(1, also=(-1,)),
+    add_special_tokens: Flag | None = option(
+        "Begin and end a text as the tokenizer does with every text.",
+        unset="true",
+    )
+    truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
         "Keep only this many tokens at the end of each input; -1 keeps as many as the context holds. If not given, the "
         "server refuses an input that is too long and never cuts it.",
         unset="never cut",
     )
-    priority: int | None = wire(
-        Integer(-MAX_PRIORITY, MAX_PRIORITY), "Lower goes first. One level is worth 10 s of waiting.", unset="0"
+    priority: Whole | None = option(
+        "Lower goes first. One level is worth 10 s of waiting.",
+        unset="0",
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
     )
-    timeout: float | None = wire(
-        TIMEOUT,
+    timeout: Number | None = option(
         "Seconds from the request's arrival to its answer. Then it is aborted: 408 `deadline_exceeded`. The header "
         "`X-Request-Timeout` says the same; of the two the shorter holds.",
         unset="no limit",
+        ge=MIN_TIMEOUT_S,
+        le=MAX_TIMEOUT_S,
     )
-    user: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
+    user: Text | None = option(
+        "Callers are told apart by their key.",
+        has_effect=False,
+    )
 
     refused: ClassVar[Mapping[str, str]] = {
         "messages": "Send the token ids that /v1/chat/completions/render gives as 'input'.",

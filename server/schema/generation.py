@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, Tag, WithJsonSchema
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
-from inferd.server.errors import table as errors
-from inferd.server.schema.fields import RequestFields, wire
-from inferd.server.schema.kinds import (
-    Anything,
-    Array,
-    Boolean,
-    Decimal,
-    Integer,
-    Json,
-    OneOrMany,
+from inferd.server.schema.model import (
+    Besides,
+    Converted,
+    Flag,
+    JsonObject,
+    Many,
+    Number,
+    Old,
     Only,
-    OrNotGiven,
-    Schema,
+    Part,
+    RequestModel,
     Text,
-    TokenIds,
-    check_properties,
-    object_schema,
+    Whole,
+    form,
+    option,
 )
 from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
 from inferd.server.schema.structured import AnswerFormat, Expression, ResponseFormat, StructuredOutputs
-from inferd.server.schema.timeouts import TIMEOUT
+from inferd.server.schema.timeouts import MAX_TIMEOUT_S, MIN_TIMEOUT_S
+from inferd.server.schema.token_ids import MAX_LISTED_IDS, LogitBias, token_ids
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
-MAX_LISTED_IDS = 65_536
 MAX_PROMPTS = 2_048
 MAX_PRIORITY = 1_000
 """Of either sign; a level is worth 10 s of waiting, so that the most urgent is three hours ahead of any other."""
@@ -43,6 +42,7 @@ TOOLS = "Tools and reasoning"
 """Parts of the documentation, in its order."""
 
 _RECOMMENDED = "the checkpoint's, else "
+_NO_BEAM_SEARCH = "It belongs to beam search, which is not served."
 _ONE_SERVER = "OpenRouter's choice among servers and models; here there is one."
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -60,217 +60,254 @@ def is_sane_id(text: str) -> bool:
     return _REQUEST_ID.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
+class StreamOptions(Part):
     """When a stream carries usage."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+    include_obfuscation: Annotated[object, WithJsonSchema({"type": "boolean"})] = False
+    """Not even checked: no chunk is ever padded."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptionsObject:
-    name: str = "an object"
-
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: object, where: str) -> StreamOptions:
-        known = ("include_usage", "continuous_usage_stats")
-        given = check_properties(value, where, (), (*known, "include_obfuscation"))
-        flags = {key: Boolean().read(given[key], f"{where}.{key}") for key in known if given.get(key) is not None}
-        return StreamOptions(**flags)
-
-    def schema(self) -> Schema:
-        names = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-        return object_schema({name: Boolean().schema() for name in names})
+StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
-@dataclass(frozen=True, slots=True)
-class LogitBias:
-    """{"token id": added value}; read as pairs in order of id. The embedding's bound is known only later."""
-
-    name: str = "an object"
-
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: object, where: str) -> tuple[tuple[int, float], ...]:
-        entries = Json(max_properties=MAX_LISTED_IDS).read(value, where)
-        pairs: dict[int, float] = {}
-        for key, bias in entries.items():
-            # Bounded before `int`, which is quadratic in the number of digits.
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise errors.invalid_value(where, key, "Keys must be token ids, as strings of digits.")
-            if int(key) in pairs:
-                raise errors.invalid_value(where, key, "Each token id may be given once.")
-            pairs[int(key)] = Decimal(-100, 100).read(bias, f"{where}.{key}")
-        return tuple(sorted(pairs.items()))
-
-    def schema(self) -> Schema:
-        keys = {"type": "string", "pattern": "^[0-9]{1,10}$"}
-        values = Decimal(-100, 100).schema()
-        return {
-            "type": "object",
-            "propertyNames": keys,
-            "additionalProperties": values,
-            "maxProperties": MAX_LISTED_IDS,
-        }
+def _num_stops(value: object) -> str | None:
+    return "<one>" if isinstance(value, str) else "<many>" if isinstance(value, list) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFields(RequestFields):
+StopStrings = Annotated[
+    Annotated[StopString, Tag("<one>")]
+    | Annotated[tuple[StopString, ...], Many(max_length=MAX_STOP_STRINGS), Tag("<many>")],
+    form("one of a string or an array of strings", _num_stops),
+]
+
+
+def _as_many(value: Any, where: str) -> tuple[str, ...]:
+    del where
+    return (value,) if isinstance(value, str) else value
+
+
+class SharedFields(RequestModel):
     """What a request of any family of generating routes may say. None is "not given": the intake knows the default."""
 
-    model: str | None = wire(
-        Text(), "The name of the served model; any other is a 404.", unset="the served model", area=REQUEST
+    model: Text | None = option(
+        "The name of the served model; any other is a 404.",
+        unset="the served model",
+        area=REQUEST,
     )
-    stream: bool | None = wire(
-        Boolean(), "Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT
+    stream: Flag | None = option(
+        "Answer as server-sent events, as it is generated.",
+        unset="false",
+        area=OUTPUT,
     )
-    min_tokens: int | None = wire(Integer(0), "No end and no stop before so many tokens.", unset="0", area=STOPPING)
-    temperature: float | None = wire(
-        Decimal(0, 2), "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING
+    min_tokens: Whole | None = option(
+        "No end and no stop before so many tokens.",
+        unset="0",
+        area=STOPPING,
+        ge=0,
     )
-    top_p: float | None = wire(
-        Decimal(0, 1),
+    temperature: Number | None = option(
+        "0 takes the likeliest token; more is more random.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+        ge=0,
+        le=2,
+    )
+    top_p: Number | None = option(
         "Only the likeliest tokens that together have this probability; 0 is the likeliest alone.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
+        ge=0,
+        le=1,
     )
-    top_k: int | None = wire(
-        Integer(-1, 2**31 - 1),
+    top_k: Whole | None = option(
         "Only the so many likeliest tokens; 0 and -1 are all of them.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
+        ge=-1,
+        le=2**31 - 1,
     )
-    min_p: float | None = wire(
-        Decimal(0, 1),
+    min_p: Number | None = option(
         "Only tokens at least this likely, relative to the likeliest.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
+        ge=0,
+        le=1,
     )
-    presence_penalty: float | None = wire(
-        Decimal(-2, 2), "Taken from the logit of every token that was generated.", unset="0", area=SAMPLING
+    presence_penalty: Number | None = option(
+        "Taken from the logit of every token that was generated.",
+        unset="0",
+        area=SAMPLING,
+        ge=-2,
+        le=2,
     )
-    frequency_penalty: float | None = wire(
-        Decimal(-2, 2), "Taken from a token's logit once for each time it was generated.", unset="0", area=SAMPLING
+    frequency_penalty: Number | None = option(
+        "Taken from a token's logit once for each time it was generated.",
+        unset="0",
+        area=SAMPLING,
+        ge=-2,
+        le=2,
     )
-    repetition_penalty: float | None = wire(
-        Decimal(0.01, 100),
+    repetition_penalty: Number | None = option(
         "Divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
+        ge=0.01,
+        le=100,
     )
-    seed: int | None = wire(
-        OrNotGiven(Integer(-(2**63), 2**63 - 1), (-1,)),
+    seed: Annotated[Whole | None, Field(ge=-(2**63), le=2**63 - 1), Besides(-1, None)] = option(
         "The same request with the same seed gives the same answer. Every answer carries the seed it was made with. -1 "
         'is "not given", as at vLLM. Seeds outside 0 to 2^53 - 1 are mapped into that range by a hash, so that two of '
         "them may give the same answer.",
         unset="chosen at random",
         area=SAMPLING,
     )
-    logit_bias: tuple[tuple[int, float], ...] | None = wire(
-        LogitBias(), "Token id, as a string, to what is added to its logit.", unset="none", area=SAMPLING
+    logit_bias: LogitBias | None = option(
+        "Token id, as a string, to what is added to its logit.",
+        unset="none",
+        area=SAMPLING,
     )
-    allowed_token_ids: tuple[int, ...] | None = wire(
-        TokenIds(1, MAX_LISTED_IDS), "Only these tokens are generated.", unset="all", area=SAMPLING
+    allowed_token_ids: Annotated[tuple[int, ...], token_ids(1, MAX_LISTED_IDS)] | None = option(
+        "Only these tokens are generated.",
+        unset="all",
+        area=SAMPLING,
     )
-    bad_words: tuple[str, ...] | None = wire(
-        Array(Text(1, MAX_STOP_LENGTH), max_length=1_024),
+    bad_words: (
+        Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...], Many(max_length=1_024)]
+        | None
+    ) = option(
         "Words that are never completed, at a text's start or after a space.",
         unset="none",
         area=SAMPLING,
     )
-    stop: tuple[str, ...] | None = wire(
-        OneOrMany(Text(1, MAX_STOP_LENGTH), max_length=MAX_STOP_STRINGS),
+    stop: Annotated[tuple[str, ...], Converted(StopStrings, _as_many)] | None = option(
         "Strings that end the answer; none of one's characters is ever streamed. `stop_reason` says which.",
         unset="none",
         area=STOPPING,
     )
-    stop_token_ids: tuple[int, ...] | None = wire(
-        TokenIds(0, 1_024), "Tokens that end the answer. `stop_reason` says which.", unset="none", area=STOPPING
+    stop_token_ids: Annotated[tuple[int, ...], token_ids(0, 1_024)] | None = option(
+        "Tokens that end the answer. `stop_reason` says which.",
+        unset="none",
+        area=STOPPING,
     )
-    include_stop_str_in_output: bool | None = wire(
-        Boolean(), "Show the stop string or stop token that ended the answer.", unset="false", area=STOPPING
+    include_stop_str_in_output: Flag | None = option(
+        "Show the stop string or stop token that ended the answer.",
+        unset="false",
+        area=STOPPING,
     )
-    ignore_eos: bool | None = wire(Boolean(), "Go on after the model's own end.", unset="false", area=STOPPING)
-    repetition_detection: RepetitionRule | None = wire(  # noqa: RUF009
-        RepetitionDetection(),
+    ignore_eos: Flag | None = option(
+        "Go on after the model's own end.",
+        unset="false",
+        area=STOPPING,
+    )
+    repetition_detection: Annotated[RepetitionRule, Old(RepetitionDetection())] | None = option(
         "Ends an answer whose last tokens are one pattern of `min_pattern_size` to `max_pattern_size` tokens, "
         "`min_count` times in a row: `finish_reason` is `repetition`. Costs `max_pattern_size` comparisons a token.",
         unset="off",
         area=STOPPING,
     )
-    timeout: float | None = wire(
-        TIMEOUT,
+    timeout: Number | None = option(
         "Seconds from the request's arrival to the end of its answer. Then it is aborted: 408 `deadline_exceeded`, or "
         "an error event in a stream. The header `X-Request-Timeout` says the same; of the two the shorter holds.",
         unset="no limit",
         area=STOPPING,
+        ge=MIN_TIMEOUT_S,
+        le=MAX_TIMEOUT_S,
     )
-    skip_special_tokens: bool | None = wire(
-        Boolean(), "Leave special tokens out of the text.", unset="true", area=OUTPUT
+    skip_special_tokens: Flag | None = option(
+        "Leave special tokens out of the text.",
+        unset="true",
+        area=OUTPUT,
     )
-    add_special_tokens: bool | None = wire(
-        Boolean(),
+    add_special_tokens: Flag | None = option(
         "Begin the text as the tokenizer begins every text. A chat template writes such tokens itself.",
         unset="false for chat, true for completions",
         area=PROMPT,
     )
-    truncate_prompt_tokens: int | None = wire(
-        Integer(1, also=(-1,)),
+    truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
         "Keep only this many tokens at the end of the prompt; -1 keeps as many as leave room for the answer. If not "
         "given, the server refuses a prompt that is too long and never cuts it.",
         unset="never cut",
         area=PROMPT,
     )
-    structured_outputs: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        StructuredOutputs(),
+    structured_outputs: Annotated[AnswerFormat, Old(StructuredOutputs())] | None = option(
         "Constrains the answer token by token, by exactly one of `json` (a schema, as under `strict`), `json_object`, "
         "`regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few texts), `grammar` "
         "(GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
         unset="none",
         area=OUTPUT,
     )
-    regex: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        Expression("regex"), "SGLang's name of `structured_outputs.regex`.", unset="none", area=OUTPUT
+    regex: Annotated[AnswerFormat, Old(Expression("regex"))] | None = option(
+        "SGLang's name of `structured_outputs.regex`.",
+        unset="none",
+        area=OUTPUT,
     )
-    ebnf: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        Expression("grammar"), "SGLang's name of `structured_outputs.grammar`.", unset="none", area=OUTPUT
+    ebnf: Annotated[AnswerFormat, Old(Expression("grammar"))] | None = option(
+        "SGLang's name of `structured_outputs.grammar`.",
+        unset="none",
+        area=OUTPUT,
     )
-    priority: int | None = wire(
-        Integer(-MAX_PRIORITY, MAX_PRIORITY),
+    priority: Whole | None = option(
         "Lower goes first. One level is worth 10 s of waiting.",
         unset="0",
         area=REQUEST,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
     )
-    cache_salt: str | None = wire(
-        Text(1, 1_024),
+    cache_salt: Text | None = option(
         "Cached prefixes are shared only among requests with the same salt, and always only within one key.",
         unset="the key's own",
         area=REQUEST,
+        min_length=1,
+        max_length=1_024,
     )
-    user: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
-    service_tier: str | None = wire(Text(), "There is one tier; `priority` orders requests.", has_effect=False)
-    safety_identifier: str | None = wire(Text(), "Callers are told apart by their key.", has_effect=False)
-    client_metadata: object = wire(Anything(), "Callers are told apart by their key.", has_effect=False)
-    prompt_cache_key: str | None = wire(
-        Text(), "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
+    user: Text | None = option(
+        "Callers are told apart by their key.",
+        has_effect=False,
     )
-    prompt_cache_retention: str | None = wire(
-        Text(), "Cached prefixes stay until newer ones need the room.", has_effect=False
+    service_tier: Text | None = option(
+        "There is one tier; `priority` orders requests.",
+        has_effect=False,
     )
-    prompt_cache_options: Mapping[str, object] | None = wire(
-        Json(16), "Every prefix is cached, and stays until newer ones need the room.", has_effect=False
+    safety_identifier: Text | None = option(
+        "Callers are told apart by their key.",
+        has_effect=False,
     )
-    cache_control: object = wire(Anything(), "Every prefix is cached, and found by its content.", has_effect=False)
-    moderation: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
-    length_penalty: object = wire(
-        Only((1,), "It belongs to beam search, which is not served."), "Only 1 is accepted.", has_effect=False
+    client_metadata: object = option(
+        "Callers are told apart by their key.",
+        has_effect=False,
     )
-    early_stopping: object = wire(
-        Only((False,), "It belongs to beam search, which is not served."), "Only false is accepted.", has_effect=False
+    prompt_cache_key: Text | None = option(
+        "Prefixes are found by their content; `cache_salt` keeps them apart.",
+        has_effect=False,
+    )
+    prompt_cache_retention: Text | None = option(
+        "Cached prefixes stay until newer ones need the room.",
+        has_effect=False,
+    )
+    prompt_cache_options: JsonObject | None = option(
+        "Every prefix is cached, and stays until newer ones need the room.",
+        has_effect=False,
+        max_length=16,
+    )
+    cache_control: object = option(
+        "Every prefix is cached, and found by its content.",
+        has_effect=False,
+    )
+    moderation: object = option(
+        "Nothing is moderated here.",
+        has_effect=False,
+    )
+    length_penalty: Annotated[object, Only((1,), _NO_BEAM_SEARCH)] | None = option(
+        "Only 1 is accepted.",
+        has_effect=False,
+    )
+    early_stopping: Annotated[object, Only((False,), "It belongs to beam search, which is not served.")] | None = (
+        option(
+            "Only false is accepted.",
+            has_effect=False,
+        )
     )
 
     aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
@@ -282,88 +319,119 @@ class SharedFields(RequestFields):
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFields(SharedFields):
     """What chat and completions say besides, but for the prompt."""
 
-    n: int | None = wire(
-        Integer(1, MAX_CHOICES),
+    n: Whole | None = option(
         "Answers to each prompt. Each has a seed of its own, derived from `seed`; the first has `seed` itself.",
         unset="1",
         area=REQUEST,
+        ge=1,
+        le=MAX_CHOICES,
     )
-    stream_options: StreamOptions | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        StreamOptionsObject(),
+    stream_options: StreamOptions | None = option(
         "`include_usage`: a last chunk with usage and empty `choices`. `continuous_usage_stats`: usage in every chunk. "
         "Only with `stream`. `include_obfuscation` is accepted: no chunk is ever padded.",
         unset="no usage",
         area=OUTPUT,
     )
-    max_tokens: int | None = wire(
-        OrNotGiven(Integer(0), (-1,)),
+    max_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
         'Most tokens to generate; 0 scores the prompt alone, -1 is "not given". More than the context holds beside the '
         "prompt is refused.",
         unset="16",
         area=STOPPING,
     )
-    max_completion_tokens: int | None = wire(
-        OrNotGiven(Integer(0), (-1,)),
+    max_completion_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
         "The newer name of `max_tokens`. If both are given, this one counts.",
         unset="`max_tokens`",
         area=STOPPING,
     )
-    spaces_between_special_tokens: bool | None = wire(
-        Boolean(),
+    spaces_between_special_tokens: Flag | None = option(
         "The text is what the tokens are, byte for byte; no tokenizer served here puts spaces between special tokens.",
         area=OUTPUT,
         has_effect=False,
     )
-    prompt_logprobs: int | None = wire(
-        Integer(0, MAX_LOGPROBS),
+    prompt_logprobs: Whole | None = option(
         "Log probabilities of every prompt token, with so many alternatives. Takes no prefix hit, and is not streamed.",
         unset="none",
         area=OUTPUT,
+        ge=0,
+        le=MAX_LOGPROBS,
     )
-    return_token_ids: bool | None = wire(
-        Boolean(), "Add `prompt_token_ids`, and `token_ids` to each choice.", unset="false", area=OUTPUT
+    return_token_ids: Flag | None = option(
+        "Add `prompt_token_ids`, and `token_ids` to each choice.",
+        unset="false",
+        area=OUTPUT,
     )
-    include_metrics: bool | None = wire(
-        Boolean(),
+    include_metrics: Flag | None = option(
         "Add `metrics`: `queue_time_ms`, `time_to_first_token_ms` (from the first step), `generation_time_ms` (first "
         "to last token), `mean_itl_ms`, `tokens_per_second` (first step to last token). Null for several prompts or "
         "choices; a stream has it in its usage chunk.",
         unset="false",
         area=OUTPUT,
     )
-    response_format: AnswerFormat | None = wire(  # noqa: RUF009  # it makes a dataclass field
-        ResponseFormat(),
+    response_format: Annotated[AnswerFormat, Old(ResponseFormat())] | None = option(
         "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. Output is "
         "constrained token by token; one that ends by itself is valid. `strict` refuses a schema with a keyword that "
         "cannot be enforced, without it such keywords are left to the model.",
         unset="`text`",
         area=OUTPUT,
     )
-    request_id: str | None = wire(
-        Text(1, 128), "Becomes part of the answer's `id`: letters, digits and `._:-`.", unset="random", area=REQUEST
+    request_id: Text | None = option(
+        "Becomes part of the answer's `id`: letters, digits and `._:-`.",
+        unset="random",
+        area=REQUEST,
+        min_length=1,
+        max_length=128,
     )
-    use_beam_search: object = wire(
-        Only((False,), "Use 'n' with a temperature instead."), "Only false is accepted.", has_effect=False
+    use_beam_search: Annotated[object, Only((False,), "Use 'n' with a temperature instead.")] | None = option(
+        "Only false is accepted.",
+        has_effect=False,
     )
-    return_tokens_as_token_ids: object = wire(
-        Only((False,), "Use 'return_token_ids' instead."), "Only false is accepted.", has_effect=False
+    return_tokens_as_token_ids: Annotated[object, Only((False,), "Use 'return_token_ids' instead.")] | None = option(
+        "Only false is accepted.",
+        has_effect=False,
     )
-    top_a: object = wire(Only((0,), "Use 'min_p' or 'top_p' instead."), "Only 0 is accepted.", has_effect=False)
-    usage: object = wire(
-        Anything(), "Every answer has usage; a stream has it if `stream_options` asks for it.", has_effect=False
+    top_a: Annotated[object, Only((0,), "Use 'min_p' or 'top_p' instead.")] | None = option(
+        "Only 0 is accepted.",
+        has_effect=False,
     )
-    provider: object = wire(Anything(), _ONE_SERVER, has_effect=False)
-    models: object = wire(Anything(), _ONE_SERVER, has_effect=False)
-    route: object = wire(Anything(), _ONE_SERVER, has_effect=False)
-    transforms: object = wire(Anything(), "What does not fit is refused: no message is ever dropped.", has_effect=False)
-    plugins: object = wire(Only(([],), "No plugins run here."), "Only an empty list is accepted.", has_effect=False)
-    safety_settings: object = wire(Anything(), "Nothing is moderated here.", has_effect=False)
-    metadata: Mapping[str, object] | None = wire(Json(), "Only /v1/responses stores answers.", has_effect=False)
-    store: bool | None = wire(Boolean(), "Only /v1/responses stores answers.", has_effect=False)
+    usage: object = option(
+        "Every answer has usage; a stream has it if `stream_options` asks for it.",
+        has_effect=False,
+    )
+    provider: object = option(
+        _ONE_SERVER,
+        has_effect=False,
+    )
+    models: object = option(
+        _ONE_SERVER,
+        has_effect=False,
+    )
+    route: object = option(
+        _ONE_SERVER,
+        has_effect=False,
+    )
+    transforms: object = option(
+        "What does not fit is refused: no message is ever dropped.",
+        has_effect=False,
+    )
+    plugins: Annotated[object, Only(([],), "No plugins run here.")] | None = option(
+        "Only an empty list is accepted.",
+        has_effect=False,
+    )
+    safety_settings: object = option(
+        "Nothing is moderated here.",
+        has_effect=False,
+    )
+    metadata: JsonObject | None = option(
+        "Only /v1/responses stores answers.",
+        has_effect=False,
+    )
+    store: Flag | None = option(
+        "Only /v1/responses stores answers.",
+        has_effect=False,
+    )
 
     aliases: ClassVar[Mapping[str, str]] = {**SharedFields.aliases, "rid": "request_id"}
 

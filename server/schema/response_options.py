@@ -18,6 +18,8 @@ from inferd.server.schema.chat import (
     REASONING_EFFORTS,
     TOOL_WITHOUT_EFFECT,
     VERBOSITIES,
+    ReasoningEffort,
+    Verbosity,
     check_function,
     function_schema,
 )
@@ -174,7 +176,7 @@ class TextOption:
 
     format: Mapping[str, object]
     means: AnswerFormat | None
-    verbosity: str = "medium"
+    verbosity: Verbosity = "medium"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ class TextObject:
     def read(self, value: object, where: str) -> TextOption:
         given = check_properties(value, where, (), ("format", "verbosity"))
         verbosity = given.get("verbosity")
-        verbosity = "medium" if verbosity is None else Choice(VERBOSITIES).read(verbosity, f"{where}.verbosity")
+        verbosity = Choice(VERBOSITIES).read("medium" if verbosity is None else verbosity, f"{where}.verbosity")
+        verbosity = cast("Verbosity", verbosity)
         if given.get("format") is None:
             return TextOption({"type": "text"}, None, verbosity)
         return _format(Json().read(given["format"], f"{where}.format"), f"{where}.format", verbosity)
@@ -207,7 +210,7 @@ class TextObject:
         return object_schema({"format": {"anyOf": formats}, "verbosity": {"enum": [*VERBOSITIES, None]}})
 
 
-def _format(given: dict[str, object], where: str, verbosity: str) -> TextOption:
+def _format(given: dict[str, object], where: str, verbosity: Verbosity) -> TextOption:
     if given.get("type") is None:
         raise errors.missing(f"{where}.type")
     kind = Choice(("text", "json_object", "json_schema")).read(given["type"], f"{where}.type")
@@ -224,7 +227,7 @@ def _format(given: dict[str, object], where: str, verbosity: str) -> TextOption:
 class ReasoningOption:
     """`reasoning` as given; `effort` None: the model's own."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     summary: str | None = None
 
 
@@ -244,9 +247,12 @@ class ReasoningObject:
             if given.get(key) not in (None, "auto", "standard"):
                 way_out = "Reasoning is shown to the model where its chat template does so."
                 raise errors.unsupported_parameter(f"{where}.{key}", way_out)
-        effort, summary = given.get("effort"), given.get("summary") or given.get("generate_summary")
+        summary = given.get("summary") or given.get("generate_summary")
+        effort = given.get("effort")
+        if effort is not None:
+            effort = Choice(REASONING_EFFORTS).read(effort, f"{where}.effort")
         return ReasoningOption(
-            None if effort is None else Choice(REASONING_EFFORTS).read(effort, f"{where}.effort"),
+            cast("ReasoningEffort | None", effort),
             None if summary is None else Choice(_SUMMARIES).read(summary, f"{where}.summary"),
         )
 

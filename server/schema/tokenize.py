@@ -3,43 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
 from inferd.server.schema.chat import MAX_DOCUMENTS, Tool
-from inferd.server.schema.fields import RequestFields, wire
-from inferd.server.schema.kinds import Array, Boolean, Json, Text, TokenIds
+from inferd.server.schema.kinds import Array
 from inferd.server.schema.messages import Message, Messages
+from inferd.server.schema.model import Flag, JsonObject, Many, Old, ReadBy, RequestModel, Text, option, required
+from inferd.server.schema.token_ids import TokenId, read_token_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest(RequestFields):
+class TokenizeRequest(RequestModel):
     """Either `prompt` or `messages`."""
 
-    model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
-    prompt: str | None = wire(
-        Text(), "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`."
+    model: Text | None = option(
+        "The name of the served model.",
+        unset="the served model",
     )
-    messages: tuple[Message, ...] | None = wire(Messages(), "A conversation to be rendered and tokenized.")
-    tools: tuple[Mapping[str, object], ...] | None = wire(Array(Tool(), max_length=128), "As in chat.", unset="none")
-    documents: tuple[Mapping[str, object], ...] | None = wire(
-        Array(Json(), max_length=MAX_DOCUMENTS), "As in chat.", unset="none"
+    prompt: Text | None = option(
+        "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`.",
     )
-    add_special_tokens: bool | None = wire(
-        Boolean(),
+    messages: Annotated[tuple[Message, ...], Old(Messages())] | None = option(
+        "A conversation to be rendered and tokenized.",
+    )
+    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(Tool(), max_length=128))] | None = option(
+        "As in chat.",
+        unset="none",
+    )
+    documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
+        "As in chat.",
+        unset="none",
+    )
+    add_special_tokens: Flag | None = option(
         "Begin the text as the tokenizer begins every text.",
         unset="true for a prompt, false for messages",
     )
-    add_generation_prompt: bool | None = wire(Boolean(), "As in chat.", unset="true")
-    continue_final_message: bool | None = wire(Boolean(), "As in chat.", unset="false")
-    chat_template_kwargs: Mapping[str, object] | None = wire(Json(), "As in chat.", unset="none")
-    return_token_strs: bool | None = wire(
-        Boolean(), "Add `token_strs`: each token as the vocabulary writes it.", unset="false"
+    add_generation_prompt: Flag | None = option(
+        "As in chat.",
+        unset="true",
+    )
+    continue_final_message: Flag | None = option(
+        "As in chat.",
+        unset="false",
+    )
+    chat_template_kwargs: JsonObject | None = option(
+        "As in chat.",
+        unset="none",
+    )
+    return_token_strs: Flag | None = option(
+        "Add `token_strs`: each token as the vocabulary writes it.",
+        unset="false",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetokenizeRequest(RequestFields):
+class DetokenizeRequest(RequestModel):
     """Token ids to be read as one text."""
 
-    model: str | None = wire(Text(), "The name of the served model.", unset="the served model")
-    tokens: tuple[int, ...] = wire(TokenIds(), "Token ids of one text of at most 16 MiB.", required=True)
+    model: Text | None = option(
+        "The name of the served model.",
+        unset="the served model",
+    )
+    tokens: Annotated[tuple[int, ...], ReadBy(read_token_ids, list[TokenId])] = required(
+        "Token ids of one text of at most 16 MiB.",
+    )

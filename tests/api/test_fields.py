@@ -14,13 +14,13 @@ from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
-from inferd.server.schema.fields import RequestFields, read, wire_fields
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.kinds import Array, Decimal, Integer, Kind, OneOrMany, OrNotGiven, Text, TokenIds
+from inferd.server.schema.json_schema import Schema, schema_of, types_of
+from inferd.server.schema.model import RequestModel, read
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
-BASES: dict[type[RequestFields], dict[str, Any]] = {
+BASES: dict[type[RequestModel], dict[str, Any]] = {
     ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
     CompletionRequest: {"prompt": "x"},
     EmbeddingRequest: {"input": "x"},
@@ -32,7 +32,7 @@ BASES: dict[type[RequestFields], dict[str, Any]] = {
     TokenizeRequest: {},
     DetokenizeRequest: {"tokens": [1]},
 }
-FIELDS = [(base, name) for base in BASES for name in wire_fields(base)]
+FIELDS = [(base, name) for base in BASES for name in base.names]
 ids = [f"{base.__name__}.{name}" for base, name in FIELDS]
 DOCUMENTED = """
     messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n
@@ -52,34 +52,43 @@ HOSTILE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def bounds(kind: Kind) -> Iterator[tuple[Any, Any, str]]:
+def field(base: type[RequestModel], name: str) -> Schema:
+    """What the schema says of one field."""
+    schema: Schema = schema_of(base)["properties"][name]
+    return schema
+
+
+def bounds(schema: Schema) -> Iterator[tuple[Any, Any, str]]:
     """(the last value within, the first one beyond, the code of its refusal)."""
-    match kind:
-        case OrNotGiven(inner, _):
-            # A bound beside a value for "not given" is not the last that is refused.
-            yield from (bound for bound in bounds(inner) if bound[1] not in kind.unset_values)
-        case Integer(low, high):
+    options = [option for option in schema.get("anyOf", [schema]) if option != {"type": "null"}]
+    others = [value for option in options for value in option.get("enum", ())]
+    for option in options:
+        # A bound beside a value that is taken too is not the last that is refused.
+        yield from (bound for bound in own_bounds(option) if bound[1] not in others)
+
+
+def own_bounds(schema: Schema) -> Iterator[tuple[Any, Any, str]]:
+    if "enum" in schema:
+        return
+    kinds = types_of(schema) - {"null"}
+    for kind, name, step in (("integer", "integer", 1), ("number", "decimal", 1e-6)):
+        if kind in kinds:
+            low, high = schema.get("minimum"), schema.get("maximum")
             if low is not None:
-                yield low, low - 1, "integer_below_min_value"
+                yield low, low - step, f"{name}_below_min_value"
             if high is not None:
-                yield high, high + 1, "integer_above_max_value"
-        case Decimal(low_f, high_f):
-            yield low_f, low_f - 1e-6, "decimal_below_min_value"
-            yield high_f, high_f + 1e-6, "decimal_above_max_value"
-        case Text(low_n, high_n):
-            yield from lengths("x", "", low_n, high_n, "empty_string", "string_above_max_length")
-        case TokenIds(low_n, high_n):
-            yield from lengths([1], [], low_n, high_n, "empty_array", "array_above_max_length")
-        case Array(Text(), low_n, high_n):
-            yield from lengths(["x"], [], low_n, high_n, "empty_array", "array_above_max_length")
-        case OneOrMany(_, high_n):
-            yield from lengths(["x"], [], 0, high_n, "", "array_above_max_length")
-        case _:
-            return
+                yield high, high + step, f"{name}_above_max_value"
+    if kinds == {"string"}:
+        low, high = schema.get("minLength"), schema.get("maxLength")
+        yield from lengths("x", "", low, high, "empty_string", "string_above_max_length")
+    if kinds == {"array"} and types_of(schema["items"]) in ({"integer"}, {"string"}):
+        one = [1] if types_of(schema["items"]) == {"integer"} else [schema["items"].get("enum", ["x"])[0]]
+        low, high = schema.get("minItems"), schema.get("maxItems")
+        yield from lengths(one, [], low, high, "empty_array", "array_above_max_length")
 
 
 def lengths(
-    one: Any, none: Any, low: int, high: int | None, too_short: str, too_long: str
+    one: Any, none: Any, low: int | None, high: int | None, too_short: str, too_long: str
 ) -> Iterator[tuple[Any, Any, str]]:
     if low == 1:
         yield one, none, too_short
@@ -87,44 +96,59 @@ def lengths(
         yield one * high, one * (high + 1), too_long
 
 
-def refusal(base: type[RequestFields], name: str, value: Any) -> RequestError:
+def refusal(base: type[RequestModel], name: str, value: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read(base, {**BASES[base], name: value})
     return caught.value
 
 
 @pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
-def test_bounds_hold_to_the_last_value(base: type[RequestFields], name: str) -> None:
-    for within, beyond, code in bounds(wire_fields(base)[name].kind):
+def test_bounds_hold_to_the_last_value(base: type[RequestModel], name: str) -> None:
+    for within, beyond, code in bounds(field(base, name)):
         read(base, {**BASES[base], name: within})
         error = refusal(base, name, beyond)
         assert (error.code, error.param) == (code, name)
 
 
+def accepts(schema: Schema, value: Any) -> bool:
+    """Whether the JSON type is right, before any bound is looked at; of a list, the first item's too."""
+    if ("enum" in schema and "type" not in schema) or not types_of(schema):
+        return True
+    for option in schema.get("anyOf", [schema]):
+        for kind in types_of(option):
+            if isinstance(value, list) and kind == "array":
+                if not value or accepts(option["items"], value[0]):
+                    return True
+            elif Draft202012Validator({"type": kind}).is_valid(value):
+                return True
+    return False
+
+
 @pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
-def test_every_other_type_is_refused_by_name(base: type[RequestFields], name: str) -> None:
-    kind = wire_fields(base)[name].kind
+def test_every_other_type_is_refused_by_name(base: type[RequestModel], name: str) -> None:
+    schema = field(base, name)
+    if any("enum" in option and "type" not in option for option in schema.get("anyOf", [schema])):
+        return  # what is not among a few values is refused as a value
     for value in EVERY_TYPE:
-        if kind.accepts(value):
+        if accepts(schema, value):
             continue
         error = refusal(base, name, value)
         assert error.code == "invalid_type"
         if error.param == name:
             assert error.message.endswith(f"but got {errors.json_type(value)} instead.")
-            assert f"expected {kind.name}" in error.message
         else:
             assert error.param == f"{name}[0]", "of a list, the item that is wrong is named"
 
 
 @pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
-def test_nothing_escapes_but_a_refusal(base: type[RequestFields], name: str) -> None:
+def test_nothing_escapes_but_a_refusal(base: type[RequestModel], name: str) -> None:
     for value in HOSTILE:
         refused = refused_or_none(base, name, value)
         assert refused is None or len(str(errors.body_of(refused))) < 2_000
         assert refused is None or refused.code in errors.ROWS
 
 
-def refused_or_none(base: type[RequestFields], name: str, value: Any) -> RequestError | None:
+def refused_or_none(base: type[RequestModel], name: str, value: Any) -> RequestError | None:
     try:
         read(base, {**BASES[base], name: value})
     except RequestError as error:
@@ -133,26 +157,25 @@ def refused_or_none(base: type[RequestFields], name: str, value: Any) -> Request
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_null_is_not_given(base: type[RequestFields]) -> None:
-    optional = [name for name, declared in wire_fields(base).items() if not declared.required]
+def test_null_is_not_given(base: type[RequestModel]) -> None:
+    optional = [name for name in base.names if name not in base.required]
     nothing = dict.fromkeys(name for name in optional if name not in BASES[base])
     assert read(base, {**BASES[base], **nothing}) == read(base, BASES[base])
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_required_field_is_missed(base: type[RequestFields]) -> None:
-    for name, declared in wire_fields(base).items():
-        if declared.required:
-            others = {key: value for key, value in BASES[base].items() if key != name}
-            for body in (others, {**others, name: None}):
-                with pytest.raises(RequestError) as caught:
-                    read(base, body)
-                assert (caught.value.code, caught.value.param) == ("missing_required_parameter", name)
+def test_a_required_field_is_missed(base: type[RequestModel]) -> None:
+    for name in base.required:
+        others = {key: value for key, value in BASES[base].items() if key != name}
+        for body in (others, {**others, name: None}):
+            with pytest.raises(RequestError) as caught:
+                read(base, body)
+            assert (caught.value.code, caught.value.param) == ("missing_required_parameter", name)
 
 
 @pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
-def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestFields]) -> None:
-    assert not set(base.refused) & {*wire_fields(base), *base.aliases}
+def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestModel]) -> None:
+    assert not set(base.refused) & {*base.names, *base.aliases}
     for name, way_out in base.refused.items():
         error = refusal(base, name, "x")
         assert (error.code, error.param) == ("unsupported_parameter", name)
@@ -162,10 +185,10 @@ def test_what_is_not_served_is_refused_with_a_way_out(base: type[RequestFields])
 
 
 @pytest.mark.parametrize("base", [ChatRequest, CompletionRequest])
-def test_an_alias_is_read_as_its_field_and_refused_under_its_own_name(base: type[RequestFields]) -> None:
+def test_an_alias_is_read_as_its_field_and_refused_under_its_own_name(base: type[RequestModel]) -> None:
     assert base.aliases
     for alias, name in base.aliases.items():
-        assert name in wire_fields(base)
+        assert name in base.names
         value = "x" if alias == "rid" else True
         assert read(base, {**BASES[base], alias: value}) == read(base, {**BASES[base], name: value})
         assert read(base, {**BASES[base], alias: None, name: value}) == read(base, {**BASES[base], name: value})
@@ -175,41 +198,41 @@ def test_an_alias_is_read_as_its_field_and_refused_under_its_own_name(base: type
 
 
 @pytest.mark.parametrize("base", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
-def test_every_field_says_what_it_does_and_what_holds_without_it(base: type[RequestFields]) -> None:
-    for name, declared in wire_fields(base).items():
-        assert declared.about, name
-        if declared.has_effect:
-            assert declared.required or declared.unset, name
-            assert declared.area in {REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT, TOOLS}, name
+def test_every_field_says_what_it_does_and_what_holds_without_it(base: type[RequestModel]) -> None:
+    for name in base.names:
+        schema = field(base, name)
+        assert schema["description"], name
+        if schema["x-has-effect"]:
+            assert name in base.required or schema["x-unset"], name
+            assert schema["x-area"] in {REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT, TOOLS}, name
 
 
 def test_documented_names_are_known() -> None:
     """Every field that clients of other servers send is served or refused by name, never "unknown"."""
     documented = DOCUMENTED.split()
-    assert set(documented) <= {*wire_fields(ChatRequest), *ChatRequest.refused, *ChatRequest.aliases}
+    assert set(documented) <= {*ChatRequest.names, *ChatRequest.refused, *ChatRequest.aliases}
     text_only = {"prompt", "echo", "suffix", "best_of"}
-    assert text_only <= set(wire_fields(CompletionRequest))
+    assert text_only <= set(CompletionRequest.names)
 
 
 @pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
-def test_what_is_read_is_what_the_schema_says(base: type[RequestFields], name: str) -> None:
+def test_what_is_read_is_what_the_schema_says(base: type[RequestModel], name: str) -> None:
     """The other way round need not hold: token ids and schemas have rules that a JSON schema does not tell."""
-    kind = wire_fields(base)[name].kind
-    schema = kind.schema()
+    schema = field(base, name)
     Draft202012Validator.check_schema(schema)
     describes = Draft202012Validator(schema)
-    within = [value for bound in bounds(kind) for value in bound[:2]]
+    within = [value for bound in bounds(schema) for value in bound[:2]]
     for value in (*HOSTILE, *within):
         if value is not None and refused_or_none(base, name, value) is None:
             assert describes.is_valid(value), value
-    for _, beyond, _ in bounds(kind):
+    for _, beyond, _ in bounds(schema):
         assert not describes.is_valid(beyond), beyond
 
 
-def test_a_kind_that_bounds_nothing_says_so() -> None:
+def test_a_type_that_bounds_nothing_says_so() -> None:
     """A field without any bound is one of these, whose values cost nothing but bytes."""
     unbounded = {"integer", "string", "object", "boolean"}
     for base, name in FIELDS:
-        schema = wire_fields(base)[name].kind.schema()
+        schema = {key: value for key, value in field(base, name).items() if key[:2] != "x-" and key != "description"}
         if set(schema) == {"type"}:
-            assert schema["type"] in unbounded, f"{base.__name__}.{name}"
+            assert types_of(schema) - {"null"} <= unbounded, f"{base.__name__}.{name}"

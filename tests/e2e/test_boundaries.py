@@ -18,7 +18,8 @@ import pytest
 from inferd.server.api.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.schema.fields import RequestFields, wire_fields
+from inferd.server.schema.json_schema import schema_of, types_of
+from inferd.server.schema.model import RequestModel
 
 from .conftest import Daemon
 from .test_client import wait_idle
@@ -54,7 +55,7 @@ def at_bounds(schema: dict[str, Any], depth: int = 0) -> Iterator[str]:
     for option in schema.get("anyOf", ()):
         yield from at_bounds(option, depth)
     yield from (json.dumps(value) for value in schema.get("enum", ()))
-    kind = schema.get("type")
+    kind = next(iter(types_of({"type": schema.get("type", "null")}) - {"null"}), None)
     if kind in ("integer", "number"):
         step = 1 if kind == "integer" else 1e-6
         for bound, beyond in ((schema.get("minimum"), -step), (schema.get("maximum"), step)):
@@ -87,16 +88,17 @@ def lengths(schema: dict[str, Any], low_name: str, high_name: str) -> list[int]:
     return found if high is None or high >= MAX_GENERATED else [*found, high, high + 1]
 
 
-def bodies(fields: type[RequestFields], share: int) -> Iterator[bytes]:
+def bodies(fields: type[RequestModel], share: int) -> Iterator[bytes]:
     """The base with one field more, or with that field in place of the base's, or with it twice.
 
     `share`: of the hostile values a field gets every so manieth, another field others.
     """
     base = BASES[fields.__name__]
     given = json.loads("{" + base + "}")
-    for number, (name, wire) in enumerate(wire_fields(fields).items()):
+    for number, name in enumerate(fields.names):
+        schema = schema_of(fields)["properties"][name]
         others = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in given.items() if key != name)
-        for text in dict.fromkeys((*HOSTILE[number % share :: share], *at_bounds(wire.kind.schema()))):
+        for text in dict.fromkeys((*HOSTILE[number % share :: share], *at_bounds(schema))):
             yield f'{{{others}{"," if others else ""}"{name}":{text}}}'.encode()
         yield f'{{{base},"{name}":null,"{name}":null}}'.encode()
 
@@ -161,4 +163,4 @@ def test_the_generator_reaches_both_sides_of_every_bound() -> None:
     assert {'{"a":2}', '{"a":2.000001}', '{"a":NaN}'} <= set(at_bounds(nested))
     for route in ROUTES:
         if route.fields is not None:
-            assert len(list(bodies(route.fields, share=1))) > 30 * len(wire_fields(route.fields))
+            assert len(list(bodies(route.fields, share=1))) > 30 * len(route.fields.names)

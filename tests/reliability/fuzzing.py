@@ -11,12 +11,11 @@ import random
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from inferd.server.api.openapi_document import schema_of
 from inferd.server.api.routes import ROUTES, Route
-from inferd.server.schema.fields import RequestFields
+from inferd.server.schema.json_schema import schema_of
+from inferd.server.schema.model import RequestModel
 from tests.e2e.test_boundaries import BASES
 
 MAX_TOKENS = 4
@@ -133,9 +132,9 @@ def _many_choices(rng: random.Random) -> dict[str, Any]:
     return {"prompt": prompts, "n": rng.choice((1, 128, 128)), "max_tokens": 1, **further}
 
 
-def _at_bounds(rng: random.Random, fields: type[RequestFields]) -> dict[str, Any]:
+def _at_bounds(rng: random.Random, fields: type[RequestModel]) -> dict[str, Any]:
     """A body that is known to be taken, with two of its route's fields as large as each may be."""
-    schema = _schema_of(fields)
+    schema = schema_of(fields)
     body: dict[str, Any] = json.loads("{" + BASES[fields.__name__] + "}")
     large = {name: _largest(kind) for name, kind in schema["properties"].items()}
     names = sorted(name for name, value in large.items() if value is not None)
@@ -201,7 +200,7 @@ class _Writer:
         for placeholder in ("{response_id}", "{model_id:path}"):
             path = path.replace(placeholder, name)
         if rng.random() < (0.6 if route.query is not None else 0.05):
-            fields = list(_schema_of(route.query)["properties"]) if route.query is not None else ["stream"]
+            fields = list(schema_of(route.query)["properties"]) if route.query is not None else ["stream"]
             values = ("", "0", "-1", "1e9", "true", "%00", "%ff", "x" * 300, "desc", "asc", "99999999999999999999")
             path += "?" + "&".join(f"{rng.choice(fields)}={rng.choice(values)}" for _ in range(rng.randint(1, 3)))
         return path
@@ -210,7 +209,7 @@ class _Writer:
         """A body of the route's own type: mostly one that is known to be taken, with a few fields more."""
         rng = self._rng
         assert route.fields is not None
-        schema = _schema_of(route.fields)
+        schema = schema_of(route.fields)
         value: Any = self._object(schema, 0, sparse=True)
         if rng.random() < 0.7:
             value |= json.loads("{" + BASES[route.fields.__name__] + "}")
@@ -333,11 +332,6 @@ class _Writer:
                 b"",
             )
         )
-
-
-@cache
-def _schema_of(fields: type[RequestFields]) -> dict[str, Any]:
-    return schema_of(fields)
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

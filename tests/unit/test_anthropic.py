@@ -9,7 +9,7 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.anthropic_turns import _Conversation, joined
-from inferd.server.schema.fields import read, wire_fields
+from inferd.server.schema.model import read
 from inferd.server.schema.tool_choice import ToolChoice
 
 ASK = {"role": "user", "content": "hi"}
@@ -212,7 +212,7 @@ def test_what_agents_send_unasked_is_taken() -> None:
 
 
 def test_counting_takes_what_says_what_the_model_reads() -> None:
-    counted, whole = set(wire_fields(CountTokensRequest)), set(wire_fields(MessagesRequest))
+    counted, whole = set(CountTokensRequest.model_fields), set(MessagesRequest.model_fields)
     sampling = {
         "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata", "service_tier",
     }  # fmt: skip

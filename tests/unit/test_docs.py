@@ -12,19 +12,7 @@ import pytest
 import yaml
 
 from inferd.server.api import reference as docs
-from inferd.server.schema.kinds import (
-    Array,
-    Boolean,
-    Choice,
-    Decimal,
-    Integer,
-    Json,
-    Kind,
-    OneOrMany,
-    Only,
-    Text,
-    TokenIds,
-)
+from inferd.server.schema.json_schema import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
@@ -144,22 +132,31 @@ def test_a_stale_table_is_written_anew_and_prose_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("schema", "words"),
     [
-        (Integer(), "integer"),
-        (Integer(1, 128), "integer 1 to 128"),
-        (Integer(0), "integer 0 or more"),
-        (Decimal(0.01, 100), "number 0.01 to 100"),
-        (Boolean(), "boolean"),
-        (Text(), "string"),
-        (Text(1, 1_024), "string of 1 to 1,024 characters"),
-        (Choice(("a", "b")), '`"a"` or `"b"`'),
-        (Only((1, ["text"]), ""), '`1` or `["text"]`'),
-        (Array(Text(1, 9), max_length=16), "array of up to 16 strings of 1 to 9 characters"),
-        (TokenIds(1, 64), "array of 1 to 64 integers 0 or more"),
-        (OneOrMany(Text(), 4), "string; or array of up to 4 strings"),
-        (Json(), "object"),
+        ({"type": "integer"}, "integer"),
+        ({"type": ["integer", "null"], "minimum": 1, "maximum": 128}, "integer 1 to 128"),
+        ({"type": "integer", "minimum": 0}, "integer 0 or more"),
+        ({"type": "number", "minimum": 0.01, "maximum": 100}, "number 0.01 to 100"),
+        ({"type": "boolean"}, "boolean"),
+        ({"type": "string"}, "string"),
+        ({"type": "string", "minLength": 1, "maxLength": 1_024}, "string of 1 to 1,024 characters"),
+        ({"type": "string", "enum": ["a", "b"]}, '`"a"` or `"b"`'),
+        ({"anyOf": [{"enum": [1, ["text"]]}, {"type": "null"}]}, '`1` or `["text"]`'),
+        (
+            {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 9}, "maxItems": 16},
+            "array of up to 16 strings of 1 to 9 characters",
+        ),
+        (
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 64},
+            "array of 1 to 64 integers 0 or more",
+        ),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 4}]},
+            "string; or array of up to 4 strings",
+        ),
+        ({"type": "object"}, "object"),
     ],
 )
-def test_bounds_in_words(kind: Kind, words: Any) -> None:
-    assert docs.rule_of(kind.schema()) == words
+def test_bounds_in_words(schema: Schema, words: str) -> None:
+    assert docs.rule_of(schema) == words

@@ -18,7 +18,7 @@ from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.seeds import choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.fields import read
+from inferd.server.schema.model import read
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import GenerationDefaults, ServedModel
 from inferd.server.text.template import conversation_of

@@ -16,7 +16,7 @@ from inferd.engine.grammar.compiler import compile_grammar, normal_form
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.fields import read
+from inferd.server.schema.model import read
 from inferd.server.structured.formats import answer_language
 from inferd.server.structured.language import Language
 from inferd.server.structured.schema import MAX_ENUM_ENTRIES, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, read_schema

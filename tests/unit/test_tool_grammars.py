@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from inferd.engine.api.errors import RequestError
 from inferd.engine.grammar.vocabulary import load_vocabulary
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.fields import read
+from inferd.server.schema.model import read
 from inferd.server.structured import calls as calls_module
 from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, json_value

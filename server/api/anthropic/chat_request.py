@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
@@ -42,7 +40,7 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
         messages = joined([messages[0], *late])
     thinking, use = wire.thinking, wire.tool_choice
     reasons = model.format.reads_reasoning
-    return ChatRequest(
+    return ChatRequest.model_construct(
         model=wire.model,
         messages=messages,
         continue_final_message=continues or None,
@@ -62,15 +60,15 @@ def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: boo
     if budget is not None and budget >= wire.max_tokens:
         rule = f"Expected less than 'max_tokens', which is {wire.max_tokens}."
         raise errors.invalid_value("thinking.budget_tokens", budget, rule)
-    return replace(
-        prompt_of(wire, model, reads_late_system=reads_late_system),
-        max_tokens=None if wire.max_tokens else 0,
-        stop=wire.stop_sequences,
-        stream=wire.stream,
-        temperature=wire.temperature,
-        top_k=wire.top_k,
-        top_p=wire.top_p,
-    )
+    update = {
+        "max_tokens": None if wire.max_tokens else 0,
+        "stop": wire.stop_sequences,
+        "stream": wire.stream,
+        "temperature": wire.temperature,
+        "top_k": wire.top_k,
+        "top_p": wire.top_p,
+    }
+    return prompt_of(wire, model, reads_late_system=reads_late_system).model_copy(update=update)
 
 
 def in_anthropic_words(error: RequestError) -> RequestError:

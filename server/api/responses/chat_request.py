@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.schema.chat import ChatRequest
-from inferd.server.schema.fields import wire_fields
 from inferd.server.schema.generation import SharedFields
 from inferd.server.schema.messages import Message, read_arguments
 from inferd.server.schema.response_items import Item, text_of
@@ -28,8 +27,8 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
     shows_logprobs = LOGPROBS in (wire.include or ())
     choice = wire.tool_choice.means if wire.tool_choice is not None else None
     has_choice = choice is not None and (bool(wire.tools) or choice.mode == "required")
-    return ChatRequest(
-        **{name: getattr(wire, name) for name in wire_fields(SharedFields)},
+    return ChatRequest.model_construct(
+        **{name: getattr(wire, name) for name in SharedFields.model_fields},
         messages=messages,
         max_completion_tokens=wire.max_output_tokens,
         response_format=wire.text.means if wire.text is not None else None,

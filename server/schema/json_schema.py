@@ -1,0 +1,99 @@
+"""The JSON schema of a request model, for the documentation, /openapi.json and the tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from inferd.server.schema.model import Part, RequestModel
+
+Schema = dict[str, Any]
+"""JSON schema (draft 2020-12) of a value."""
+
+
+@functools.cache
+def schema_of(model: type[RequestModel]) -> Schema:
+    """Every field with type, bounds and default, and other servers' names for some of them.
+
+    Each field also has `x-unset`, `x-area` and `x-has-effect`, which are the arguments of `model.option`.
+    """
+    made = model.model_json_schema(schema_generator=_Generator)
+    shared = made.pop("$defs", {})
+    schema: Schema = _inlined(made, shared)
+    properties = schema["properties"]
+    for alias, name in model.aliases.items():
+        properties[alias] = {**properties[name], "description": f"Another name of `{name}`.", "x-unset": ""}
+    only_one = [
+        {"anyOf": [{"properties": {one: {"type": "null"}}} for one in names]} for names in model.aliases.items()
+    ]
+    return {**schema, "required": list(model.required), **({"allOf": only_one} if only_one else {})}
+
+
+def _inlined(value: Any, shared: Schema) -> Any:
+    """`value` with the definition in place of every reference to one."""
+    if isinstance(value, list):
+        return [_inlined(item, shared) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inlined(shared[value["$ref"].rpartition("/")[2]], shared)
+    return {key: _inlined(item, shared) for key, item in value.items()}
+
+
+class _Generator(GenerateJsonSchema):
+    """Without titles, and with null among the types of a field that may be left out."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        return or_null(self.generate_inner(schema["schema"]))
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        made, model = super().model_schema(schema), schema["cls"]
+        if issubclass(model, Part):
+            optional = made["properties"].keys() - made.get("required", ())
+            made["properties"] |= {name: or_null(made["properties"][name]) for name in optional}
+            made["properties"] |= {name: {} for name in model.without_effect}
+        return {key: value for key, value in made.items() if key != "title"}
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        first, *others = schema["expected"]
+        return {"type": "string", "enum": [first, *others]} if others else {"const": first}
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        if schema.get("default") is None:
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+
+def types_of(schema: Schema) -> set[str]:
+    """The JSON types that a value may have, as JSON schema names them; an `enum` has those of its values."""
+    options = schema.get("anyOf", ())
+    if options:
+        return set().union(*map(types_of, options))
+    if "type" not in schema:
+        return {_type_of(value) for value in schema.get("enum", ())}
+    return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+
+
+def _type_of(value: object) -> str:
+    names = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def or_null(schema: Schema) -> Schema:
+    """JSON null stands for "not given"."""
+    if not schema or "null" in schema.get("type", ()) or None in schema.get("enum", ()):
+        return schema
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    return {"anyOf": [*options, {"type": "null"}]}
