@@ -190,7 +190,7 @@ def plan(
 
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine: packages, torch, memory, disk, port, open files, compiler.
+    """Check whether this machine can serve a model.
 
     Settings come from INFERD_* variables: INFERD_PORT=8001 inferd doctor.
     """

@@ -13,7 +13,7 @@ import sys
 
 from inferd.engine.api.errors import StartError
 from inferd.server.config.settings import Settings
-from inferd.server.lifecycle.serve import make_plan
+from inferd.server.lifecycle.serve import read_model
 
 LIMIT_S = 5
 """Of processor time, which a busy machine does not stretch."""
@@ -29,7 +29,7 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         signal.alarm(WAIT_S)
         try:
-            make_plan(Settings.load({"model": folder}, None))
+            read_model(Settings.load({"model": folder}, None))
             kind, message = "", ""
         except StartError as error:
             kind, message = type(error).__name__, str(error)
