@@ -1,6 +1,6 @@
-"""`inferd chat`: talk to a running server from a terminal. The answer is printed as it comes; Ctrl-C stops it.
+"""`inferd chat`: chats with a running server from a terminal. Answers are printed as they come; Ctrl-C stops one.
 
-Speaks only the OpenAI protocol, so it talks to any server that does. Keeps the conversation, and nothing else.
+It speaks only the OpenAI protocol, so any server with that protocol works. It keeps nothing but the conversation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """Where to talk, and how. None leaves a value to the server."""
+    """The server and the sampling options. None leaves a value to the server."""
 
     base_url: str
     model: str | None = None
@@ -31,26 +31,26 @@ class ChatOptions:
 
 
 class ChatError(ConfigError):
-    """The server refused, or is not there; one line for the terminal."""
+    """The server refused or did not answer. Its text is one line for the terminal."""
 
     exit_code = 1
 
 
 @dataclass(slots=True)
 class ChatSession:
-    """The messages so far and the server that answers them."""
+    """The messages so far, and the client of the server that answers them."""
 
     options: ChatOptions
     client: httpx.Client
     messages: list[dict[str, str]] = field(default_factory=list)
     on_reasoning: Callable[[str], None] = lambda text: None
-    """Given what the model reasons before it answers; that is never sent back."""
+    """Receives the model's reasoning, which is never sent back to the server."""
 
     def reset(self) -> None:
         self.messages[:] = [{"role": "system", "content": self.options.system}] if self.options.system else []
 
     def ask(self, question: str) -> Generator[str, None, None]:
-        """The answer's pieces. What was said is kept however far the answer got; a refused question is not."""
+        """The pieces of the answer. The conversation keeps an unfinished answer, but forgets a refused question."""
         self.messages.append({"role": "user", "content": question})
         pieces: list[str] = []
         try:
@@ -95,7 +95,7 @@ def _delta(chunk: dict[str, object]) -> dict[str, object]:
 
 
 def _unreachable(base_url: str, error: httpx.HTTPError | httpx.InvalidURL) -> ChatError:
-    """Nobody there, where no connection was made; else what went wrong with the exchange."""
+    """Says that there is no server if no connection was made, and otherwise what went wrong."""
     way_out = "start one with `inferd serve`, or give --base-url"
     if isinstance(error, httpx.ConnectTimeout) or _is_refused(error):
         return ChatError(f"no server at {base_url}: {way_out}")
@@ -103,7 +103,7 @@ def _unreachable(base_url: str, error: httpx.HTTPError | httpx.InvalidURL) -> Ch
 
 
 def _is_refused(error: Exception) -> bool:
-    """The system refused to connect: it says only what "no server" does. A failed TLS handshake says more."""
+    """Whether the system refused the connection. A failed TLS handshake is another error, with a reason of its own."""
     return isinstance(error, httpx.ConnectError) and str(error).startswith("[Errno")
 
 
@@ -115,7 +115,7 @@ def _refusal(response: httpx.Response) -> str:
 
 
 def run_chat(options: ChatOptions, question: str | None) -> int:
-    """Answer `question` and end, or talk until the input ends. Raises `ChatError` where no server answers."""
+    """Ask `question` and end, or converse until the input ends. Raises `ChatError` if no server answers."""
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     base_url = options.base_url.rstrip("/").removesuffix("/v1")
     if not base_url.startswith(("http://", "https://")):
@@ -149,7 +149,8 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
 def _talk(conversation: ChatSession) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print(f"{conversation.options.model}: /reset forgets, Ctrl-C stops an answer, Ctrl-D ends", file=sys.stderr)
+        hints = "/reset starts a new conversation, Ctrl-C stops an answer, Ctrl-D ends"
+        print(f"Chatting with {conversation.options.model}: {hints}", file=sys.stderr)
     while True:
         try:
             question = input("> " if is_terminal else "").strip()
@@ -165,7 +166,7 @@ def _talk(conversation: ChatSession) -> int:
 
 
 def _print_reasoning(text: str) -> None:
-    """Dim, and to a terminal alone: what is piped on is the answer."""
+    """Print reasoning dimmed and only to a terminal, so that a pipe receives the answer alone."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
 

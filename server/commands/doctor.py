@@ -1,6 +1,6 @@
-"""`inferd doctor`: can this machine serve? One line for each thing looked at, with the way out where it is wrong.
+"""`inferd doctor`: checks whether this machine can serve. Each check is one line, with a remedy if something is wrong.
 
-Looks and changes nothing. torch is asked in a child process, so that one that hangs or crashes on import is a finding.
+The doctor changes nothing. It imports torch in a child process, so that a hang or crash of the import is a finding.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
                   "cpu": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
                   "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported()}))
 """
-"""Run with -c by a child; prints one line of JSON."""
+"""Program of the child process. It prints one line of JSON."""
 
 Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `way_out` is empty where nothing needs doing."""
+    """One finding. `way_out` is empty if nothing is wrong."""
 
     name: str
     status: Status
@@ -57,7 +57,7 @@ class Check:
 
 
 def run(as_json: bool) -> int:
-    """Look at everything and print it. Returns 1 if anything failed."""
+    """Run and print all checks. Returns 1 if any of them failed."""
     checks = list(examine())
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=2))
@@ -85,13 +85,13 @@ def examine() -> Iterator[Check]:
 
 
 def load_settings() -> tuple[Settings, Check]:
-    """The settings of the environment, or the defaults where those are refused."""
+    """The settings of the environment, or the defaults if those are refused."""
     try:
         settings = Settings.load({})
     except ConfigError as error:
         return Settings(), Check("settings", "fail", str(error), "correct the variable or the file that it names")
     if settings.warnings:
-        return settings, Check("settings", "warn", "; ".join(settings.warnings), "correct or unset it")
+        return settings, Check("settings", "warn", "; ".join(settings.warnings), "correct or unset the variable")
     changed = [f"{name} from {origin}" for name, _, origin in settings.explain() if origin != "default"]
     return settings, Check("settings", "ok", ", ".join(changed) or "all at their defaults")
 
@@ -101,7 +101,7 @@ def check_python() -> Check:
 
 
 def check_packages() -> Check:
-    """Every requirement of the installed distribution, against what is installed."""
+    """Compares the requirements of inferd with the installed packages."""
     wrong, num_right = [], 0
     for requirement in map(Requirement, requires("inferd") or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -114,19 +114,19 @@ def check_packages() -> Check:
         if requirement.specifier.contains(installed, prereleases=True):
             num_right += 1
         else:
-            wrong.append(f"{requirement.name} {installed} is not {requirement.specifier}")
+            wrong.append(f"{requirement.name} is {installed}, but must be {requirement.specifier}")
     if wrong:
         return Check("packages", "fail", "; ".join(wrong), "pip install --upgrade inferd")
-    return Check("packages", "ok", f"inferd {version('inferd')} and its {num_right} requirements")
+    return Check("packages", "ok", f"inferd {version('inferd')} and the {num_right} packages that it requires")
 
 
 def probe_torch() -> dict[str, Any] | str:
-    """What a fresh process finds, or the last line of why it could not."""
+    """The facts that a child process prints about torch, or the last line of its error."""
     command = [sys.executable, "-P", "-c", TORCH_PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"importing torch took more than {TORCH_TIMEOUT_S} s"
+        return f"the import of torch took more than {TORCH_TIMEOUT_S} s"
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"])[-1]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -141,9 +141,11 @@ def check_torch() -> Check:
         f"{found['version']}, {found['threads']} threads, {found['cpu']}, GPUs: {', '.join(found['gpus']) or 'none'}"
     )
     if not found["mkldnn"]:
-        return Check("torch", "warn", shown, "this build has no oneDNN: models run, slowly; install the official wheel")
+        return Check(
+            "torch", "warn", shown, "this build has no oneDNN, so models run slowly: install the official wheel"
+        )
     if not found["bf16"]:
-        way_out = "this CPU has no fast bfloat16; --dtype float32 (INFERD_DTYPE) may be faster"
+        way_out = "this CPU has no fast bfloat16: --dtype float32 (INFERD_DTYPE) may be faster"
         return Check("torch", "warn", shown, way_out)
     return Check("torch", "ok", shown)
 
@@ -163,32 +165,33 @@ def check_memory() -> Check:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        way_out = "give --kv-memory (INFERD_KV_MEMORY), so that nothing has to be guessed"
+        way_out = "set --kv-memory (INFERD_KV_MEMORY), because inferd cannot measure the memory here"
         return Check("memory", "warn", "unknown on this system", way_out)
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     available = sizes["MemAvailable"]
     shown = f"{available / GIB:.1f} GiB available of {sizes['MemTotal'] / GIB:.1f}"
     if available < MIN_MEMORY_BYTES:
-        return Check("memory", "warn", shown, "enough for the embedded model only; close something, or add memory")
+        return Check("memory", "warn", shown, "enough for the embedded model only: free or add memory")
     return Check("memory", "ok", shown)
 
 
 def check_cache() -> Check:
-    """The Hugging Face cache: may it be written, and is there room for a model?"""
+    """Checks whether the Hugging Face cache is writable and has space for a model."""
     cache = Path(HF_HUB_CACHE)
     place = next(path for path in (cache, *cache.parents) if path.exists())
     offline = ", offline (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
     if not is_writable(place):
-        return Check("cache", "warn", f"{cache} is not writable", "set HF_HOME to a directory of yours")
+        return Check("cache", "warn", f"{cache} is not writable", "set HF_HOME to a directory that you may write to")
     free = shutil.disk_usage(place).free
     shown = f"{cache}, {free / GIB:.1f} GiB free{offline}"
     if free < MIN_DISK_BYTES:
-        return Check("cache", "warn", shown, "too little for most models; free some, or set HF_HOME to a larger disk")
+        way_out = "too little for most models: free some space, or set HF_HOME to a directory on a larger disk"
+        return Check("cache", "warn", shown, way_out)
     return Check("cache", "ok", shown)
 
 
 def is_writable(directory: Path) -> bool:
-    """Tried with a file that is gone at once: root may write by the mode bits where the file system lets nobody."""
+    """Tries it with a file that is deleted at once: mode bits let root write even on a read-only file system."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True
@@ -203,7 +206,7 @@ def check_port(host: str, port: int) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        way_out = "serve elsewhere with --port or --host (INFERD_PORT, INFERD_HOST)"
+        way_out = "choose another with --port or --host (INFERD_PORT, INFERD_HOST)"
         return Check("port", "warn", f"{host}:{port}: {error.strerror}", way_out)
     return Check("port", "ok", f"{host}:{port} is free")
 
@@ -211,27 +214,26 @@ def check_port(host: str, port: int) -> Check:
 def check_compiler() -> Check:
     found = next((path for name in ("g++", "c++") if (path := shutil.which(name))), None)
     if found is None:
-        way_out = "install g++ 11 or newer: without it plain PyTorch computes, several times slower"
+        way_out = "install g++ 11 or newer: without it inferd computes in plain PyTorch, which is several times slower"
         return Check("compiler", "warn", "no C++ compiler for the CPU kernels", way_out)
     return Check("compiler", "ok", f"{found}; kernels are cached under XDG_CACHE_HOME or ~/.cache")
 
 
 def check_gpu() -> Check:
-    """What `inferd serve` would take, asked as it asks; nvidia-smi first, in a child: a driver may hang who asks."""
-    tool, seen = shutil.which("nvidia-smi"), "none seen"
+    """Detects the GPU as `inferd serve` does. It runs nvidia-smi first, because a broken driver may hang its caller."""
+    tool, seen = shutil.which("nvidia-smi"), "no GPU found"
     if tool is not None:
         query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
         try:
             done = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            way_out = "the driver may hang, and a start with it where torch is built for CUDA: reload the driver"
+            way_out = "reload the driver: if torch is built for CUDA, `inferd serve` may hang too"
             return Check("gpu", "warn", "nvidia-smi does not answer", way_out)
         seen = "; ".join(done.stdout.strip().splitlines()) if done.returncode == 0 else "nvidia-smi fails"
     try:
         found = accelerator.detect()
     except (NoAcceleratorError, PackageNotFoundError) as error:
-        if tool is None:
-            return Check("gpu", "ok", "none seen; `inferd serve` computes on the CPU")
-        return Check("gpu", "warn", f"{seen}; `inferd serve` computes on the CPU", str(error))
+        found_text = f"{seen}; `inferd serve` will use the CPU"
+        return Check("gpu", "ok", found_text) if tool is None else Check("gpu", "warn", found_text, str(error))
     size = f"{found.memory_free_bytes / GIB:.1f} GiB free of {found.memory_total_bytes / GIB:.1f}"
-    return Check("gpu", "ok", f"{found.name}, {size}; `inferd serve` takes it, with --device cpu it does not")
+    return Check("gpu", "ok", f"{found.name}, {size}; `inferd serve` will use it unless --device is cpu")

@@ -1,4 +1,4 @@
-"""`inferd keys new`: makes a key, shows it once, and writes its entry. What is kept of it anywhere is its SHA-256."""
+"""`inferd keys new`: makes a key, shows it once, and writes its entry. Only its SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from typing import Annotated
 
 import typer
 
-keys_app = typer.Typer(name="keys", help="Keys for callers.", no_args_is_help=True)
+keys_app = typer.Typer(name="keys", help="Make API keys for clients.", no_args_is_help=True)
 
 
 @keys_app.callback()
 def _group() -> None:
-    """Keys for callers."""
+    """Make API keys for clients."""
 
 
 @keys_app.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="What logs call it.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the key in logs.", show_default=False)],
     file: Annotated[
-        Path | None, typer.Option(help="Keys file to add it to; made where it is not there.", metavar="FILE")
+        Path | None, typer.Option(help="Keys file to add the key to. It is created if it is missing.", metavar="FILE")
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Keys of one tenant share caches and one fair share.")] = None,
-    weight: Annotated[float, typer.Option(help="Of the tenant's share of the machine.")] = 1.0,
-    concurrent_requests: Annotated[int | None, typer.Option(help="Most at a time.", metavar="N")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Most a minute.", metavar="N")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Most a minute, read and written.", metavar="N")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant of the key. Keys of one tenant share its caches and its fair share.")
+    ] = None,
+    weight: Annotated[float, typer.Option(help="Weight of the tenant's fair share of the machine.")] = 1.0,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(help="Maximum number of requests at the same time.", metavar="N")
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Maximum number of requests per minute.", metavar="N")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens per minute, prompts and answers together.", metavar="N")
+    ] = None,
 ) -> None:
-    """Make a key. It is shown once; a running server takes it within a second.
+    """Make a key and show it once. A running server accepts it within a second.
 
-    Without --file the entry is shown as well, for a file of keys that is made elsewhere.
+    Without --file the entry is shown too, so that it can be added to a keys file by hand.
     """
     from inferd.server.auth.keys_file import append_entry, digest_of, entry_of, entry_text, new_key  # noqa: PLC0415
 

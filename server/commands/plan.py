@@ -1,7 +1,7 @@
-"""`inferd plan`: what a model takes in memory, before it is downloaded, loaded or bought hardware for.
+"""`inferd plan`: computes how much memory a model needs, before it is downloaded or hardware is bought.
 
-Gathers the numbers: model, parts with their formulas, every precision, and what this machine makes of it. `plan_table`
-shows them. Knows no torch, no GPU and no engine process; a config.json is enough.
+It collects the model's facts, the parts with their formulas, every precision, and what fits this machine. `plan_table`
+shows them. A config.json is enough: this file knows no torch, no GPU and no engine process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What the command line asks; `build` checks it."""
+    """The options of the command line. `build` checks them."""
 
     model: str
     revision: str | None = None
@@ -44,41 +44,41 @@ class PlanOptions:
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     batch: int = 1
-    """Sequences at once."""
+    """Number of sequences that run at the same time."""
     context: int | None = None
-    """Tokens of each; None: the model's positions."""
+    """Number of tokens of each sequence; None takes the model's maximum."""
     overhead: str = "10-20"
-    """Percent of weights and KV, one number or a range."""
+    """Percentage of weights and KV, as one number or a range."""
     block_size: int = AUTO_BLOCK_SIZE
     standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What the checkpoint's headers state."""
+    """Sizes from the headers of the checkpoint's files."""
 
     num_bytes: int
     bytes_by_dtype: dict[str, int]
-    """By the header's spelling: "BF16", "F32"."""
+    """Bytes by dtype as the header writes it: "BF16", "F32"."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One precision beside the others."""
+    """The memory of the model in one precision."""
 
     precision: Precision
     refusal: str | None
-    """Why it cannot be had; then there is no plan."""
+    """Why the model cannot have this precision; `plan` is then None."""
     plan: MemoryPlan | None
     is_served: bool
-    """Whether this machine computes in it."""
+    """Whether this machine computes in this precision."""
     max_context: int
-    """Tokens of each of the batch's sequences that fit this machine; 0 where it does not fit or is not served."""
+    """Number of tokens per sequence that fit this machine. 0 if the model does not fit or `is_served` is false."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """All that `inferd plan` says."""
+    """Everything that `inferd plan` shows."""
 
     model: str
     facts: ModelFacts
@@ -87,31 +87,31 @@ class PlanReport:
     work: Workload
     plan: MemoryPlan
     overhead: tuple[float, float]
-    """Shares of weights and KV: 0.1, 0.2."""
+    """Lowest and highest overhead as shares of weights and KV, such as (0.1, 0.2)."""
     rows: tuple[PlanRow, ...]
     machine: Machine
     served: Precision
     served_why: str
     fits: bool
     verdict: str
-    """On this machine, in one sentence."""
+    """Whether the model fits this machine, in one sentence."""
     deterministic: tuple[bool, str]
-    """Whether tokens depend on the request alone where nothing is asked, and why."""
+    """Whether results are deterministic by default, and why."""
 
     @property
     def held_bytes(self) -> int:
-        """Weights and KV: what the overhead is a share of."""
+        """Bytes of weights and KV, to which the overhead is added."""
         return self.plan.weights_bytes + self.plan.kv_bytes
 
     @property
     def overhead_bytes(self) -> tuple[int, int]:
-        """Weights and KV with the least and with the most overhead."""
+        """Bytes of weights and KV with the lowest and with the highest overhead."""
         low, high = self.overhead
         return round(self.held_bytes * (1 + low)), round(self.held_bytes * (1 + high))
 
 
 def build(asked: PlanOptions, machine: Machine) -> PlanReport:
-    """Raises `ModelError` for a model that cannot be read and `ConfigError` for an option that cannot be."""
+    """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
     facts, files = _read(asked)
@@ -128,7 +128,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
 
 
 def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
-    """From headers where there are weights beside config.json, else from config.json alone. A hub's is all it loads."""
+    """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file():
         return ModelFacts.of_config(found, read_json(found)), None
@@ -149,7 +149,7 @@ def _overhead(text: str) -> tuple[float, float]:
     match = _OVERHEAD.fullmatch(text.strip().removesuffix("%"))
     low, high = (float(match[1]), float(match[2] or match[1])) if match else (1.0, 0.0)
     if not low <= high <= 100:
-        raise ConfigError(f"--overhead must be a percentage from 0 to 100 or a range of two, 10-20, but got {text!r}")
+        raise ConfigError(f"--overhead must be a percentage from 0 to 100, or a range such as 10-20, but got {text!r}")
     return low / 100, high / 100
 
 
@@ -189,7 +189,7 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
 
 
 def _precisions(served: str, kv_cache: KVCache) -> tuple[Precision, ...]:
-    """All there are, the largest first; quantized weights beside the dtype that `serve --quantization` would have."""
+    """All precisions, the largest first. Quantized ones have the dtype that `serve --quantization` would use."""
     kinds: tuple[Quantization, ...] = get_args(Quantization)
     plain = (Precision(dtype, kv_cache=kv_cache) for dtype in DTYPE_BYTES)
     return (*plain, *(Precision(served, kind, kv_cache) for kind in kinds if kind != "none"))
@@ -218,7 +218,7 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
     what = f"{work.num_seqs if many else 'one'} sequence{'s' if many else ''} of {work.max_model_len} tokens"
     reason = _kv_refusal(served, machine)
     if reason is not None:
-        return False, f"cannot be: {reason}; leave --kv-cache-dtype at auto"
+        return False, f"not possible: {reason}; leave --kv-cache-dtype at auto"
     if plan.total_bytes <= available:
         return True, f"fits: {what} in {served.name}"
     found = options(arch, served_precisions(arch, served, machine), work, work.num_seqs, available)
@@ -226,7 +226,7 @@ def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Mach
 
 
 def to_json(report: PlanReport) -> dict[str, Any]:
-    """Every number in bytes, under keys that stay."""
+    """The report as JSON, with every size in bytes. Its keys are stable."""
     plan, work, machine, arch = report.plan, report.work, report.machine, report.facts.arch
     low_bytes, high_bytes = report.overhead_bytes
     files = report.files

@@ -1,6 +1,6 @@
-"""How `inferd plan` looks: tables for a person, or the same numbers as JSON.
+"""Prints the report of `inferd plan` as tables or as JSON.
 
-Sizes are in GB (10^9 bytes), as models and GPUs are sold, and in GiB (2^30), as operating systems count.
+Sizes are in GB (10^9 bytes), as models and GPUs are sold, and in GiB (2^30 bytes), as operating systems count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ESTIMATES = ("activations", "partial sums", "logits", "recorded steps", "proces
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What the sizes of one table are shown in, so that they can be compared at a glance."""
+    """The units of all sizes in one table. One unit for all makes them easy to compare."""
 
     decimal_name: str
     decimal_bytes: int
@@ -43,7 +43,7 @@ class _Unit:
 
 
 def run(asked: PlanOptions, *, as_json: bool) -> int:
-    """Print the plan. Raises `StartError` where there is none."""
+    """Print the report. Raises `StartError` if it cannot be made."""
     report = build(asked, Machine.detect())
     if as_json:
         print(json.dumps(to_json(report), indent=2))
@@ -73,15 +73,15 @@ def _head(report: PlanReport) -> list[str]:
         f"{_layers(arch.num_layers)}, {heads}, {arch.max_positions:,} positions{''.join(windows)}",
     ]
     if files is None:
-        lines.append("from config.json alone")
+        lines.append("Read from config.json alone.")
     else:
         kinds = " and ".join(f"{num_bytes:,} B in {dtype}" for dtype, num_bytes in files.bytes_by_dtype.items())
-        lines.append(f"the files hold {kinds}")
+        lines.append(f"The files hold {kinds}.")
     asked, served = report.precision.dtype, report.served.dtype
     if served != asked:
         lines.append(
-            f"Here {asked} is computed in {served}: {report.served_why}. The parts below are those of {asked}; "
-            f"fp8, int8, int4 and what fits this machine go by {served}."
+            f"This machine computes {asked} in {served}: {report.served_why}. The first table is for {asked}; "
+            f"the rows fp8, int8 and int4 and what fits this machine are for {served}."
         )
     return lines
 
@@ -121,13 +121,14 @@ def _parts(report: PlanReport) -> Table:
     for part in plan.working:
         add_part(part)
     add(plan.loading.name, plan.loading.num_bytes, f"= {plan.loading.formula.text}, freed before serving")
-    add("total", plan.total_bytes, "at the fullest: serving, or while loading", style="bold")
+    add("total", plan.total_bytes, "peak, while serving or while loading", style="bold")
     return table
 
 
 def _precisions(report: PlanReport) -> Table:
     unit = _Unit.of(max(row.plan.total_bytes for row in report.rows if row.plan is not None))
-    table = _table(f"in each precision; {format_bytes(report.machine.memory_available_bytes)} are available here")
+    available = format_bytes(report.machine.memory_available_bytes)
+    table = _table(f"All precisions; this machine has {available} available")
     table.add_column("precision", no_wrap=True)
     sized = [f"{name} {unit.decimal_name}" for name in ("weights", "KV", "total")]
     for name in (*sized, f"total {unit.binary_name}"):
@@ -145,7 +146,7 @@ def _precisions(report: PlanReport) -> Table:
 
 def _here(row: PlanRow, report: PlanReport) -> str:
     if row.refusal is not None:
-        return f"cannot be: {row.refusal}"
+        return f"not possible: {row.refusal}"
     if not row.is_served:
         return "computed in float32"
     if not row.max_context:

@@ -16,6 +16,7 @@ PLAIN = (
     "docs/assets",
     "docs/hooks.py",
     "server/cli.py",
+    "server/commands",
     "server/config",
     "tests/arch/test_words.py",
     "tests/arch/words.py",

@@ -49,7 +49,7 @@ MODELS = {
     "silent-end": "stream ended without [DONE]",
     "no-usage": "no usage in the stream",
     "error-event": "in the stream: engine_error",
-    "garbage": "an event that is no JSON",
+    "garbage": "an event that is not JSON",
 }
 """What each model of the scripted server must be reported as."""
 
@@ -303,7 +303,7 @@ def test_failed_requests_make_the_exit_code(server: tuple[FakeServer, str], caps
 
 
 def test_a_run_that_cannot_begin_says_why(server: tuple[FakeServer, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"answers none of these requests: 2 x HTTP 429 slow_down \(later\)$"):
+    with pytest.raises(ConfigError, match=r"answered none of the warm-up requests: 2 x HTTP 429 slow_down \(later\)$"):
         run_bench(options(server[1], model="busy"), None, None)
     with pytest.raises(ConfigError, match=r"no server at http://127.0.0.1:1 .*inferd serve"):
         run_bench(options("http://127.0.0.1:1"), None, None)
@@ -466,14 +466,14 @@ def test_a_length_is_read_as_it_is_written(text: str, lengths: object) -> None:
         ("-3", "but got '-3'$"),
         ("1.5", "but got '1.5'$"),
         ("\u0663", "but got"),
-        ("0", "a length is from 1 to 10000000"),
-        ("9" * 5000, "a length is from 1 to 10000000"),
+        ("0", "a length must be from 1 to 10000000"),
+        ("9" * 5000, "a length must be from 1 to 10000000"),
         ("256:64", "256 is above 64"),
         ("normal:128,3", r"but got 'normal:128,3'$"),
         ("lognormal:128", r"but got 'lognormal:128'$"),
         ("lognormal:128,0.6,1,2", "but got 'lognormal:128,0.6,1,2'$"),
-        ("lognormal:128,nan", "sigma is above 0 and at most 5"),
-        ("lognormal:128,0.6,100", "the most, 100, is below the median, 128"),
+        ("lognormal:128,nan", "sigma must be above 0 and at most 5"),
+        ("lognormal:128,0.6,100", "the maximum, 100, is below the median, 128"),
     ],
 )
 def test_a_length_that_means_nothing_is_refused_by_name(text: str, reason: str) -> None:
@@ -528,7 +528,7 @@ def test_a_server_without_ids_or_a_tokenizer_gets_words(server: tuple[FakeServer
     # The scripted server counts 400 tokens for the page.
     num_words = len(asyncio.run(prompt(options(url, prompts="words", input_len=100))).split())
     assert num_words == round(100 * len(PAGE.split()) / 400)
-    with pytest.raises(ConfigError, match="--vocab-size, or --prompts words"):
+    with pytest.raises(ConfigError, match="--vocab-size or --prompts words"):
         asyncio.run(prompt(options(url)))
 
 
@@ -564,9 +564,9 @@ def test_an_objective_is_read_as_it_is_written() -> None:
     ("text", "reason"),
     [
         ("itl:5ms", "there is no latency 'itl'; there are ttft, tpot, e2e"),
-        ("ttft:500", "'500' is no time above 0"),
-        ("ttft", "'' is no time above 0"),
-        ("tpot:0ms", "'0ms' is no time above 0"),
+        ("ttft:500", "'500' is not a time above 0"),
+        ("ttft", "'' is not a time above 0"),
+        ("tpot:0ms", "'0ms' is not a time above 0"),
         ("ttft:1s,ttft:2s", "ttft is given twice"),
         ("", "there is no latency ''"),
     ],

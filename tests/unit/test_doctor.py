@@ -32,7 +32,7 @@ def test_a_missing_and_an_old_package_fail(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(doctor, "requires", lambda name: wanted)
     check = doctor.check_packages()
     assert check.status == "fail"
-    assert "no-such-package-here is missing; orjson 3." in check.found
+    assert "no-such-package-here is missing; orjson is 3." in check.found
     assert not any(name in check.found for name in ("msgspec", "absent", "six"))
 
 
@@ -135,14 +135,14 @@ H100 = Accelerator("H100", (9, 0), 80 * doctor.GIB, 79 * doctor.GIB)
 @pytest.mark.parametrize(
     ("script", "found", "expected"),
     [
-        ("echo 'H100, 81559 MiB'", H100, ("ok", "79.0 GiB free of 80.0; `inferd serve` takes it", "")),
-        ("exit 9", H100, ("ok", "`inferd serve` takes it", "")),
+        ("echo 'H100, 81559 MiB'", H100, ("ok", "79.0 GiB free of 80.0; `inferd serve` will use it", "")),
+        ("exit 9", H100, ("ok", "`inferd serve` will use it", "")),
         (
             "echo 'H100, 81559 MiB'",
             "torch is built for the CPU alone",
-            ("warn", "H100, 81559 MiB; `inferd serve` computes on the CPU", "torch is built for the CPU alone"),
+            ("warn", "H100, 81559 MiB; `inferd serve` will use the CPU", "torch is built for the CPU alone"),
         ),
-        ("exit 9", "no driver", ("warn", "nvidia-smi fails; `inferd serve` computes on the CPU", "no driver")),
+        ("exit 9", "no driver", ("warn", "nvidia-smi fails; `inferd serve` will use the CPU", "no driver")),
     ],
 )
 def test_the_gpu_that_is_served_on_is_said(
@@ -170,7 +170,7 @@ def test_a_driver_that_hangs_is_asked_nothing_more(tmp_path: Path, monkeypatch: 
 def test_without_torch_there_is_no_gpu_to_serve_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("inferd.engine.api.machine.gpu.metadata.version", _raise_missing)
-    assert doctor.check_gpu() == Check("gpu", "ok", "none seen; `inferd serve` computes on the CPU")
+    assert doctor.check_gpu() == Check("gpu", "ok", "no GPU found; `inferd serve` will use the CPU")
 
 
 def _raise_missing(name: str) -> str:

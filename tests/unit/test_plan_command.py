@@ -121,7 +121,7 @@ def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
     ampere = Accelerator("A100", (8, 0), 80 * GIB, 80 * GIB)
     said = build(PlanOptions(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
     reason = "K and V are stored in fp8 from compute capability 8.9 on, and A100 has 8.0"
-    assert (said.fits, said.verdict) == (False, f"cannot be: {reason}; leave --kv-cache-dtype at auto")
+    assert (said.fits, said.verdict) == (False, f"not possible: {reason}; leave --kv-cache-dtype at auto")
     assert {row.refusal for row in said.rows} == {reason}
 
 
@@ -163,7 +163,7 @@ def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_serve
     assert (said.precision.dtype, said.served.dtype, said.fits) == ("float16", "float32", False)
     assert said.plan.weights_bytes == 14_483_464_192
     text = " ".join(shown(said).split())
-    note = "Here float16 is computed in float32: there is no float16 matrix product on a CPU."
+    note = "This machine computes float16 in float32: there is no float16 matrix product on a CPU."
     assert 0 < text.find(note) < text.find("bytes = formula")
 
 
@@ -191,7 +191,7 @@ def test_a_checkpoint_is_read_by_its_headers() -> None:
         assert said.files.num_bytes == 2 * said.facts.num_params
         assert said.precision.dtype == "float32"
     assert said.files is not None
-    assert f"the files hold {said.files.num_bytes:,} B in BF16" in shown(said)
+    assert f"The files hold {said.files.num_bytes:,} B in BF16." in shown(said)
 
 
 def test_a_file_and_a_directory_say_the_same(mistral: str) -> None:
@@ -231,7 +231,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
             {"overhead": "20-10"},
-            "--overhead must be a percentage from 0 to 100 or a range of two, 10-20, but got '20-10'",
+            "--overhead must be a percentage from 0 to 100, or a range such as 10-20, but got '20-10'",
         ),
         ({"overhead": "some"}, "but got 'some'"),
         ({"overhead": "101"}, "but got '101'"),
@@ -255,7 +255,7 @@ def test_a_model_that_int4_cannot_store_is_refused_and_shown_as_such(mistral: st
     (Path(mistral) / "config.json").write_text(json.dumps(MISTRAL_7B | {"intermediate_size": 14340}))
     with pytest.raises(ConfigError, match=r"cannot be stored in int4: layers\.0\.mlp\.down has 14340 inputs"):
         report(mistral, quantization="int4")
-    assert "cannot be: layers.0.mlp.down has 14340 inputs" in shown(report(mistral), width=200)
+    assert "not possible: layers.0.mlp.down has 14340 inputs" in shown(report(mistral), width=200)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One request's answer as the load generator sees it: when tokens came, how many, and whether the counts agree."""
+"""Reads the answer to one request: when tokens came, how many, and whether the server's counts agree."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import orjson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One request, over. Times in seconds of the generator's clock; `error` is None where it succeeded."""
+    """The result of one request. Times are in seconds of the generator's clock; `error` is None if it succeeded."""
 
     start_s: float
-    """When it was due, which in an open loop may be before it could be sent."""
+    """When the request was due. In an open loop this may be earlier than it was sent."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     gaps_s: tuple[float, ...] = ()
-    """Between tokens; tokens that came together share their gap equally."""
+    """Times between tokens. Tokens that came together share their gap equally."""
     num_input: int = 0
     num_output: int = 0
-    """Both from the server's usage."""
+    """`num_input` and `num_output` are the server's usage."""
     num_cached: int = 0
     num_streamed: int | None = None
-    """Token ids seen in the stream; None where the server does not send them."""
+    """Number of token ids in the stream, or None if the server sends none."""
     num_chunks: int = 0
-    """Events that carried tokens or text."""
+    """Number of events that carried tokens or text."""
     error: str | None = None
-    """What requests that failed alike have in common: a status and a code, never a text of the server's."""
+    """A status and a code, by which the report groups failures. It holds no text of the server's."""
     message: str | None = None
-    """The server's words, where it refused."""
+    """The server's message if it refused the request."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of the tokens after the first."""
+        """Mean time per token after the first."""
         if self.first_token_s is None or self.last_token_s is None or self.num_output < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.num_output - 1)
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class StreamReader:
-    """Reads the events of one stream; `on_event` is given to the client."""
+    """Reads the events of one stream. The client calls `on_event`."""
 
     start_s: float
     expected_output: int
@@ -70,7 +70,7 @@ class StreamReader:
         try:
             chunk = orjson.loads(payload)
         except orjson.JSONDecodeError:
-            self.error = "an event that is no JSON"
+            self.error = "an event that is not JSON"
             return
         if chunk.get("error"):
             self.error = f"in the stream: {chunk['error'].get('code') or chunk['error'].get('type')}"
@@ -90,14 +90,14 @@ class StreamReader:
         num_tokens = num_ids or 1
         if self._last_s is None:
             self._first_s = now
-            # Tokens beside the first one came with it: no time passed between them.
+            # No time passed between tokens that came in one event with the first.
             self._gaps_s += [0.0] * (num_tokens - 1)
         else:
             self._gaps_s += [(now - self._last_s) / num_tokens] * num_tokens
         self._last_s = now
 
     def outcome(self) -> Outcome:
-        """What came; an answer cut short, or of another length than asked for or counted, is an error."""
+        """The result. An answer that was cut short, or has another length than asked for or counted, is an error."""
         num_output = int(self._usage.get("completion_tokens") or 0)
         num_streamed = self._num_ids or None
         return Outcome(

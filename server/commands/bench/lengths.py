@@ -1,7 +1,6 @@
-"""How long prompts and answers are: one number, an even spread, or the long tail that real traffic has.
+"""Lengths of prompts and answers: fixed, uniform, or log-normal with the long tail of real traffic.
 
-The text of a flag is parsed into one of three distributions; what cannot be meant is refused by the option's name. A
-draw depends on the generator it is given and on nothing else.
+`parse_lengths` reads a flag's text as one of the three. A draw depends on nothing but the generator that it is given.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from inferd.engine.api.errors import ConfigError
 
 MAX_LENGTH = 10_000_000
-"""Tokens; no context is longer, and a typo may be."""
+"""Maximum length in tokens. No model's context is longer, but a typo may be."""
 MAX_SIGMA = 5.0
-SPELLINGS = "128 (always), 64:256 (uniform) or lognormal:128,0.6[,2048] (median, sigma[, most])"
+SPELLINGS = "128 (always), 64:256 (uniform) or lognormal:128,0.6[,2048] (median, sigma[, maximum])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every whole number from `least` to `most`, both included, is as likely."""
+    """Each whole number from `least` to `most`, both included, with the same probability."""
 
     least: int
     most: int
@@ -51,7 +50,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Half the draws are below `median`, and the logarithm's standard deviation is `sigma`; cut to 1 .. `most`."""
+    """A log-normal draw with this median, and `sigma` as its logarithm's standard deviation, clamped to 1..`most`."""
 
     median: int
     sigma: float
@@ -68,7 +67,7 @@ Lengths = Fixed | Uniform | LogNormal
 
 
 def parse_lengths(option: str, text: str) -> Lengths:
-    """What `text` means for `option`. Raises `ConfigError`, which names the option."""
+    """Read the text of `option`. Raises `ConfigError`, which names the option."""
     try:
         return _parse(text.strip())
     except ValueError as error:
@@ -76,7 +75,7 @@ def parse_lengths(option: str, text: str) -> Lengths:
 
 
 class _RuleError(ValueError):
-    """A spelling that is right, with numbers that are not."""
+    """The text has the right form, but a number in it breaks a rule."""
 
 
 def _because(error: ValueError) -> str:
@@ -97,7 +96,7 @@ def _parse(text: str) -> Lengths:
         raise ValueError
     lengths = LogNormal(_count(median), _sigma(sigma), _count(most_text[0]) if most_text else MAX_LENGTH)
     if lengths.most < lengths.median:
-        raise _RuleError(f"the most, {lengths.most}, is below the median, {lengths.median}")
+        raise _RuleError(f"the maximum, {lengths.most}, is below the median, {lengths.median}")
     return lengths
 
 
@@ -106,12 +105,12 @@ def _count(text: str) -> int:
         raise ValueError
     number = int(text) if len(text) <= len(str(MAX_LENGTH)) else MAX_LENGTH + 1
     if not 1 <= number <= MAX_LENGTH:
-        raise _RuleError(f"a length is from 1 to {MAX_LENGTH}")
+        raise _RuleError(f"a length must be from 1 to {MAX_LENGTH}")
     return number
 
 
 def _sigma(text: str) -> float:
     sigma = float(text)
     if not 0 < sigma <= MAX_SIGMA:
-        raise _RuleError(f"sigma is above 0 and at most {MAX_SIGMA:g}")
+        raise _RuleError(f"sigma must be above 0 and at most {MAX_SIGMA:g}")
     return sigma

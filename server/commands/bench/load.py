@@ -1,7 +1,7 @@
-"""Sends the requests: a closed loop that keeps N in flight, or an open loop that starts them on time whatever happens.
+"""Sends the requests: a closed loop keeps N of them in flight, an open loop starts each at its time.
 
-In an open loop a request's clock starts when it was due, so that a generator or server that falls behind shows in the
-figures instead of hiding in them. Knows requests as bytes with the length of their answer, and answers as outcomes.
+In an open loop a request's clock starts when it was due. The figures then show it if the generator or the server falls
+behind. This file knows requests as bytes with the length of their answer, and answers as outcomes.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ OnDone = Callable[[Outcome], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """What a load run gave, and how well the generator kept up."""
+    """The outcomes of a load run, and how well the generator kept up."""
 
     outcomes: tuple[Outcome, ...]
     duration_s: float
     loop_lags_s: tuple[float, ...]
-    """By how much the event loop was late, sampled every `LAG_PERIOD_S`."""
+    """Lateness of the event loop, sampled every `LAG_PERIOD_S`."""
     cpu_share: float
-    """Of one core, used by the generator."""
+    """Share of one core that the generator used."""
 
 
 def arrival_offsets(options: LoadOptions) -> Iterator[float]:
-    """When each request of an open loop is due, in seconds from the start; random gaps have mean 1/rate."""
+    """When each request of an open loop is due, in seconds from the start. Random gaps have the mean 1/rate."""
     assert options.rate is not None
     rng, due = random.Random(f"{options.seed}/arrivals"), 0.0
     for _ in range(options.num_requests):
         yield due
-        # A gamma distribution of mean 1/rate; its shape 1 is the exponential of Poisson arrivals.
+        # A gamma distribution with mean 1/rate. Shape 1 is the exponential distribution of Poisson arrivals.
         is_random, scale_s = options.arrivals == "poisson", 1.0 / (options.rate * options.burstiness)
         due += rng.gammavariate(options.burstiness, scale_s) if is_random else 1.0 / options.rate
 
 
 async def send(client: Client, options: LoadOptions, request: LoadRequest, start_s: float) -> Outcome:
-    """One request to its end; a failure is an outcome."""
+    """Send one request and read its whole answer. A failure is an outcome too."""
     reader = StreamReader(start_s, request.output_len)
     try:
         reply = await client.post(options.path, request.body, reader.on_event)
@@ -60,7 +60,7 @@ async def send(client: Client, options: LoadOptions, request: LoadRequest, start
 
 
 def _refused(start_s: float, reply: Reply) -> Outcome:
-    """Status and code tell failures apart; the message may name the request, so it does not."""
+    """Failures are grouped by status and code, because the message may name the request."""
     try:
         error = orjson.loads(reply.body)["error"]
         code, message = error["code"], str(error.get("message") or "") or None
@@ -107,7 +107,7 @@ async def open_loop(
 
 
 async def run_load(client: Client, options: LoadOptions, requests: Iterable[LoadRequest], on_done: OnDone) -> LoadRun:
-    """The measured part. The requests are made beforehand: making them is no part of the load."""
+    """Send the measured requests. They are made beforehand, which keeps that work out of the load."""
     ready = list(requests)
     lags: list[float] = []
     probe = asyncio.create_task(_probe_lag(lags))

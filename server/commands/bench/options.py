@@ -1,4 +1,4 @@
-"""What a load run is: every choice that changes its numbers, so that the report can repeat it."""
+"""The options of a load run. They are every choice that changes its figures, so that a report can be repeated."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ DEFAULT_OUTPUT_LEN = Fixed(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """One run. Lengths are in tokens; with `api` "chat" the input length is approximate; the report has the real."""
+    """One run. Lengths are in tokens. With `api` "chat" the input length is approximate; the report shows the real."""
 
     base_url: str
     model: str | None = None
-    """None: the first that the server lists."""
+    """Model to ask; None takes the first that the server lists."""
     api: Literal["completions", "chat"] = "completions"
     prompts: Literal["ids", "words"] = "ids"
-    """What a completion's prompt is made of: a server that takes no token ids gets words. A chat is always words."""
+    """Contents of a completion's prompt: token ids, or words if the server accepts no ids. Chats are always words."""
     num_requests: int = 64
     concurrency: int = DEFAULT_CONCURRENCY
-    """Closed loop: this many requests are in flight until none is left."""
+    """Number of requests in flight in a closed loop."""
     rate: float | None = None
-    """Open loop: requests start at this rate (1/s), whether or not earlier ones are done."""
+    """Requests that an open loop starts per second, whether or not earlier ones are done."""
     arrivals: Literal["poisson", "constant"] = "poisson"
     burstiness: float = 1.0
-    """Shape of the gamma distribution that random gaps follow: 1 is Poisson, below it requests come in bunches."""
+    """Shape of the gamma distribution of random gaps. 1 is Poisson; below 1 requests come in bursts."""
     input_len: Lengths = DEFAULT_INPUT_LEN
     output_len: Lengths = DEFAULT_OUTPUT_LEN
     shared_prefix: int = 0
-    """How much of the input begins alike; a prompt drawn shorter than it is that much of the prefix."""
+    """Tokens with which all prompts begin. A shorter prompt is the beginning of the prefix."""
     num_prefixes: int = 1
-    """Different shared prefixes, which the requests take in turn."""
+    """Number of different shared prefixes, which the requests use in turn."""
     goodput: Objective | None = None
     temperature: float = 0.0
     seed: int = 0
     warmup: int = 2
-    """Requests sent before measuring, and thrown away."""
+    """Number of requests that are sent before measuring. The report leaves them out."""
     timeout_s: float = 600.0
     vocab_size: int | None = None
-    """Draw prompt ids below this instead of asking the server's tokenizer."""
+    """Draw prompt ids below this number instead of calling the server's tokenizer."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for the first option out of bounds."""
+        """Raise `ConfigError` for the first option that is out of bounds."""
         for name, low in (("num_requests", 1), ("concurrency", 1), ("num_prefixes", 1), ("warmup", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, but got {getattr(self, name)}")
@@ -66,7 +66,7 @@ class LoadOptions:
             raise ConfigError(f"base_url must begin with http:// or https://, but got {self.base_url!r}")
 
     def as_json(self) -> dict[str, Any]:
-        """Every choice by name, lengths and objective as they are spelt."""
+        """Every option by name. Lengths and targets are written as on the command line."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value if isinstance(value, int | float | str | None) else str(value) for name, value in values}
 

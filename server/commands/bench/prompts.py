@@ -1,8 +1,8 @@
-"""The requests of a load run: the same for the same options, and different from one another beyond a shared prefix.
+"""Makes the requests of a load run. The same options make the same requests, which differ after a shared prefix.
 
-Prompt ids are drawn from what the server's own tokenizer makes of a page of text, so that every id is an ordinary one
-on any model. Chat prompts, and completions for a server that takes no ids, are words of that page; how many make the
-length asked for is measured once.
+Prompt ids are drawn from the ids that the server's tokenizer gives for a page of text, so that they are ordinary ids of
+any model. Chats, and completions for a server that accepts no ids, are words of that page. How many words make the
+wanted number of tokens is measured once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PAGE = (
 
 
 class PromptSource(Protocol):
-    """Makes the part of a request that says what to complete."""
+    """Makes the part of a request that holds its prompt."""
 
     def fields(self, index: int, num_tokens: int) -> dict[str, Any]: ...
 
 
 class IdPrompts:
-    """Random token ids: a shared prefix first, then ids of request `index` alone."""
+    """Random token ids: a shared prefix, then ids that only request `index` has."""
 
     def __init__(self, options: LoadOptions, ids: Sequence[int]) -> None:
         self._seed, self._ids = options.seed, ids
@@ -54,7 +54,7 @@ class IdPrompts:
 
 
 class WordPrompts:
-    """Random words, as many as make about the length asked for: one user message, or a text to complete."""
+    """Random words of about the wanted number of tokens, as one user message or as a text to complete."""
 
     def __init__(self, options: LoadOptions, words_per_token: float) -> None:
         self._words, self._words_per_token = PAGE.split(), words_per_token
@@ -73,13 +73,13 @@ Item = TypeVar("Item")
 
 
 def _prefixes(options: LoadOptions, items: Sequence[Item], length: int) -> list[list[Item]]:
-    """The shared prefixes; the first is the same however many there are."""
+    """The shared prefixes. The first one does not depend on how many there are."""
     names = ["prefix", *(f"prefix/{number}" for number in range(1, options.num_prefixes))]
     return [random.Random(f"{options.seed}/{name}").choices(items, k=length) for name in names]
 
 
 async def make_prompts(options: LoadOptions, client: Client, model: str) -> PromptSource:
-    """Ask the server's tokenizer what an ordinary id is. Raises `ConfigError` where it cannot say."""
+    """Choose the prompts, with the help of the server's tokenizer. Raises `ConfigError` if that gives no ids."""
     if options.api == "chat" or options.prompts == "words":
         num_tokens = await _count_page(options, client, model)
         return WordPrompts(options, len(PAGE.split()) / num_tokens)
@@ -87,12 +87,12 @@ async def make_prompts(options: LoadOptions, client: Client, model: str) -> Prom
         return IdPrompts(options, range(options.vocab_size))
     ids = await _tokenize(client, model)
     if ids is None:
-        raise ConfigError("/tokenize did not answer with ids; give --vocab-size, or --prompts words, to do without it")
+        raise ConfigError("/tokenize did not answer with ids; give --vocab-size or --prompts words, which need none")
     return IdPrompts(options, sorted(set(ids)))
 
 
 async def _count_page(options: LoadOptions, client: Client, model: str) -> int:
-    """Tokens of the page: what the tokenizer says, else the usage of one request that has it for a prompt."""
+    """Number of tokens of the page, by the tokenizer or else by the usage of one request with the page as prompt."""
     ids = await _tokenize(client, model)
     if ids is not None:
         return len(ids)
@@ -110,13 +110,13 @@ async def _count_page(options: LoadOptions, client: Client, model: str) -> int:
     if num_tokens < 1:
         raise ConfigError(
             f"the server's tokens cannot be counted: {options.path} answered without usage.prompt_tokens above 0, and "
-            "/tokenize without ids; the server must have one of the two"
+            "/tokenize answered without ids; one of the two is needed"
         )
     return num_tokens
 
 
 async def _tokenize(client: Client, model: str) -> list[int] | None:
-    """The ids of the page, or None where the server has no such route, or another one of that name."""
+    """Token ids of the page, or None if the server's /tokenize is missing or answers something else."""
     body = {"model": model, "prompt": PAGE, "add_special_tokens": False}
     try:
         reply = await client.post("/tokenize", orjson.dumps(body))
@@ -140,7 +140,7 @@ class LoadRequest:
 def load_requests(
     options: LoadOptions, model: str, prompts: PromptSource, first: int, count: int
 ) -> Iterator[LoadRequest]:
-    """Requests `first` to `first + count - 1`: streamed, of exact output length, with usage and token ids."""
+    """Requests `first` to `first + count - 1`, each streamed with an exact output length, usage and token ids."""
     for index in range(first, first + count):
         rng = random.Random(f"{options.seed}/{index}/lengths")
         input_len, output_len = options.input_len.draw(rng), options.output_len.draw(rng)

@@ -1,4 +1,4 @@
-"""What a load run says: a table for a person, JSON for later, and the warnings that belong beside the numbers."""
+"""The report of a load run: a table for people, JSON for programs, and warnings about the figures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from inferd.server.errors.table import clip
 
 MAX_LAG_P99_S = 0.005
 MAX_LAG_SHARE = 0.2
-"""Of the median ITL: a generator late by less than this cannot be told from the server's own jitter."""
+"""Share of the median ITL by which the generator may be late. Less than this looks like the server's own jitter."""
 MAX_MESSAGE_CHARS = 300
 MAX_CPU_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a quantity is distributed, in seconds."""
+    """The distribution of a time, in seconds."""
 
     mean: float
     p50: float
@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The figures of one run. Rates are of successful requests over the whole duration; None where nothing was seen."""
+    """The figures of one run. Rates count successful requests over the whole duration; None if there were none."""
 
     num_ok: int
     errors: dict[str, int]
@@ -50,15 +50,15 @@ class BenchReport:
     num_output_tokens: int
     num_cached_tokens: int
     num_chunks: int
-    """Events that carried them: below the output tokens where several tokens came in one."""
+    """Number of events that carried output tokens. An event may carry several."""
     counts_checked: bool
-    """Whether the stream carried token ids, so that its count could be held against the usage."""
+    """Whether the stream carried token ids, so that they could be compared with the usage."""
     ttft_s: Spread | None
     tpot_s: Spread | None
     itl_s: Spread | None
     e2e_s: Spread | None
     goodput: Goodput | None
-    """None where no objective was given."""
+    """None if no targets were given."""
     loop_lag_p99_s: float
     generator_cpu_share: float
 
@@ -68,7 +68,7 @@ class BenchReport:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between the two nearest of the ascending values."""
+    """The quantile `q` of ascending values, by linear interpolation between the two nearest."""
     place = q * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -108,26 +108,30 @@ def summarize(run: LoadRun, objective: Objective | None = None) -> BenchReport:
 
 
 def warnings(report: BenchReport) -> list[str]:
-    """What a reader of the numbers must know."""
+    """Reasons to distrust the figures."""
     found = []
     if report.num_ok and (_is_late(report) or report.generator_cpu_share > MAX_CPU_SHARE):
         found.append(
             f"the generator itself was slow (event loop late by {report.loop_lag_p99_s * 1e3:.1f} ms at p99, "
-            f"{report.generator_cpu_share:.0%} of a core): latencies include its delays; give it a core or less load"
+            f"{report.generator_cpu_share:.0%} of a core): latencies include its delays; give it a core of its own, "
+            "or less load"
         )
     if report.num_ok and not report.counts_checked:
-        found.append("the server sends no token ids in the stream: ITL is by chunk, and counts are the server's own")
+        found.append(
+            "the server sends no token ids in the stream: ITL is measured between chunks, and token counts are the "
+            "server's own"
+        )
     return found
 
 
 def _is_late(report: BenchReport) -> bool:
-    """The event loop's lag is long in itself, and long beside the gaps that it distorts."""
+    """Whether the event loop lags much, both in absolute terms and compared with the measured gaps."""
     median_s = report.itl_s.p50 if report.itl_s else 0.0
     return report.loop_lag_p99_s > max(MAX_LAG_P99_S, MAX_LAG_SHARE * median_s)
 
 
 def table(report: BenchReport) -> Table:
-    """Latencies in milliseconds."""
+    """A table of latencies in milliseconds."""
     shown = Table()
     shown.add_column("ms", style="bold")
     for column in ("mean", "p50", "p90", "p99"):
@@ -149,7 +153,7 @@ def headline(report: BenchReport) -> str:
 
 
 def goodput_line(report: BenchReport, objective: Objective) -> str:
-    """What met the objective, in one line."""
+    """How many requests met the targets, in one line."""
     assert report.goodput is not None
     met, num_sent = report.goodput, report.num_ok + report.num_failed
     return (
@@ -159,7 +163,7 @@ def goodput_line(report: BenchReport, objective: Objective) -> str:
 
 
 def as_json(report: BenchReport, options: LoadOptions, model: str, server_version: str | None) -> dict[str, Any]:
-    """Everything needed to repeat the run and to compare it."""
+    """Everything that is needed to repeat the run and to compare it."""
     return {
         "tool": "inferd bench serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -172,7 +176,7 @@ def as_json(report: BenchReport, options: LoadOptions, model: str, server_versio
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:
-    """One line: each error, how often, and what the server said the first time."""
+    """One line with each error, its count, and the server's first message about it."""
     counts = Counter(outcome.error for outcome in outcomes if outcome.error is not None)
     said: dict[str, str] = {}
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""One bench run from start to exit code: find the model, warm up, load with a progress bar, report."""
+"""Runs one load test from start to exit code: finds the model, warms up, sends the load, reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inferd.server.commands.bench.report import as_json, failures, goodput_line,
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A load run that is over, and whom it loaded."""
+    """A finished load run, and the server that it loaded."""
 
     run: LoadRun
     model: str
@@ -29,7 +29,7 @@ class Session:
 
 
 def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None) -> int:
-    """Run and print. Returns 0, or 1 if any request failed; raises `ConfigError` where the run cannot begin."""
+    """Run and print. Returns 0, or 1 if any request failed. Raises `ConfigError` if the run cannot begin."""
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise ConfigError(f"--json: there is no directory {json_file.resolve().parent}")
     if json_file is not None and json_file.is_dir():
@@ -54,7 +54,7 @@ def run_bench(options: LoadOptions, api_key: str | None, json_file: Path | None)
 
 
 def measure(options: LoadOptions, api_key: str | None = None) -> Session:
-    """Warm up and load the server. Raises `ConfigError` where the run cannot begin."""
+    """Warm up and load the server. Raises `ConfigError` if the run cannot begin."""
     return uvloop.run(_session(options, api_key))
 
 
@@ -64,7 +64,7 @@ async def _session(options: LoadOptions, api_key: str | None) -> Session:
         model = options.model or await _first_model(client, options.base_url)
         server_version = await _server_version(client)
         prompts = await make_prompts(options, client, model)
-        # Measured requests come first in the numbering, so that the warm-up changes none of them.
+        # Measured requests have the first numbers, so that the length of the warm-up changes none of them.
         measured = list(load_requests(options, model, prompts, 0, options.num_requests))
         await _warm_up(client, options, list(load_requests(options, model, prompts, len(measured), options.warmup)))
         return Session(await _measure(client, options, measured), model, server_version)
@@ -90,7 +90,7 @@ async def _first_model(client: Client, base_url: str) -> str:
 
 
 async def _server_version(client: Client) -> str | None:
-    """None where the server has no such page; the report then says so."""
+    """The server's version, or None if it has no such page. The report shows either."""
     try:
         reply = await client.get("/version")
         return str(orjson.loads(reply.body)["version"]) if reply.status == 200 else None
@@ -101,7 +101,7 @@ async def _server_version(client: Client) -> str | None:
 async def _warm_up(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> None:
     outcomes = await closed_loop(client, options, requests)
     if outcomes and all(outcome.error is not None for outcome in outcomes):
-        raise ConfigError(f"the server answers none of these requests: {failures(outcomes)}")
+        raise ConfigError(f"the server answered none of the warm-up requests: {failures(outcomes)}")
 
 
 async def _measure(client: Client, options: LoadOptions, requests: list[LoadRequest]) -> LoadRun:

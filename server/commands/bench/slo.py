@@ -1,7 +1,7 @@
-"""A latency objective, and what of a run met it: goodput is the throughput that a service with that promise can count.
+"""Latency targets and goodput, which is the throughput of the requests that met all targets.
 
-A request meets the objective when every latency it names is at most its bound. One that failed met nothing; one whose
-answer has a single token has no TPOT, and meets any bound on it. (Zhong et al. 2024, arXiv:2401.09670.)
+A failed request meets no target. An answer with a single token has no TPOT and meets any target for it. (Zhong et al.
+2024, arXiv:2401.09670.)
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Upper bounds in seconds; None: any."""
+    """Maximum latencies in seconds. None means any."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     def is_met_by(self, outcome: Outcome) -> bool:
-        """Whether the request succeeded within every bound."""
+        """Whether the request succeeded and met every target."""
         if outcome.error is not None:
             return False
         taken = ((outcome.ttft_s, self.ttft_s), (outcome.tpot_s, self.tpot_s), (outcome.e2e_s, self.e2e_s))
@@ -41,17 +41,17 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What met the objective, over the whole duration of the run."""
+    """The requests that met the targets, over the whole duration of the run."""
 
     num_met: int
     share_met: float
-    """Of all requests sent, those that failed included."""
+    """Share of all requests sent, failed ones included."""
     requests_per_s: float
     output_tokens_per_s: float
 
 
 def goodput(objective: Objective, outcomes: Sequence[Outcome], duration_s: float) -> Goodput:
-    """The part of a run that kept the promise."""
+    """The goodput of a run."""
     met = [outcome for outcome in outcomes if objective.is_met_by(outcome)]
     return Goodput(
         num_met=len(met),
@@ -79,4 +79,4 @@ def _reason(name: str, bound: str, known: dict[str, float]) -> str:
         return f"there is no latency {name!r}; there are {', '.join(_NAMES)}"
     if name in known:
         return f"{name} is given twice"
-    return f"{bound!r} is no time above 0 with a unit of us, ms or s"
+    return f"{bound!r} is not a time above 0 with a unit of us, ms or s"
