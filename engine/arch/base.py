@@ -1,4 +1,4 @@
-"""What nearly every family has in common, read from the fields that nearly all of them name alike."""
+"""The description that nearly every family starts from, read from config.json fields that nearly all of them share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.rope import max_positions, read_rope
 
 _MAX_LAYERS = 10_000
-"""A description has an entry for each layer: far above any model, far below what exhausts memory."""
+"""A description has an entry for each layer. The bound is far above any model, and far below what exhausts memory."""
 
 
 def base(
@@ -20,7 +20,7 @@ def base(
 ) -> Arch:
     """A plain decoder: RMS norms, gated MLP, full attention, no biases, `rope` (default: the config's) in every layer.
 
-    `activation` and `norm_eps` are the names of fields. Raises `ArchError` as `Fields` does.
+    `activation` and `norm_eps` are names of fields. Raises `ArchError` as `Fields` does.
     """
     num_heads, num_kv_heads = fields.heads()
     head_dim = fields.head_dim(num_heads)

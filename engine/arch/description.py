@@ -1,7 +1,6 @@
-"""What a decoder-only family can vary, as plain data. Built by the family files, read by the decoder and by the
-planner.
+"""`Arch`: a decoder-only model as plain data, with every choice that families make differently.
 
-Knows no tensor library and no file format.
+The family files build it; the decoder and the planner read it. It knows no tensor library and no file format.
 """
 
 from __future__ import annotations
@@ -13,37 +12,37 @@ from inferd.engine.arch import paging
 
 
 class ArchError(ValueError):
-    """config.json describes nothing that can be served: which field, its value, and what would do."""
+    """config.json describes no model that can be served. The message has the field, its value, and what is allowed."""
 
 
 class Activation(StrEnum):
-    """Of the MLP's gate, or of the whole MLP where it has no gate."""
+    """Activation of the MLP's gate. In a family without a gate, activation of the whole MLP."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
 
 
 class NormKind(StrEnum):
-    """How a layer's input is brought to size."""
+    """Kind of norm before and after the layers' branches."""
 
     RMS = "rms"
     RMS_ONE_PLUS = "rms_one_plus"
-    """RMS norm whose stored weight is what is added to one."""
+    """RMS norm that multiplies by 1 + its stored weight."""
     LAYER = "layer"
-    """Layer norm: mean taken off, weight and bias."""
+    """Layer norm, which subtracts the mean, with weight and bias."""
 
 
 class QKNorm(StrEnum):
-    """What the RMS norm of q and k, before the rotation, runs over."""
+    """Dimension of the RMS norm of q and k, which comes before the rotation."""
 
     NONE = "none"
     HEAD = "head"
     PROJECTION = "projection"
-    """All heads of a token at once."""
+    """All heads of a token together."""
 
 
 _MAX_UNUSED_PLANES = 0.15
-"""Share of the KV memory that may stay empty so that there are fewer block tables to keep."""
+"""Share of the KV memory that may stay unused in order to have fewer block tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """The base grows with the number of positions served beyond the original ones ("dynamic NTK")."""
+    """The rope's base grows with the number of positions served beyond the original ones ("dynamic NTK")."""
 
     factor: float
     original_max_positions: int
@@ -63,21 +62,22 @@ class DynamicScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Divided by `factor` where a frequency turns fewer than `beta_slow` times over the original context, kept where it
-    turns more than `beta_fast` times, between the two in between (YaRN: Peng et al. 2023, arXiv:2309.00071)."""
+    """A frequency is divided by `factor` if it turns fewer than `beta_slow` times over the original context, and kept
+    if it turns more than `beta_fast` times. Between these it is interpolated (YaRN: Peng et al. 2023,
+    arXiv:2309.00071)."""
 
     factor: float
     original_max_positions: int
     beta_fast: float
     beta_slow: float
     truncate: bool
-    """Whether the two ends of the ramp are whole numbers of frequencies."""
+    """Whether the two ends of the interpolation are rounded to whole indices of frequencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """A divisor per frequency: `short_factors` up to the original positions, `long_factors` where more are served
-    (Ding et al. 2024, arXiv:2402.13753)."""
+    """Every frequency has its own divisor: from `short_factors` if at most the original positions are served, else from
+    `long_factors` (Ding et al. 2024, arXiv:2402.13753)."""
 
     original_max_positions: int
     short_factors: tuple[float, ...]
@@ -86,7 +86,7 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low rotary frequencies are divided by `factor`, high ones kept, those between interpolated (Llama 3.1)."""
+    """Low frequencies are divided by `factor`, high ones kept, those between them interpolated (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -105,11 +105,11 @@ class Rope:
     rotary_dim: int
     scaling: RopeScaling | None = None
     attention_factor: float = 1.0
-    """Multiplies every cosine and sine, and so a score by its square."""
+    """Factor of every cosine and sine. An attention score is multiplied by its square."""
 
 
 class Scales(StrEnum):
-    """What of a stored matrix shares a scale."""
+    """The part of a stored matrix that shares a scale."""
 
     TENSOR = "tensor"
     ROW = "channel"
@@ -117,49 +117,50 @@ class Scales(StrEnum):
 
 
 BLOCK = 128
-"""Rows and columns of a block of weights that share a scale."""
+"""Number of rows, and of columns, of a block of weights that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFp8:
-    """The checkpoint's matrices of attention and MLP but `plain`, and with `has_head` that of the logits, are e4m3
-    numbers times scales."""
+    """A checkpoint in FP8: its matrices of attention and MLP are stored as e4m3 numbers and scales, except those in
+    `plain`. With `has_head`, so is the matrix of the logits."""
 
     scales: Scales
     weight_scale: str
-    """What the scales of `x.weight` are called after `x.`"""
+    """Name of the scales of `x.weight`, without `x.`"""
     input_scale: str | None = None
-    """The same of the one scale that calibration found for its activations; None: they are quantized as they come."""
+    """Name of the one scale that calibration found for the matrix's activations, without `x.`; None if activations are
+    quantized with scales found in each step."""
     has_head: bool = False
     plain: frozenset[str] = frozenset()
-    """Modules of the layers, as the checkpoint calls them, that were left out: `model.layers.0.mlp.down_proj`."""
+    """Modules of the layers that were not quantized, by the checkpoint's names: `model.layers.0.mlp.down_proj`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share one block table per request, because they see the same positions.
 
-    Every group of a model has at most as many layers as the largest, so that one block serves any group: layer
-    `layers[i]` uses plane i of the block's memory.
+    Any block can serve any group of the model: it has a plane of memory for each layer of the largest group, and layer
+    `layers[i]` uses plane i.
     """
 
     window: int | None
     layers: tuple[int, ...]
 
     def max_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """Most blocks of this group that a sequence of `num_tokens` needs at once, `step_tokens` a step at most."""
+        """Most blocks of this group that a sequence of `num_tokens` needs at once, at up to `step_tokens` a step."""
         return paging.max_blocks(self.window, num_tokens, step_tokens, block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arch:
-    """One decoder: `num_layers` times (norm, attention, add, norm, MLP, add), then norm and head; the fields after
-    `windows` say where a family departs from that."""
+    """One decoder: `num_layers` times (norm, attention, add, norm, MLP, add), then norm and head. The fields after
+    `windows` say how a family departs from that."""
 
     architecture: str
     """The name in config.json's `architectures`."""
     vocab_size: int
-    """Rows of the embedding."""
+    """Number of rows of the embedding."""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -170,21 +171,21 @@ class Arch:
     norm_eps: float
     activation: Activation
     ropes: tuple[Rope | None, ...]
-    """Per layer; None where a layer knows no positions."""
+    """Rope of each layer; None for a layer without position embedding."""
     attention_scale: float
     tie_embeddings: bool
     dtype: str
-    """Of the stored weights, as config.json names it: float32, bfloat16 or float16."""
+    """Dtype of the stored weights, as config.json names it: float32, bfloat16 or float16."""
     windows: tuple[int | None, ...]
-    """Per layer: how many last positions its attention sees, None for all."""
+    """Number of last positions that each layer's attention sees; None for all."""
     norm: NormKind = NormKind.RMS
     has_pre_norms: bool = True
-    """Attention and MLP read their input normed."""
+    """Whether a norm comes before attention and before the MLP."""
     has_post_norms: bool = False
-    """The outputs of attention and MLP are normed before they are added."""
+    """Whether the outputs of attention and MLP pass a norm before they are added."""
     qk_norm: QKNorm = QKNorm.NONE
     has_gate: bool = True
-    """MLP: down(activation(gate(x)) * up(x)); without a gate, down(activation(up(x)))."""
+    """Whether the MLP is down(activation(gate(x)) * up(x)); without a gate it is down(activation(up(x)))."""
     has_qkv_bias: bool = False
     has_o_bias: bool = False
     has_mlp_bias: bool = False
@@ -192,16 +193,16 @@ class Arch:
     final_softcap: float | None = None
     embedding_multiplier: float = 1.0
     rounds_embedding_multiplier: bool = False
-    """To the dtype that the model runs in, before it multiplies."""
+    """Whether `embedding_multiplier` is rounded to the dtype that the model runs in."""
     residual_multiplier: float = 1.0
-    """Of the outputs of attention and MLP, before they are added."""
+    """Factor of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
     stored: StoredFp8 | None = None
-    """None: the checkpoint holds its matrices in `dtype`."""
+    """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
 
     def __post_init__(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers
-        assert self.residual_multiplier == 1.0 or not self.has_post_norms, "one thing before the add, not two"
+        assert self.residual_multiplier == 1.0 or not self.has_post_norms, "a factor or a norm before the add, not both"
 
     @property
     def q_size(self) -> int:
@@ -217,10 +218,10 @@ class Arch:
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers by what they see, in groups of like size: full attention first, then windows, widest first.
+        """The layers grouped by the positions they see: full attention first, then windows, widest first.
 
         One pool serves all groups, and a block holds as many layers as the largest group has. So each kind of layer is
-        cut into groups of the largest size that leaves at most `_MAX_UNUSED_PLANES` of the blocks' memory unused.
+        cut into groups of one size: the largest that leaves at most `_MAX_UNUSED_PLANES` of the memory unused.
         """
         kinds: dict[int | None, list[int]] = {}
         for layer, window in enumerate(self.windows):

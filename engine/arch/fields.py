@@ -1,6 +1,6 @@
-"""Reads config.json field by field: a value is either valid or refused by name, with the rule and what was found.
+"""Reads config.json field by field. An invalid value raises an error with the field's name, the rule and the value.
 
-Knows the fields that many families share (dtype, head counts), no family.
+It knows the fields that many families share (dtype, head counts), but no family.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inferd.engine.arch.description import Activation, ArchError
 Value = TypeVar("Value")
 
 MAX_WHOLE = 2**40
-"""No size of a model is above it, and products of a few stay numbers that a machine can work with."""
+"""Above every size of a model, and small enough that products of a few such numbers stay cheap to compute."""
 
 _DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _ACTIVATIONS = {
@@ -26,22 +26,23 @@ _ACTIVATIONS = {
 
 
 class Fields:
-    """The fields of one JSON object. A field that is absent or null takes the default; without one it is refused."""
+    """The fields of one JSON object. A field that is absent or null takes the default; without a default it is an
+    error."""
 
     def __init__(self, values: Mapping[str, Any], owner: str) -> None:
         self._values, self.owner = values, owner
 
     def defaulting(self, **defaults: Any) -> Fields:
-        """The same object, where an absent field (not one that is null) has the value given here: a family's own
-        defaults, which its checkpoints omit."""
+        """A copy in which absent fields (not null ones) have the values given here: the family's defaults, which its
+        checkpoints omit."""
         return Fields({**defaults, **self._values}, self.owner)
 
     def refuse(self, name: str, rule: str) -> ArchError:
-        """The error that refuses field `name` of this config, whatever it holds."""
+        """The error for field `name` of this config, with its rule and the value that was found."""
         return ArchError(f"{self.owner}: {name} {rule}, but it is {self._values.get(name)!r}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_WHOLE) -> int:
@@ -54,13 +55,13 @@ class Fields:
 
     def positive(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)
-        # Compared, not converted: JSON has whole numbers that no float holds.
+        # Compared before it is converted: JSON has whole numbers too large for a float.
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.refuse(name, "must be a finite number above 0, at most 1.8e308")
         return float(value)
 
     def positive_or_none(self, name: str) -> float | None:
-        """None where the field is absent or null."""
+        """As `positive`; None if the field is absent or null."""
         return self.positive(name) if self.has(name) else None
 
     def positives(self, name: str, length: int) -> tuple[float, ...]:
@@ -72,7 +73,7 @@ class Fields:
         return tuple(items.positive(str(index)) for index in range(length))
 
     def choices(self, name: str, known: Mapping[Any, Value], length: int) -> tuple[Value, ...]:
-        """A list of exactly `length` of what is `known`."""
+        """A list of exactly `length` values, each a key of `known`; returns what the keys stand for."""
         values = self._get(name, None)
         allowed = tuple(known)
         if not isinstance(values, list) or len(values) != length or any(value not in allowed for value in values):
@@ -80,11 +81,11 @@ class Fields:
         return tuple(known[value] for value in values)
 
     def value(self, name: str) -> Any:
-        """As it was parsed, None where it is absent."""
+        """The parsed value, unchecked; None if the field is absent."""
         return self._values.get(name)
 
     def names(self) -> tuple[str, ...]:
-        """Of all fields that are there."""
+        """Names of all fields that are present."""
         return tuple(self._values)
 
     def strings(self, name: str) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ class Fields:
         return known[value]
 
     def section(self, name: str) -> Fields | None:
-        """A nested object, or None where it is absent or null."""
+        """A nested object; None if it is absent or null."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -116,7 +117,7 @@ class Fields:
         return Fields(value, f"{self.owner}: {name}")
 
     def dtype(self) -> str:
-        """Of the weights: `dtype`, or `torch_dtype` as older files call it."""
+        """Dtype of the weights: `dtype`, or `torch_dtype` in older files."""
         return self.choice("dtype" if self.has("dtype") else "torch_dtype", _DTYPES, default="float32")
 
     def activation(self, name: str) -> Activation:
@@ -131,7 +132,7 @@ class Fields:
         return num_heads, num_kv_heads
 
     def head_dim(self, num_heads: int) -> int:
-        """`head_dim` where it is given, else hidden_size / heads; even, as rotary embedding needs it."""
+        """`head_dim` if it is given, else hidden_size / heads. It must be even: rotary embedding turns pairs."""
         hidden_size = self.integer("hidden_size")
         if not self.has("head_dim") and hidden_size % num_heads:
             raise self.refuse(

@@ -1,5 +1,5 @@
-"""Gemma 2: norms before and after each branch, weights of norms stored as what is added to one, soft-capped scores and
-logits, a window in every other layer, embeddings scaled by the root of their width."""
+"""Gemma 2: norms before and after each branch; a norm multiplies by 1 + its stored weight. Scores and logits are
+soft-capped, every other layer has a window, and embeddings are scaled by the root of their width."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
 
 
 def gemma(architecture: str, fields: Fields, rope: Rope | None = None) -> Arch:
-    """What Gemma 2 and 3 share; one rope in all layers."""
+    """The description that Gemma 2 and 3 share, with one rope in all layers."""
     fields = fields.defaulting(
         head_dim=256,
         hidden_activation="gelu_pytorch_tanh",

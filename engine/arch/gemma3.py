@@ -1,5 +1,5 @@
-"""Gemma 3, text only: Gemma 2 without soft caps on scores, with a norm over each head of q and k, five windowed layers
-to each full one, and a rope for each of the two kinds."""
+"""Gemma 3, text only: Gemma 2 without soft caps on scores, and with a norm over each head of q and k. Five windowed
+layers come before each full one, and the two kinds have different ropes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
 
 
 def _ropes(fields: Fields) -> tuple[Rope, Rope]:
-    """Of full layers and of windowed ones. Scaling in the older spelling is of full layers alone."""
+    """(rope of full layers, rope of windowed layers). In the older spelling, scaling is for full layers only."""
     head_dim = fields.integer("head_dim")
     nothing = Fields({}, fields.owner)
     sections = fields.section("rope_parameters")

@@ -1,4 +1,4 @@
-"""Granite 3.x, dense: Llama with four multipliers, of embeddings, scores, branches and logits."""
+"""Granite 3.x, dense: Llama with four multipliers: for embeddings, scores, branches and logits."""
 
 from __future__ import annotations
 

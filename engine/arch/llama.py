@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x, and checkpoints saved in their shape."""
+"""Llama 2 and 3.x, and other models that are saved as Llama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases, and one window for all layers where `sliding_window` is not null."""
+"""Mistral: Llama without biases, and with one window for all layers unless `sliding_window` is null."""
 
 from __future__ import annotations
 

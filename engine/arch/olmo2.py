@@ -1,4 +1,4 @@
-"""OLMo 2: the outputs of attention and MLP are normed and their inputs are not; q and k are normed as wholes."""
+"""OLMo 2: norms come after attention and MLP, not before them. A norm of q and of k runs over all heads together."""
 
 from __future__ import annotations
 

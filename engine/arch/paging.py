@@ -1,7 +1,7 @@
-"""How many KV blocks a sequence holds in each cache group: what the cache keeps to, and the planner counts by.
+"""How many KV blocks a sequence holds in each cache group. The cache and the memory planner both use these numbers.
 
-A group's window w is how many last positions its layers see, the query's own included; None for all. A block is dead
-once every position in it lies behind the window of the next query: it goes back to the pool.
+A group's window is the number of last positions that its layers see, the query's own included; None for all. A block is
+dead when the next query's window has moved past all its positions: it goes back to the pool.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 UNBOUNDED = 1 << 60
-"""A length that no sequence has."""
+"""A length above that of any sequence."""
 
 
 def num_dead_blocks(window: int | None, position: int, block_size: int) -> int:
-    """Leading blocks that no query at `position` or behind it sees."""
+    """Number of leading blocks that a query at `position` or later cannot see."""
     return 0 if window is None or position < window else (position - window + 1) // block_size
 
 
 def max_blocks(window: int | None, num_tokens: int, step_tokens: int, block_size: int) -> int:
-    """Most blocks of one group that a sequence of `num_tokens` needs at once, `step_tokens` of them a step at most.
+    """Most blocks of one group that a sequence of `num_tokens` needs at once, at up to `step_tokens` a step.
 
-    A step's first query sees `window - 1` positions before it, so window - 1 + step_tokens positions are held; a run of
+    A step's first query sees `window - 1` positions before it, so window - 1 + step_tokens positions are held. A run of
     n positions touches at most ceil((n - 1) / block_size) + 1 blocks.
     """
     whole = -(-num_tokens // block_size)
@@ -30,9 +30,9 @@ def max_blocks(window: int | None, num_tokens: int, step_tokens: int, block_size
 
 
 def max_tokens(windows: Sequence[int | None], num_blocks: int, step_tokens: int, block_size: int) -> int:
-    """Positions of the longest sequence that alone needs no more than `num_blocks` in all its groups.
+    """Length of the longest sequence that alone needs at most `num_blocks` in all its groups.
 
-    `UNBOUNDED` where every group has a window and all of them fit: then a sequence of any length does.
+    `UNBOUNDED` if every group has a window and all of them fit, because then a sequence of any length fits.
     """
 
     def needed(num_tokens: int) -> int:

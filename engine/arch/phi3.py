@@ -1,5 +1,5 @@
-"""Phi-3, 3.5 and 4-mini: Llama with q, k, v in one stored matrix, gate and up in another, LongRoPE of a part of each
-head, and one window for all layers where there is one."""
+"""Phi-3, 3.5 and 4-mini: Llama with q, k, v in one stored matrix, and gate and up in another. LongRoPE rotates a part
+of each head. If the config has a window, all layers have it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferd.engine.arch.windows import in_every_layer
 NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
 _ROPE_TYPES = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
-"""Older checkpoints call LongRoPE by its first names."""
+"""Older checkpoints use earlier names of LongRoPE."""
 
 
 def describe(architecture: str, fields: Fields) -> Arch:

@@ -1,11 +1,13 @@
-"""How a checkpoint stores its linear layers in FP8: `quantization_config` of config.json, read, or refused by name.
+"""Reads `quantization_config` of config.json: how a checkpoint stores its linear layers in FP8.
 
-Three conventions, which differ in names and in what shares a scale: `fp8` with one scale for each tensor (AutoFP8),
-`fp8` with one for each block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437), and `compressed-tensors`
-(https://github.com/neuralmagic/compressed-tensors). The numbers mean the same in all: weight = stored x scale. Each
-names modules that were left out, whole layers or some of their matrices, which are stored as they are.
+Three conventions differ in names and in the part of a matrix that shares a scale:
 
-What they say of a KV cache is not read: in which dtype it is kept is a setting, and in 8 bits it finds its own scales.
+- `fp8` with one scale for each tensor (AutoFP8);
+- `fp8` with one scale for each block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437);
+- `compressed-tensors` (https://github.com/neuralmagic/compressed-tensors).
+
+In all of them weight = stored number x scale. Each lists modules that were not quantized: whole layers, or some of
+their matrices. Entries about a KV cache are ignored: its dtype is a setting, and in 8 bits it finds its own scales.
 """
 
 from __future__ import annotations
@@ -19,16 +21,15 @@ from inferd.engine.arch.fields import Fields
 
 _MAX_NAMES = 10_000
 _MAX_WILDCARDS = 3
-"""In a name to be left out: matching takes time to this power of the name's length."""
+"""Most wildcards in the name of a module that is left out: matching takes time to this power of the name's length."""
 _PATTERN = re.compile(r"[\w\-$^]|\\?\.(?!\*)|\.\*")
 
 
 def read_quantization(fields: Fields, layer_modules: Iterable[str], has_own_head: bool) -> StoredFp8 | None:
-    """What config.json says, None where it says nothing or leaves out everything. `layer_modules` are the names of
-    the layers' linear modules in the checkpoint; the head is none of them, and not `has_own_head` where it is the
-    embedding.
+    """The quantization that config.json describes; None if it has none or leaves out every module.
 
-    Raises `ArchError` for what is not supported, by name.
+    `layer_modules` are the checkpoint's names of the layers' linear modules, without the head. `has_own_head` is false
+    if the head is the embedding. Raises `ArchError` with the name of a field that is not supported.
     """
     section = fields.section("quantization_config")
     if section is None:
@@ -50,7 +51,7 @@ def read_quantization(fields: Fields, layer_modules: Iterable[str], has_own_head
 
 
 def _autofp8(section: Fields) -> StoredFp8:
-    """`fp8`: its head is never quantized, whether or not it is among those left out."""
+    """`fp8`: the head is never quantized, even if the config does not list it as left out."""
     if section.has("fmt"):
         section.choice("fmt", {"e4m3": None})
     if section.has("scale_fmt"):
@@ -65,7 +66,7 @@ def _autofp8(section: Fields) -> StoredFp8:
 
 
 def _compressed_tensors(section: Fields) -> StoredFp8:
-    """Its head is a linear layer like any other."""
+    """`compressed-tensors`: the head is a linear layer like any other."""
     section.choice("format", {"float-quantized": None, "naive-quantized": None})
     sparsity = section.section("sparsity_config")
     if sparsity is not None and sparsity.has("format"):
@@ -115,7 +116,7 @@ def _check_fp8(part: Fields) -> None:
 
 def _check_dynamic(inputs: Fields, expected: bool) -> None:
     if inputs.boolean("dynamic", default=False) != expected:
-        rule = "be true: the scale of a token is its own" if expected else "be false: one scale is for all tokens"
+        rule = "be true: each token has its own scale" if expected else "be false: one scale holds for all tokens"
         raise inputs.refuse("dynamic", f"must {rule}")
 
 
@@ -125,8 +126,8 @@ def _check_block(section: Fields, name: str) -> None:
 
 
 def _left_out(section: Fields, names: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a module is among those that lists called `names` leave out: by its name, that of a module above it, an
-    end of its name, or an expression."""
+    """A test for modules that the lists called `names` leave out. An entry is a module's name, the name of a module
+    above it, the end of its name, or a regular expression."""
     texts: list[str] = []
     for name in names:
         listed = section.strings(name) if section.has(name) else ()
@@ -146,11 +147,11 @@ def _left_out(section: Fields, names: Iterable[str]) -> Callable[[str], bool]:
 
 
 def _compiled(section: Fields, text: str) -> re.Pattern[str]:
-    """A regular expression of names, dots and few wildcards: no config may make matching take for ever."""
+    """A regular expression of names, dots and few wildcards, so that no config can make matching take forever."""
     pattern = text.removeprefix("re:")
     if len(pattern) > 200 or pattern.count(".*") > _MAX_WILDCARDS or _PATTERN.sub("", pattern):
         raise ArchError(
-            f"{section.owner}: what is left out must be names, or expressions of names with at most {_MAX_WILDCARDS} "
-            f"wildcards (.*), but it is {text[:200]!r}"
+            f"{section.owner}: a module to leave out must be a name, or an expression of names with at most "
+            f"{_MAX_WILDCARDS} wildcards (.*), but it is {text[:200]!r}"
         )
     return re.compile(pattern)

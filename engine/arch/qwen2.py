@@ -1,4 +1,4 @@
-"""Qwen 1.5, 2 and 2.5, dense: Llama with biases on q, k and v alone, optional windows in late layers."""
+"""Qwen 1.5, 2 and 2.5, dense: Llama with biases on q, k and v only, and optional windows in late layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from inferd.engine.arch.base import base
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.windows import Windows, where_used
+from inferd.engine.arch.windows import Windows, if_used
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
@@ -16,10 +16,10 @@ def describe(architecture: str, fields: Fields) -> Arch:
 
 
 def late_windows(fields: Fields, arch: Arch) -> Windows:
-    """Layers from `max_window_layers` on see a window, where `use_sliding_window` holds."""
+    """If `use_sliding_window` is true, layers from `max_window_layers` on have a window."""
     fields = fields.defaulting(sliding_window=4096, max_window_layers=28)
 
     def is_windowed(layer: int) -> bool:
         return layer >= fields.integer("max_window_layers", minimum=0)
 
-    return where_used(fields, arch.num_layers, arch.max_positions, is_windowed)
+    return if_used(fields, arch.num_layers, arch.max_positions, is_windowed)

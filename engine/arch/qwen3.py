@@ -1,4 +1,5 @@
-"""Qwen3, dense: Llama with a norm over each head of q and k, an explicit head size, optional windows in late layers."""
+"""Qwen3, dense: Llama with a norm over each head of q and k, an explicit head size, and optional windows in late
+layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The architectures that can be served, and the one door to them: config.json in, `Arch` and weight map out.
+"""The table of architectures that can be served. Turns config.json into an `Arch`, and an `Arch` into its weight map.
 
-Adding a family is one short file beside this one and one line in `_FAMILIES`.
+To add a family, write one short file beside this one and one line in `_FAMILIES`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weig
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How to read a config of this family, and what its tensors are called."""
+    """The function that reads a family's config, and the names of its tensors."""
 
     describe: Callable[[str, Fields], Arch]
     names: TensorNames = LLAMA_NAMES
@@ -52,15 +52,15 @@ _FAMILIES: dict[str, Family] = {
 
 
 def known_architectures() -> tuple[str, ...]:
-    """Names that `describe` takes, in alphabetical order."""
+    """Names of the architectures that `describe` knows, in alphabetical order."""
     return tuple(sorted(_FAMILIES))
 
 
 def describe(config: Mapping[str, Any]) -> Arch:
     """The decoder that a parsed config.json describes.
 
-    Raises `ArchError` for an unknown architecture, a missing field, a value that is not supported or contradicts
-    another.
+    Raises `ArchError` for an unknown architecture, a missing field, or a value that is not supported or contradicts
+    another one.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -73,7 +73,7 @@ def describe(config: Mapping[str, Any]) -> Arch:
 
 
 def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
-    """With what config.json says of quantized weights, all of which the weight map can place."""
+    """`arch` with the quantization from config.json. Raises `ArchError` if the weight map cannot place its tensors."""
     sources = weight_map(arch, family.names).sources if fields.has("quantization_config") else ()
     matrices = [source for source in sources if len(source.shape) == 2 and source.parameter.startswith("layers.")]
     modules = [source.tensor.removesuffix(".weight") for source in matrices]

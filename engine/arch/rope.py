@@ -1,7 +1,7 @@
 """Reads rotary embedding from a config, in both spellings: `rope_parameters`, or the older `rope_theta` with
 `rope_scaling`.
 
-Knows the scalings and their defaults as transformers has them, no family.
+It knows the scalings and their defaults, which are those of transformers, but no family.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 def read_rope(
     fields: Fields, head_dim: int, *, types: Mapping[str, str] = ROPE_TYPES, has_partial_rotation: bool = False
 ) -> Rope:
-    """The one rope of a model. `types` are the names that the family knows, each with what it means there."""
+    """The one rope of a model. `types` maps each `rope_type` that the family knows to one of `ROPE_TYPES`."""
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.refuse("rope_scaling", "must not stand beside rope_parameters")
     section = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({}, fields.owner)
@@ -71,7 +71,8 @@ def rope_of(
 
 
 def max_positions(fields: Fields, scaling: RopeScaling | None) -> int:
-    """What the model was made for. A config may state the positions before YaRN or dynamic scaling stretched them."""
+    """Number of positions that the model was trained for. YaRN and dynamic scaling may stretch the number in the
+    config."""
     stated = fields.integer("max_position_embeddings")
     match scaling:
         case YarnScaling() | DynamicScaling():
@@ -81,7 +82,7 @@ def max_positions(fields: Fields, scaling: RopeScaling | None) -> int:
 
 
 def _stretch(section: Fields, original: int) -> float:
-    """`factor`, of a scaling that makes so many times `original` positions."""
+    """`factor` of a scaling, which multiplies the `original` number of positions."""
     factor = section.positive("factor")
     if factor * original > MAX_WHOLE:
         raise section.refuse("factor", f"must make at most {MAX_WHOLE} positions of {original}")
@@ -89,7 +90,7 @@ def _stretch(section: Fields, original: int) -> float:
 
 
 def _original_max_positions(section: Fields, fields: Fields) -> int:
-    """Beside the section it counts for more than in it, as for transformers."""
+    """`original_max_position_embeddings`. As in transformers, the model's own field wins over the rope section's."""
     name = "original_max_position_embeddings"
     holder = section if section.has(name) and not fields.has(name) else fields
     return holder.integer(name, default=fields.integer("max_position_embeddings"), minimum=2)

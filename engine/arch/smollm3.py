@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer knows no positions, with optional windows in those layers."""
+"""SmolLM3: Llama with no position embedding in every fourth layer, and optional windows in those layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from inferd.engine.arch import llama
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.windows import where_used
+from inferd.engine.arch.windows import if_used
 
 _HAS_ROPE = {0: False, 1: True}
 
@@ -21,12 +21,12 @@ def describe(architecture: str, fields: Fields) -> Arch:
     return dataclasses.replace(
         arch,
         ropes=tuple(rope if has else None for rope, has in zip(arch.ropes, has_rope, strict=True)),
-        windows=where_used(fields, arch.num_layers, arch.max_positions, default=lambda layer: not has_rope[layer]),
+        windows=if_used(fields, arch.num_layers, arch.max_positions, default=lambda layer: not has_rope[layer]),
     )
 
 
 def _layers_with_rope(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """`no_rope_layers` has a 1, in spite of its name, where a layer has rope."""
+    """Whether each layer has rope. In `no_rope_layers`, despite the name, 1 means that a layer has rope."""
     if fields.has("no_rope_layers"):
         return fields.choices("no_rope_layers", _HAS_ROPE, num_layers)
     interval = fields.integer("no_rope_layer_interval")

@@ -1,5 +1,5 @@
-"""StarCoder2: layer norms, an MLP without a gate, biases everywhere, and one window for all layers where there is
-one."""
+"""StarCoder2: layer norms, an MLP without a gate, and biases everywhere. If the config has a window, all layers have
+it."""
 
 from __future__ import annotations
 

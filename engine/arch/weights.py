@@ -1,6 +1,7 @@
-"""Which tensors a checkpoint must hold, and where each goes in our fused parameters, computed without loading anything.
+"""The weight map: which tensors a checkpoint must hold, and which rows of our fused parameters each fills.
 
-The planner counts by it, the loader copies by it, and both name every contradiction by it.
+It is computed without loading anything. The planner counts weights with it, and the loader copies them with it. Both
+report every difference between a checkpoint and its config.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from inferd.engine.arch.description import BLOCK, Arch, ArchError, NormKind, QKN
 Shape = tuple[int, ...]
 
 Tensor = TypeVar("Tensor")
-"""Whatever tells of one."""
+"""Any value that stands for a tensor."""
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Buffers that old checkpoints store and that follow from config.json."""
+"""Buffers that old checkpoints store; they follow from config.json and are not read."""
 
 KV_SCALE_SUFFIXES = (
     ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_proj.output_scale", ".k_proj.output_scale",
     ".v_proj.output_scale",
 )  # fmt: skip
-"""Of what calibration found for a KV cache in 8 bits, and is not read: here each head of each token has a scale."""
+"""Scales from calibration for a KV cache in 8 bits. They are not read: here each head of a token has its own scale."""
 
 _NAMES_SHOWN = 8
 
 
 class Form(Enum):
-    """What a tensor's numbers are; the value is what safetensors headers call the dtypes that they may have."""
+    """Kind of a tensor's numbers. The value holds the dtypes that they may have, as safetensors headers name them."""
 
     FLOAT = ("F64", "F32", "F16", "BF16")
     FP8 = ("F8_E4M3",)
-    """To be multiplied by scales."""
+    """Numbers to be multiplied by scales."""
     SCALE = ("F32", "BF16", "F16", "F64")
-    """Of FP8: not negative, and finite. An axis of one number may be left out."""
+    """Scales of FP8 numbers: finite and above 0. The file may leave out axes of size 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Source:
     row: int = 0
     form: Form = Form.FLOAT
     repeats: int = 1
-    """Rows of the parameter that one row of the tensor becomes: those that share a scale."""
+    """Number of the parameter's rows that one row of the tensor fills: the rows that share a scale."""
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A tensor that may be stored beside the one that it must equal."""
+    """A tensor that a checkpoint may store although it must equal another one."""
 
     tensor: str
     equals: str
@@ -78,7 +79,7 @@ class WeightMap:
     ties: tuple[Tie, ...] = ()
 
     def parameters(self) -> dict[str, Shape]:
-        """Shape of each of our parameters. The rows given by its sources touch and do not overlap."""
+        """Shape of each of our parameters. The rows of its sources follow one another without gap or overlap."""
         shapes: dict[str, Shape] = {}
         for source in sorted(self.sources, key=lambda source: (source.parameter, source.row)):
             rows = shapes.get(source.parameter, (0,))[0]
@@ -88,23 +89,24 @@ class WeightMap:
 
     @property
     def plain_matrices(self) -> frozenset[str]:
-        """Our names of the matrices that are stored as they are: `layers.0.mlp.down`."""
+        """Matrices that are stored without quantization, by our names: `layers.0.mlp.down`."""
         matrices = (s for s in self.sources if len(s.shape) == 2 and s.form is Form.FLOAT)
         return frozenset(source.parameter.removesuffix(".weight") for source in matrices)
 
     @property
     def num_elements(self) -> int:
-        """Weights of the model, tied ones counted once; scales are none."""
+        """Number of weights of the model. Tied weights count once, scales do not count."""
         return sum(prod(source.shape) for source in self.sources if source.form is not Form.SCALE)
 
     def wrong_dtypes(self, found: Mapping[str, str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        """(tensor, its dtype as safetensors has it, those it may have by config.json), of each that has another."""
+        """(tensor, its dtype, the dtypes that config.json allows) of each tensor with another dtype, as safetensors
+        spells them."""
         forms = {tie.tensor: Form.FLOAT for tie in self.ties} | {s.tensor: s.form for s in self.sources}
         pairs = [(name, dtype, forms[name].value) for name, dtype in sorted(found.items()) if name in forms]
         return tuple(pair for pair in pairs if pair[1] not in pair[2])
 
     def compare(self, found: Mapping[str, Iterable[int]]) -> Contradictions:
-        """What a checkpoint with these tensor shapes has too little, too much, or in another shape."""
+        """Compares a checkpoint's tensor shapes with those that the config asks for."""
         sources = {source.tensor: source for source in self.sources}
         expected = {name: source.shape for name, source in sources.items()}
         optional = {tie.tensor: expected[tie.equals] for tie in self.ties}
@@ -124,7 +126,7 @@ class WeightMap:
 
 @dataclass(frozen=True, slots=True)
 class Contradictions:
-    """How the headers of a checkpoint differ from its config; false where they agree."""
+    """Differences between the headers of a checkpoint and its config. False if they agree."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -148,8 +150,8 @@ def _shorten(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """What a family calls the tensors of a layer, by what we call them; the defaults are Llama's, which most families
-    kept. Tensors that we fuse may be one or several in the checkpoint. None: there is no such tensor."""
+    """A family's names of a layer's tensors, in fields that have our names. The defaults are Llama's names, which most
+    families kept. Tensors that we fuse may be one or several in the checkpoint. None: there is no such tensor."""
 
     attention_norm: str | None = "input_layernorm"
     attention_post_norm: str | None = None
@@ -159,19 +161,19 @@ class TensorNames:
     o: str = "o_proj"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     up: str = "up_proj"
-    """Of an MLP without a gate."""
+    """Name in an MLP without a gate."""
     down: str = "down_proj"
 
 
 LLAMA_NAMES = TensorNames()
 
 _BODY = "model."
-"""What stands before the name of every tensor but the head's."""
+"""Prefix of every tensor's name but the head's."""
 
 
 def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names of a model that generates. One that embeds may be stored without what generates, and then
-    its names lack their first part: `layers.0.mlp.up_proj.weight`."""
+    """The same tensors by the names of a generating model. An embedding model may be stored without the parts that
+    generate; then its names lack `model.`, as in `layers.0.mlp.up_proj.weight`."""
     if "embed_tokens.weight" not in tensors or any(name.startswith(_BODY) for name in tensors):
         return dict(tensors)
     return {name if name.startswith("lm_head.") else _BODY + name: tensor for name, tensor in tensors.items()}
@@ -230,7 +232,7 @@ def _linear(
     ours: str,
     has_bias: bool,
 ) -> Iterator[Source]:
-    """The rows of one of our matrices, [sum(out_sizes), in_size]: from a tensor per size, or from one of all."""
+    """Sources of one of our matrices, [sum(out_sizes), in_size]: one tensor for each size, or one tensor for all."""
     if stored is not None and _is_plain(stored, [f"{theirs}.{name}" for name in tensors]):
         stored = None
     row = 0
@@ -242,7 +244,7 @@ def _linear(
 
 
 def _is_plain(stored: StoredFp8, modules: list[str]) -> bool:
-    """Whether modules that are one matrix here were left out of quantization: all of them, or none."""
+    """Whether modules that we fuse were left out of quantization. Raises `ArchError` if only some of them were."""
     plain = [module for module in modules if module in stored.plain]
     others = [module for module in modules if module not in stored.plain]
     if plain and others:
@@ -254,7 +256,7 @@ def _is_plain(stored: StoredFp8, modules: list[str]) -> bool:
 
 
 def _matrix(stored: StoredFp8 | None, theirs: str, shape: tuple[int, int], ours: str, row: int) -> Iterator[Source]:
-    """A weight, from `row` of our matrix on, and the scales that it is stored with."""
+    """Sources of a weight, which fills our matrix from `row` on, and of the scales stored with it."""
     if stored is None:
         yield Source(f"{theirs}.weight", shape, f"{ours}.weight", row)
         return
@@ -268,7 +270,9 @@ def _matrix(stored: StoredFp8 | None, theirs: str, shape: tuple[int, int], ours:
             yield Source(scale, (out_size, 1), f"{ours}.weight_scale", row, Form.SCALE)
         case Scales.BLOCK:
             if row % BLOCK:
-                raise ArchError(f"{theirs} begins at row {row} of {ours}, amid a block of {BLOCK} rows with one scale")
+                raise ArchError(
+                    f"{theirs} begins at row {row} of {ours}, which is inside a block of {BLOCK} rows with one scale"
+                )
             blocks = (-(-out_size // BLOCK), -(-in_size // BLOCK))
             yield Source(scale, blocks, f"{ours}.weight_scale", row // BLOCK, Form.SCALE)
     if stored.input_scale is not None:

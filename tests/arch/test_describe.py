@@ -134,7 +134,7 @@ def test_qwen3_needs_its_head_size_and_the_numbers_of_its_window() -> None:
     [
         (
             {"layer_types": ["sliding_attention"] * 16},
-            "use_sliding_window must be true where layer_types names sliding_",
+            "use_sliding_window must be true if layer_types names sliding_",
         ),
         (
             {"layer_types": ["full_attention"] * 15},

@@ -136,12 +136,12 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (compressed(ROWS | {"dynamic": True}), "weights: dynamic must be false"),
         (compressed(ROWS | {"strategy": "group"}), "weights: strategy must be one of tensor, channel, block"),
         (compressed(ROWS, None), "input_activations must be an object: weights and activations are both in FP8"),
-        (compressed(ROWS, TOKENS | {"dynamic": False}), "dynamic must be true: the scale of a token is its own"),
-        (compressed(ROWS, PER_TENSOR | {"dynamic": True}), "dynamic must be false: one scale is for all tokens"),
+        (compressed(ROWS, TOKENS | {"dynamic": False}), "dynamic must be true: each token has its own scale"),
+        (compressed(ROWS, PER_TENSOR | {"dynamic": True}), "dynamic must be false: one scale holds for all tokens"),
         (compressed(BLOCKS, TOKENS), "input_activations: strategy must be one of group, but it is 'token'"),
         (compressed(BLOCKS, GROUPS | {"group_size": 64}), "group_size must be 128"),
         (compressed(ignore=["re:.*1.*k_proj"]), "out model.layers.1.self_attn.k_proj and not .*q_proj, .*v_proj"),
-        (compressed(ignore=["re:(a+)+$"]), r"expressions of names with at most 3 wildcards \(\.\*\), but it is"),
+        (compressed(ignore=["re:(a+)+$"]), r"expression of names with at most 3 wildcards \(\.\*\), but it is"),
         (compressed(ignore=["re:" + ".*" * 4]), r"at most 3 wildcards"),
         (compressed(ignore=[f"re:{'a' * 300}"]), r"at most 3 wildcards"),
         (compressed(ignore=["a"] * 10_001), "must hold at most 10000 names, but holds 10001"),
@@ -153,7 +153,9 @@ def test_what_is_refused(quantization: object, message: str) -> None:
 
 
 def test_blocks_that_a_fused_matrix_would_cut_are_refused() -> None:
-    with pytest.raises(ArchError, match=r"k_proj begins at row 192 of layers.0.attention.qkv, amid a block of 128"):
+    with pytest.raises(
+        ArchError, match=r"k_proj begins at row 192 of layers.0.attention.qkv, which is inside a block of 128"
+    ):
         arch_of(DEEPSEEK, head_dim=48)
     assert arch_of(AUTO, head_dim=48).stored is not None
 
