@@ -15,8 +15,8 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, WireLogprobs
 from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, PromptRead, ScoredToken
 from inferd.server.generate.reading import answer_of
-from inferd.server.generate.repetition import Repetition
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.stops import StopStrings
@@ -145,3 +145,27 @@ class Choice:
         )
         scored = map(ScoredToken, self._prompt_logprobs, self._prompt.offsets[1:])
         return PromptRead(self.index, text, (None, *scored))
+
+
+class Repetition:
+    """Watches one choice's tokens. A token costs a comparison for each size a pattern may have."""
+
+    def __init__(self, rule: RepetitionRule | None) -> None:
+        """None: nothing is ever found."""
+        self._rule = rule
+        self._ids: list[int] = []
+        self._runs = [0] * (rule.max_pattern_size + 1 if rule else 0)
+        """Size p -> how many tokens, up to the last, equal the one p places before them."""
+
+    def feed(self, token_id: int) -> bool:
+        """Whether this token completes the last copy."""
+        rule = self._rule
+        if rule is None:
+            return False
+        ids, runs, copies = self._ids, self._runs, rule.min_count - 1
+        ids.append(token_id)
+        num_ids, is_found = len(ids), False
+        for size in range(rule.min_pattern_size, min(rule.max_pattern_size, num_ids - 1) + 1):
+            runs[size] = runs[size] + 1 if ids[-1 - size] == token_id else 0
+            is_found = is_found or runs[size] >= size * copies
+        return is_found

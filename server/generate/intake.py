@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
+from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.params import ParamError, SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
@@ -16,18 +17,16 @@ from inferd.server.generate import work
 from inferd.server.generate.ports import Grammars
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
 from inferd.server.generate.request import GenerateRequest, Prompt
-from inferd.server.generate.rules import check_chat, check_completion
-from inferd.server.generate.sampling import sampling_params
-from inferd.server.generate.seeds import choose_seed
+from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.generation import GenerationFields
+from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
 from inferd.server.text.stops import StopTables
 from inferd.server.text.template import conversation_of
-from inferd.server.tools.asked import Asked, ask, template_kwargs, tools_shown, warnings_of
+from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown, warnings_of
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -84,7 +83,7 @@ class Intake:
         self, wire: ChatRequest, check_size: CheckSize | None = None, kept: int | None = None
     ) -> Encoded:
         """The conversation as the model reads it, whether it fits or not. Raises `RequestError`."""
-        check_chat(wire)
+        _check_chat(wire)
         template = self._model.template
         conversation = conversation_of(
             wire.messages,
@@ -131,7 +130,7 @@ class Intake:
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
-        check_completion(wire)
+        _check_completion(wire)
         given_ids = sum(len(prompt) for prompt in wire.prompt if not isinstance(prompt, str))
         work.check_prompt_ids("prompt", given_ids, wire.n or 1)
         scores_echo = wire.echo and wire.logprobs is not None
@@ -257,3 +256,35 @@ class Intake:
             params.check(self._model.vocab_size)
         except ParamError as error:
             raise errors.invalid_value(error.param, error.value, f"It {error.rule}.") from error
+
+
+def _check_chat(wire: ChatRequest) -> None:
+    """Raises `RequestError`."""
+    _check_generation(wire)
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise _needs("top_logprobs", "'logprobs' is enabled")
+    check_tools(wire)
+    if wire.continue_final_message and wire.add_generation_prompt:
+        raise _needs("continue_final_message", "'add_generation_prompt' is false")
+
+
+def _check_completion(wire: CompletionRequest) -> None:
+    """Raises `RequestError`."""
+    _check_generation(wire)
+    work.check_choices(len(wire.prompt), wire.n or 1)
+
+
+def _check_generation(wire: GenerationFields) -> None:
+    if wire.stream_options is not None and not wire.stream:
+        raise _needs("stream_options", "'stream' is enabled")
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise _needs("prompt_logprobs", "'stream' is disabled")
+    if wire.include_metrics and wire.stream and not (wire.stream_options and wire.stream_options.include_usage):
+        raise _needs("include_metrics", "'stream_options.include_usage' or no 'stream' is asked for")
+    if wire.request_id is not None and not is_sane_id(wire.request_id):
+        rule = "Expected letters, digits, '.', '_', ':' or '-'."
+        raise errors.invalid_value("request_id", wire.request_id, rule)
+
+
+def _needs(param: str, condition: str) -> RequestError:
+    return RequestError("invalid_value", f"The '{param}' parameter is only allowed when {condition}.", param)

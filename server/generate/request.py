@@ -10,7 +10,7 @@ import msgspec
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
-from inferd.server.generate.seeds import choice_seed
+from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables

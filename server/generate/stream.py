@@ -16,7 +16,6 @@ from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
 from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.timing import Metrics, metrics_of
 from inferd.server.text.token_bytes import TokenBytes
 
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
@@ -27,6 +26,8 @@ _IDS_AT_ONCE, _CHOICES_AT_ONCE = 2**17, 64
 
 _SLICE = 512
 """Ids turned into text before the event loop may do something else (about 1 ms)."""
+
+Metrics = dict[str, float | None]
 
 
 class ChoiceStreams:
@@ -175,3 +176,26 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         # A read that ended with an error as it was cancelled has had its say: the first error is the one reported.
         await asyncio.gather(*reads, return_exceptions=True)
         del task  # its error names this frame, and would keep itself
+
+
+def metrics_of(stream: TokenStream, arrival_s: float) -> Metrics:
+    """In milliseconds, and tokens a second; null for what did not happen."""
+    scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
+    num_tokens = stream.num_generated
+    generation_s = _between(first_s, last_s)
+    total_s = _between(scheduled_s, last_s)
+    return {
+        "time_to_first_token_ms": _ms(_between(scheduled_s, first_s)),
+        "queue_time_ms": _ms(_between(arrival_s, scheduled_s)),
+        "generation_time_ms": _ms(generation_s),
+        "mean_itl_ms": _ms(generation_s / (num_tokens - 1)) if generation_s is not None and num_tokens > 1 else None,
+        "tokens_per_second": round(num_tokens / total_s, 2) if total_s else None,
+    }
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else max(0.0, end_s - start_s)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from inferd.server.api.app import AppOptions
-from inferd.server.generate.seeds import engine_seed
+from inferd.server.generate.sampling import engine_seed
 
 from .client_requests import CALL, CHAT, REQUESTS, RESPONSES, TEXT, TOOL, USER, Asked
 

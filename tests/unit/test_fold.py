@@ -25,7 +25,7 @@ from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
 from inferd.server.generate.fold import ChoiceResult, Fold, PackedScores
 from inferd.server.generate.request import GenerateRequest, Prompt
-from inferd.server.generate.seeds import choice_seed
+from inferd.server.generate.sampling import choice_seed
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables

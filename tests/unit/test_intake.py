@@ -15,7 +15,7 @@ from inferd.engine.api.wire.params import MAX_SEED
 from inferd.server.generate.intake import Caller, Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.generate.seeds import choice_seed
+from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.model import read

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.generate.repetition import Repetition
+from inferd.server.generate.choice import Repetition
 from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferd.server.generate.timing import Metrics, metrics_of
+from inferd.server.generate.stream import Metrics, metrics_of
 
 
 @pytest.mark.parametrize(
