@@ -13,8 +13,8 @@ from inferd.server.api.long_lists import dumps
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
-from inferd.server.generate.fold import ChoiceResult, Fold
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.results import ChoiceResult, ResultBuilder
 from inferd.server.transport import sse
 
 Json = dict[str, Any]
@@ -145,7 +145,7 @@ class ChunkRendering:
     keep_alive = sse.KEEP_ALIVE
 
     def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
-        self._chunks, self._fold = chunks, Fold(request)
+        self._chunks, self._results = chunks, ResultBuilder(request)
 
     def end(self, extra: Json) -> bytes:
         return self._chunks.end(extra)
@@ -155,4 +155,4 @@ class ChunkRendering:
         return sse.event(orjson.dumps(errors.body_of(error)))
 
     def add(self, event: Event) -> None:
-        self._fold.add(event)
+        self._results.add(event)

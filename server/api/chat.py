@@ -20,8 +20,8 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
-from inferd.server.generate.fold import ChoiceResult
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.results import ChoiceResult
 from inferd.server.schema.chat import ChatRequest
 
 
@@ -75,7 +75,7 @@ class ChatRendering(ChunkRendering):
                 return self._role(event.choice) + self._chunk(event.choice, end)
 
     def plain(self, extra: Json) -> Json:
-        choices = self._fold.results()
+        choices = self._results.results()
         answer = head(self._service, self._taken, self._shape, "chat.completion")
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)

@@ -23,8 +23,8 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
-from inferd.server.generate.fold import ChoiceResult
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.results import ChoiceResult
 from inferd.server.schema.completions import CompletionRequest
 
 _KIND = "text_completion"
@@ -72,7 +72,7 @@ class TextRendering(ChunkRendering):
                 raise AssertionError("a completion is one text")
 
     def plain(self, extra: Json) -> Json:
-        choices = self._fold.results()
+        choices = self._results.results()
         answer = head(self._service, self._taken, self._shape, _KIND)
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)

@@ -31,7 +31,7 @@ print(json.dumps({mutant.diff[0]: outcome for mutant, outcome in outcomes}))
     [
         ("engine/sched/fairness/heap.py", "test_heap"),
         ("server/dispatch/router.py", "test_router"),
-        ("server/generate/choice.py", "test_fold"),
+        ("server/generate/choice.py", "test_results"),
     ],
 )
 def test_the_tests_of_a_file_are_those_that_import_it(name: str, expected: str) -> None:

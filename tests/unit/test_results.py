@@ -23,8 +23,8 @@ from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
-from inferd.server.generate.fold import ChoiceResult, Fold, PackedScores
 from inferd.server.generate.request import GenerateRequest, Prompt
+from inferd.server.generate.results import ChoiceResult, PackedScores, ResultBuilder
 from inferd.server.generate.sampling import choice_seed
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
@@ -102,7 +102,7 @@ def events_of(asked: GenerateRequest, given_deltas: list[Delta]) -> list[Event]:
 
 
 def folded(asked: GenerateRequest, events: list[Event]) -> ChoiceResult:
-    fold = Fold(asked)
+    fold = ResultBuilder(asked)
     for event in events:
         fold.add(event)
     return fold.results()[0]

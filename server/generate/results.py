@@ -89,7 +89,7 @@ class ChoiceResult:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _ChoiceBuilder:
     """A choice that still grows. Pieces are joined once, at the end."""
 
     prompt: PromptRead | None = None
@@ -137,15 +137,15 @@ class _Growing:
         )
 
 
-class Fold:
+class ResultBuilder:
     """Every choice of one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        self._growing = [_Growing() for _ in range(request.num_choices)]
+        self._choices = [_ChoiceBuilder() for _ in range(request.num_choices)]
 
     def add(self, event: Event) -> None:
-        self._growing[event.choice].add(event)
+        self._choices[event.choice].add(event)
 
     def results(self) -> tuple[ChoiceResult, ...]:
         """The choices in order, once the last has ended."""
-        return tuple(choice.result() for choice in self._growing)
+        return tuple(choice.result() for choice in self._choices)
