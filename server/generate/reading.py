@@ -1,6 +1,6 @@
 """One choice's text as events: content, reasoning and calls in order, and how many of its tokens are reasoning.
 
-The bridge between a `Reader`, which knows text alone, and the events of a choice.
+The bridge between a `AnswerParser`, which knows text alone, and the events of a choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from inferd.server.tools.answer_parser import ParserConfig
 from inferd.server.tools.pieces import CallArguments, CallBegun, Content, Piece, Reasoning, joined
-from inferd.server.tools.reader import Reading
 
 _SHORT_ID_CHARS = string.ascii_letters + string.digits
 _SHORT_ID_LENGTH = 9
@@ -58,7 +58,7 @@ class Answer(Protocol):
         ...
 
 
-def answer_of(choice: int, reading: Reading | None) -> Answer:
+def answer_of(choice: int, reading: ParserConfig | None) -> Answer:
     return PlainAnswer(choice) if reading is None else ReadAnswer(choice, reading)
 
 
@@ -92,10 +92,10 @@ class PlainAnswer:
 class ReadAnswer:
     """Content, reasoning and calls, told apart."""
 
-    def __init__(self, choice: int, reading: Reading) -> None:
+    def __init__(self, choice: int, reading: ParserConfig) -> None:
         self.num_calls = 0
         self._choice, self._reading = choice, reading
-        self._reader = reading.new_reader()
+        self._reader = reading.new_parser()
         self._offsets: list[int] = []
         """Characters of the text before each token; rising, for those that add none are counted too."""
         self._num_reasoning = 0

@@ -14,7 +14,7 @@ from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables
-from inferd.server.tools.reader import Reading
+from inferd.server.tools.answer_parser import ParserConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class GenerateRequest:
     """Of its tenant."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
-    reading: Reading | None = None
+    reading: ParserConfig | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
     grammar_param: str = ""
     """The field, as the caller knows it, that the engine's grammar comes from."""

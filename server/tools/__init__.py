@@ -1,5 +1,5 @@
 """How a model writes reasoning and tool calls, and how that is read.
 
-`detect` finds the checkpoint's `Format` (its own `response_template`, or one of `builtin`), `Reader` turns the text of
+`detect` finds the checkpoint's `Format` (its own `response_template`, or one of `builtin`), `AnswerParser` turns the text of
 an answer into pieces of reasoning, calls and content as it arrives, `asked` says what a request asks of all this.
 """

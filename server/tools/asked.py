@@ -16,9 +16,9 @@ from inferd.server.structured.calls import CallRules, answer_with_calls, can_bou
 from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, free_text, sequence
 from inferd.server.text.model import ServedModel
+from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.detect import PLAIN_CALLS
 from inferd.server.tools.format import Format
-from inferd.server.tools.reader import Reader, Reading
 
 Tool = Mapping[str, object]
 
@@ -32,7 +32,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 class Asked:
     """How an answer is read, and what it may be."""
 
-    reading: Reading | None
+    reading: ParserConfig | None
     """None: it is one text."""
     answer: AnswerLanguage | None
     """None: any text."""
@@ -120,7 +120,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
     markers = form.special_markers(special_ids, with_calls=bool(tools))
-    reading = Reading(
+    reading = ParserConfig(
         format=form,
         with_calls=bool(tools),
         tools=tools,
@@ -138,7 +138,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
     elif form.reads_reasoning and (answer is not None or budget is not None):
         rest = free_text() if answer is None else answer.language
         answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
-    return Asked(reading.with_prefill_read() if is_read else None, answer)
+    return Asked(reading.with_prefill_parsed() if is_read else None, answer)
 
 
 def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:
@@ -158,9 +158,9 @@ def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | 
     return not form.reads_calls or rules.is_required or answer is not None
 
 
-def _before(reading: Reading, tokens: Mapping[str, int], budget: int | None) -> Language:
+def _before(reading: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> Language:
     syntax = reading.format.reasoning_syntax if reading.format.reads_reasoning else None
-    reader = Reader(replace(reading, prefill=""))
+    reader = AnswerParser(replace(reading, prefill=""))
     reader.feed(reading.prefill)
     is_done = bool(reader.reasoning_spans) or (syntax is not None and reading.prefill.rstrip().endswith(syntax.end))
     return reasoning(syntax, tokens, is_open=reader.reasoning_start is not None, is_done=is_done, budget=budget)

@@ -10,11 +10,11 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.text.template import ChatTemplate, Conversation
+from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import AUTO, Clues, detect
 from inferd.server.tools.fallback import Fallback, Shown, tools_text
 from inferd.server.tools.format import CallSyntax
-from inferd.server.tools.reader import Reader, Reading
 
 TURN = "<{{ m.role }}>{{ m.content }}"
 ALTERNATE = (
@@ -171,7 +171,9 @@ def test_calls_are_written_as_they_are_read(name: str) -> None:
     written = talk.partition("<assistant>")[2]
     form = detect(Clues(), name, "harmony" if name == "harmony" else "none")
     tool: Any = TOOL
-    pieces = (reader := Reader(Reading(form, with_calls=True, tools=(tool,)))).feed(written) + reader.finish()
+    pieces = (parser := AnswerParser(ParserConfig(form, with_calls=True, tools=(tool,)))).feed(
+        written
+    ) + parser.finish()
     arguments = [piece.text for piece in pieces if type(piece).__name__ == "CallArguments"]
     assert [json.loads(text) for text in arguments] == [{"city": "Zürich"}] * 2, written
     assert f"<name of the function>{syntax.between}" in tools_text(syntax, [tool])

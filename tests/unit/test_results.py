@@ -30,8 +30,8 @@ from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.text.stops import StopTables
 from inferd.server.text.token_bytes import TokenBytes
+from inferd.server.tools.answer_parser import ParserConfig
 from inferd.server.tools.detect import Clues, detect
-from inferd.server.tools.reader import Reading
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 PROMPT_IDS = (5, 6, 7)
@@ -346,7 +346,9 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac b"}}</tool_call>'
 @settings(deadline=None)
 @given(cuts=CUTS, stop=st.sampled_from([(), ("never",), (" b",), ("two",), ("</",)]))
 def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int], stop: tuple[str, ...]) -> None:
-    asked = replace(request(stop, logprobs=0), reading=Reading(detect(Clues(), "hermes", "think"), with_calls=True))
+    asked = replace(
+        request(stop, logprobs=0), reading=ParserConfig(detect(Clues(), "hermes", "think"), with_calls=True)
+    )
     ids = tokenizer().encode(f"{THOUGHT} Well. {CALL}").ids
     whole = folded(asked, events_of(asked, deltas(ids, [], "length", logprobs=True)))
     result = folded(asked, events_of(asked, deltas(ids, cuts, "length", logprobs=True)))
@@ -368,7 +370,9 @@ def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
     markers = {"open": "<|im_start|>", "close": "<|endoftext|>"}
     own = {"start_anchor": "-", "fields": {"thinking": markers, "content": {}}}
     ids = [1, *tokenizer().encode("Hm.").ids, 0, *tokenizer().encode("Yes").ids, 2, *tokenizer().encode("!").ids]
-    asked = replace(request(), reading=Reading(detect(Clues(response_template=own)), False, kept_ids=frozenset((0, 1))))
+    asked = replace(
+        request(), reading=ParserConfig(detect(Clues(response_template=own)), False, kept_ids=frozenset((0, 1)))
+    )
     result = folded(asked, events_of(asked, deltas(ids, [3], "length")))
     assert (result.reasoning, result.text) == ("Hm.", "Yes!")
     assert folded(request(), events_of(request(), deltas(ids, [3], "length"))).text == "Hm.Yes!"
@@ -376,7 +380,7 @@ def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
 
 def test_the_ids_of_calls_fit_the_template_that_reads_them() -> None:
     ids = tokenizer().encode("[TOOL_CALLS]f[ARGS]{}").ids
-    asked = replace(request(), reading=Reading(detect(Clues(), "mistral_args"), with_calls=True))
+    asked = replace(request(), reading=ParserConfig(detect(Clues(), "mistral_args"), with_calls=True))
     (call,) = folded(asked, events_of(asked, deltas(ids, [], "length"))).calls
     assert len(call.id) == 9
     assert call.id.isalnum()

@@ -14,11 +14,11 @@ from transformers.utils.chat_parsing import parse_response
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.config.settings import Settings
+from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import CALLS, REASONING
 from inferd.server.tools.detect import NO_FORMAT, PLAIN_CALLS, Clues, detect
 from inferd.server.tools.format import Format
 from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Content, Piece, Reasoning, joined
-from inferd.server.tools.reader import Reader, Reading
 from tests.unit.tool_samples import BROKEN, SAMPLES, TEMPLATES, TOOLS
 
 Calls = tuple[tuple[str, object], ...]
@@ -29,13 +29,13 @@ def format_of(tools: str, reasoning: str = "none") -> Format:
     return PLAIN_CALLS if tools == "json" else detect(Clues(), tools, reasoning)
 
 
-def reading(found: Format, prompt: str = "", *, with_calls: bool = True) -> Reading:
-    return Reading(found, with_calls, TOOLS, found.prefill(prompt))
+def reading(found: Format, prompt: str = "", *, with_calls: bool = True) -> ParserConfig:
+    return ParserConfig(found, with_calls, TOOLS, found.prefill(prompt))
 
 
-def read(asked: Reading, text: str, cuts: list[int] | None = None) -> tuple[list[Piece], Reader]:
+def read(asked: ParserConfig, text: str, cuts: list[int] | None = None) -> tuple[list[Piece], AnswerParser]:
     """Every piece of an answer that arrived in the pieces that the cuts make."""
-    reader = Reader(asked)
+    reader = AnswerParser(asked)
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts or ()), len(text)]
     pieces = [piece for a, b in itertools.pairwise(bounds) for piece in reader.feed(text[a:b])]
     return joined([*pieces, *reader.finish()]), reader
@@ -227,7 +227,7 @@ def test_reasoning_spans_hold_the_markers() -> None:
     text = "a <think>b c</think> d"
     _, reader = read(reading(format_of("none", "think")), text)
     assert [text[a:b] for a, b in reader.reasoning_spans] == ["<think>b c</think>"]
-    reader = Reader(reading(format_of("none", "think"), "<|im_start|>assistant\n<think>\n"))
+    reader = AnswerParser(reading(format_of("none", "think"), "<|im_start|>assistant\n<think>\n"))
     reader.feed("still thinking")
     assert (reader.reasoning_start, reader.reasoning_spans) == (0, [])
 
@@ -249,7 +249,7 @@ def test_a_marker_inside_what_may_become_another_waits_for_it() -> None:
 
 
 def test_arguments_stream_as_they_are_written() -> None:
-    reader = Reader(reading(format_of("hermes")))
+    reader = AnswerParser(reading(format_of("hermes")))
     assert reader.feed('<tool_call>{"name": "f", "arguments": {"a') == [CallBegun("f"), CallArguments('{"a')]
     assert reader.feed('": "x y') == [CallArguments('": "x y')]
     assert reader.feed('"}') == [CallArguments('"}')]
@@ -318,10 +318,10 @@ def test_a_copy_of_a_begun_reader_reads_as_a_new_one(name: str, monkeypatch: pyt
     sample = SAMPLES[name]
     asked = reading(format_of(sample.tools, sample.reasoning), sample.prompt)
     expected = read(asked, sample.text, [3, 5])
-    shared = asked.with_prefill_read()
-    monkeypatch.setattr(Reader, "_begin_after", lambda *_: pytest.fail("the prompt was read again"))
+    shared = asked.with_prefill_parsed()
+    monkeypatch.setattr(AnswerParser, "_begin_after", lambda *_: pytest.fail("the prompt was read again"))
     for _ in range(3):
-        reader = shared.new_reader()
+        reader = shared.new_parser()
         pieces = joined([*reader.feed(sample.text), *reader.finish()])
         assert (pieces, reader.reasoning_spans, reader.num_calls) == (
             expected[0], expected[1].reasoning_spans, expected[1].num_calls)  # fmt: skip
@@ -344,7 +344,7 @@ def test_a_long_run_of_blanks_costs_no_more_than_its_length() -> None:
         not region.open.pattern.pattern.startswith("\\s") for region in detect(Clues(response_template=OWN)).regions
     )
     blanks = " \n" * 20_000
-    reader = Reader(reading(own))
+    reader = AnswerParser(reading(own))
     for start in range(0, len(blanks), 4):
         assert reader.feed(blanks[start : start + 4]) == []
     assert reader.feed("x") == [Content(blanks + "x")]

@@ -18,11 +18,11 @@ from inferd.server.structured import calls as calls_module
 from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, json_value
 from inferd.server.text.model import ServedModel
+from inferd.server.tools.answer_parser import AnswerParser
 from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.format import CallSyntax
-from inferd.server.tools.reader import Reader
 from tests.unit.tool_samples import PARIS, TIME, TOOLS, WEATHER, call, dumped
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
@@ -65,7 +65,7 @@ def follows(what: Asked, model: ServedModel, text: str) -> bool:
 
 def names_in(what: Asked, text: str) -> list[str]:
     assert what.reading is not None
-    reader = Reader(what.reading)
+    reader = AnswerParser(what.reading)
     pieces = [*reader.feed(text), *reader.finish()]
     return [piece.name for piece in pieces if hasattr(piece, "name")]
 

@@ -25,7 +25,7 @@ from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Cont
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParserConfig:
     """How the answers of one request are read."""
 
     format: Format
@@ -41,15 +41,15 @@ class Reading:
     """Special tokens that the reader has to see."""
     names_function: bool = False
     """Whether `tool_choice` names the function that is called."""
-    begun: Reader | None = field(default=None, compare=False, repr=False)
-    """A reader that has read `prefill`, for `new_reader` to copy."""
+    begun: AnswerParser | None = field(default=None, compare=False, repr=False)
+    """A reader that has read `prefill`, for `new_parser` to copy."""
 
-    def with_prefill_read(self) -> Reading:
+    def with_prefill_parsed(self) -> ParserConfig:
         """The same, with the prompt's part of the answer read once for all choices."""
-        return replace(self, begun=Reader(self))
+        return replace(self, begun=AnswerParser(self))
 
-    def new_reader(self) -> Reader:
-        return Reader(self) if self.begun is None else self.begun.copy()
+    def new_parser(self) -> AnswerParser:
+        return AnswerParser(self) if self.begun is None else self.begun.copy()
 
     @property
     def tool_names(self) -> Collection[str]:
@@ -69,10 +69,10 @@ class _Mode(Enum):
     """In a region of calls that is read when it has closed."""
 
 
-class Reader:
+class AnswerParser:
     """Reads one answer."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ParserConfig) -> None:
         self.num_calls = 0
         """Complete ones."""
         self.reasoning_spans: list[tuple[int, int]] = []
@@ -84,7 +84,7 @@ class Reader:
         if reading.prefill:
             self._begin_after(reading.prefill)
 
-    def copy(self) -> Reader:
+    def copy(self) -> AnswerParser:
         """One that stands where this one stands, outside of calls and with nothing found yet."""
         assert self._mode in (_Mode.FREE, _Mode.TEXT) and not (self._pieces or self._text or self.reasoning_spans)
         other = copy.copy(self)
