@@ -145,7 +145,7 @@ class ChunkRendering:
     keep_alive = sse.KEEP_ALIVE
 
     def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
-        self._chunks, self._results = chunks, ResultBuilder(request)
+        self._chunks, self._builder = chunks, ResultBuilder(request)
 
     def end(self, extra: Json) -> bytes:
         return self._chunks.end(extra)
@@ -155,4 +155,4 @@ class ChunkRendering:
         return sse.event(orjson.dumps(errors.body_of(error)))
 
     def add(self, event: Event) -> None:
-        self._results.add(event)
+        self._builder.add(event)

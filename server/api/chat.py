@@ -75,7 +75,7 @@ class ChatRendering(ChunkRendering):
                 return self._role(event.choice) + self._chunk(event.choice, end)
 
     def plain(self, extra: Json) -> Json:
-        choices = self._results.results()
+        choices = self._builder.results()
         answer = head(self._service, self._taken, self._shape, "chat.completion")
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)
@@ -95,7 +95,7 @@ class ChatRendering(ChunkRendering):
         if self._shape.return_token_ids and len(self._introduced) == 1:
             extra["prompt_token_ids"] = self._taken.prompts[0].token_ids
         # Where the answer may be calls alone, clients that add deltas up must not be left with an empty text.
-        content = "" if self._taken.reading is None else None
+        content = "" if self._taken.parser_config is None else None
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(choice, {"delta": delta, "finish_reason": None}, extra)
 
@@ -103,7 +103,7 @@ class ChatRendering(ChunkRendering):
         shows_tokens = bool(event.token_ids) and (self._scores or self._shape.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
-        is_silent = self._taken.reading is not None and not event.text
+        is_silent = self._taken.parser_config is not None and not event.text
         choice: Json = {"delta": {} if is_silent else {"content": event.text}, "finish_reason": None}
         if self._scores and event.scored:
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
@@ -119,8 +119,8 @@ class ChatRendering(ChunkRendering):
 
     def _reason(self, reason: EndReason) -> EndReason:
         """A function that the caller named is no decision of the model's: OpenAI says `stop`."""
-        reading = self._taken.reading
-        return "stop" if reason == "tool_calls" and reading is not None and reading.names_function else reason
+        config = self._taken.parser_config
+        return "stop" if reason == "tool_calls" and config is not None and config.names_function else reason
 
     def _choice(self, index: int, result: ChoiceResult) -> Json:
         choice: Json = {

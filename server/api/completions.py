@@ -72,7 +72,7 @@ class TextRendering(ChunkRendering):
                 raise AssertionError("a completion is one text")
 
     def plain(self, extra: Json) -> Json:
-        choices = self._results.results()
+        choices = self._builder.results()
         answer = head(self._service, self._taken, self._shape, _KIND)
         answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
         answer["usage"] = usage_of(self._taken, choices)

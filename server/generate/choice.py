@@ -34,12 +34,12 @@ class Choice:
         self.was_stopped_by_text = False
         self._request, self._table = request, table
         self._prompt = request.prompt_of(index)
-        kept_ids = frozenset[int]() if request.reading is None else request.reading.kept_ids
+        kept_ids = frozenset[int]() if request.parser_config is None else request.parser_config.kept_ids
         self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens, kept_ids)
         self._stops = StopStrings(request.stop, request.include_stop)
         self._repetition = Repetition(request.repetition)
         self._repeats = False
-        self._answer = answer_of(index, request.reading)
+        self._answer = answer_of(index, request.parser_config)
         self._awaits_prompt = request.reads_prompt
         self._prompt_logprobs: list[WireLogprobs] = []
         self._num_tokens = self._num_chars = self._num_prompt_chars = 0

@@ -126,7 +126,7 @@ class Intake:
         rendered = encoded[1] or ""
         asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, asked.answer, echo=False)
-        return replace(taken, reading=asked.reading, warnings=warnings_of(wire, self._model))
+        return replace(taken, parser_config=asked.parser_config, warnings=warnings_of(wire, self._model))
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""

@@ -58,8 +58,8 @@ class Answer(Protocol):
         ...
 
 
-def answer_of(choice: int, reading: ParserConfig | None) -> Answer:
-    return PlainAnswer(choice) if reading is None else ReadAnswer(choice, reading)
+def answer_of(choice: int, parser_config: ParserConfig | None) -> Answer:
+    return PlainAnswer(choice) if parser_config is None else ReadAnswer(choice, parser_config)
 
 
 class PlainAnswer:
@@ -92,10 +92,10 @@ class PlainAnswer:
 class ReadAnswer:
     """Content, reasoning and calls, told apart."""
 
-    def __init__(self, choice: int, reading: ParserConfig) -> None:
+    def __init__(self, choice: int, parser_config: ParserConfig) -> None:
         self.num_calls = 0
-        self._choice, self._reading = choice, reading
-        self._reader = reading.new_parser()
+        self._choice, self._config = choice, parser_config
+        self._parser = parser_config.new_parser()
         self._offsets: list[int] = []
         """Characters of the text before each token; rising, for those that add none are counted too."""
         self._num_reasoning = 0
@@ -103,17 +103,17 @@ class ReadAnswer:
 
     @property
     def is_full(self) -> bool:
-        return self._reader.is_full
+        return self._parser.is_full
 
     def token(self, offset: int) -> None:
         self._offsets.append(offset)
 
     def feed(self, text: str) -> None:
         if text:
-            self._pieces += self._reader.feed(text)
+            self._pieces += self._parser.feed(text)
 
     def finish(self) -> None:
-        self._pieces += self._reader.finish()
+        self._pieces += self._parser.finish()
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
@@ -133,7 +133,7 @@ class ReadAnswer:
                 case Content():
                     yield TextDelta(self._choice, piece.text, (), (), num_cached_tokens, 0, num_unsent)
                 case Reasoning():
-                    if self._reading.shows_reasoning:
+                    if self._config.shows_reasoning:
                         yield ReasoningDelta(self._choice, piece.text)
                 case CallBegun():
                     self.num_calls += 1
@@ -142,15 +142,15 @@ class ReadAnswer:
                     yield ToolCallArguments(self._choice, self.num_calls - 1, piece.text)
 
     def _new_id(self) -> str:
-        if self._reading.format.has_short_ids:
+        if self._config.format.has_short_ids:
             return "".join(secrets.choice(_SHORT_ID_CHARS) for _ in range(_SHORT_ID_LENGTH))
         return f"call_{secrets.token_hex(12)}"
 
     def _more_reasoning(self) -> int:
         """Tokens that begin inside reasoning, markers included, beyond those already counted."""
-        spans = self._reader.reasoning_spans
+        spans = self._parser.reasoning_spans
         total = sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, start) for start, end in spans)
-        if self._reader.reasoning_start is not None:
-            total += len(self._offsets) - bisect_left(self._offsets, self._reader.reasoning_start)
+        if self._parser.reasoning_start is not None:
+            total += len(self._offsets) - bisect_left(self._offsets, self._parser.reasoning_start)
         more, self._num_reasoning = total - self._num_reasoning, total
         return more

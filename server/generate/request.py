@@ -56,7 +56,7 @@ class GenerateRequest:
     """Of its tenant."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
-    reading: ParserConfig | None = None
+    parser_config: ParserConfig | None = None
     """How reasoning and calls are told from the answer; None: all of it is the answer."""
     grammar_param: str = ""
     """The field, as the caller knows it, that the engine's grammar comes from."""

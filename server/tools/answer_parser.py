@@ -72,17 +72,17 @@ class _Mode(Enum):
 class AnswerParser:
     """Reads one answer."""
 
-    def __init__(self, reading: ParserConfig) -> None:
+    def __init__(self, parser_config: ParserConfig) -> None:
         self.num_calls = 0
         """Complete ones."""
         self.reasoning_spans: list[tuple[int, int]] = []
         """[start, end) of reasoning in characters of the text, markers included, closed ones only."""
-        self._reading = reading
-        self._watched = reading.format.watched(with_calls=reading.with_calls)
+        self._config = parser_config
+        self._watched = parser_config.format.watched(with_calls=parser_config.with_calls)
         self._pieces: list[Piece] = []
         self._reset()
-        if reading.prefill:
-            self._begin_after(reading.prefill)
+        if parser_config.prefill:
+            self._begin_after(parser_config.prefill)
 
     def copy(self) -> AnswerParser:
         """One that stands where this one stands, outside of calls and with nothing found yet."""
@@ -99,7 +99,7 @@ class AnswerParser:
     @property
     def is_full(self) -> bool:
         """No further call is wanted: the answer ends here."""
-        return self._reading.max_calls is not None and self.num_calls >= self._reading.max_calls
+        return self._config.max_calls is not None and self.num_calls >= self._config.max_calls
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain after this much more text."""
@@ -125,7 +125,7 @@ class AnswerParser:
         self._body: list[str] = []
         self._captures: Mapping[str, str] = {}
         self._calls = JsonCalls()
-        self._is_bare_possible = self._reading.format.is_bare and self._reading.with_calls
+        self._is_bare_possible = self._config.format.is_bare and self._config.with_calls
         self._held = ""
         """Blanks at the end of what was read of a region of text."""
         self._shown: set[str] = set()
@@ -165,7 +165,7 @@ class AnswerParser:
         separators = BLANK + ";" if self._is_bare_possible and self.num_calls else BLANK
         self._blanks += self._take(len(self._text) - len(self._text.lstrip(separators)))
         if self._is_bare_possible and self._text[:1] in ("{", "["):
-            self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._reading.tool_names)
+            self._mode, self._calls = _Mode.CALLS, JsonCalls(known_names=self._config.tool_names)
             return True
         region, found, num_before = self._next_region(is_end)
         self._content(self._take(num_before))
@@ -325,7 +325,7 @@ class AnswerParser:
     def _whole_closed(self, body: str, closing: str) -> None:
         assert self._region is not None
         has_begun = "name" in self._captures
-        calls = calls_of(self._region, self._opening, body, closing, self._reading.tools)
+        calls = calls_of(self._region, self._opening, body, closing, self._config.tools)
         if calls is None or (has_begun and len(calls) != 1):
             self._whole_unread(body, closing)
             return

@@ -32,7 +32,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 class Asked:
     """How an answer is read, and what it may be."""
 
-    reading: ParserConfig | None
+    parser_config: ParserConfig | None
     """None: it is one text."""
     answer: AnswerLanguage | None
     """None: any text."""
@@ -120,7 +120,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
     if is_enforced and _needs_plain_calls(form, rules, answer):
         form = form.with_plain_calls(PLAIN_CALLS)
     markers = form.special_markers(special_ids, with_calls=bool(tools))
-    reading = ParserConfig(
+    config = ParserConfig(
         format=form,
         with_calls=bool(tools),
         tools=tools,
@@ -131,14 +131,14 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
         names_function=choice.is_single,
     )
     is_read = form.reads_reasoning or (bool(tools) and form.reads_calls)
-    before = _before(reading, tokens, budget)
+    before = _before(config, tokens, budget)
     if is_enforced and form.call_syntax is not None:
         language = answer_with_calls(rules, form.call_syntax, tokens, answer.language if answer else None, before)
         answer = AnswerLanguage("tools" if answer is None else answer.param, language)
     elif form.reads_reasoning and (answer is not None or budget is not None):
         rest = free_text() if answer is None else answer.language
         answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
-    return Asked(reading.with_prefill_parsed() if is_read else None, answer)
+    return Asked(config.with_prefill_parsed() if is_read else None, answer)
 
 
 def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:
@@ -158,12 +158,12 @@ def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | 
     return not form.reads_calls or rules.is_required or answer is not None
 
 
-def _before(reading: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> Language:
-    syntax = reading.format.reasoning_syntax if reading.format.reads_reasoning else None
-    reader = AnswerParser(replace(reading, prefill=""))
-    reader.feed(reading.prefill)
-    is_done = bool(reader.reasoning_spans) or (syntax is not None and reading.prefill.rstrip().endswith(syntax.end))
-    return reasoning(syntax, tokens, is_open=reader.reasoning_start is not None, is_done=is_done, budget=budget)
+def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None) -> Language:
+    syntax = config.format.reasoning_syntax if config.format.reads_reasoning else None
+    parser = AnswerParser(replace(config, prefill=""))
+    parser.feed(config.prefill)
+    is_done = bool(parser.reasoning_spans) or (syntax is not None and config.prefill.rstrip().endswith(syntax.end))
+    return reasoning(syntax, tokens, is_open=parser.reasoning_start is not None, is_done=is_done, budget=budget)
 
 
 def _choice(wire: ChatRequest) -> ToolChoice:

@@ -347,7 +347,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": "\u20ac b"}}</tool_call>'
 @given(cuts=CUTS, stop=st.sampled_from([(), ("never",), (" b",), ("two",), ("</",)]))
 def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int], stop: tuple[str, ...]) -> None:
     asked = replace(
-        request(stop, logprobs=0), reading=ParserConfig(detect(Clues(), "hermes", "think"), with_calls=True)
+        request(stop, logprobs=0), parser_config=ParserConfig(detect(Clues(), "hermes", "think"), with_calls=True)
     )
     ids = tokenizer().encode(f"{THOUGHT} Well. {CALL}").ids
     whole = folded(asked, events_of(asked, deltas(ids, [], "length", logprobs=True)))
@@ -371,7 +371,7 @@ def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
     own = {"start_anchor": "-", "fields": {"thinking": markers, "content": {}}}
     ids = [1, *tokenizer().encode("Hm.").ids, 0, *tokenizer().encode("Yes").ids, 2, *tokenizer().encode("!").ids]
     asked = replace(
-        request(), reading=ParserConfig(detect(Clues(response_template=own)), False, kept_ids=frozenset((0, 1)))
+        request(), parser_config=ParserConfig(detect(Clues(response_template=own)), False, kept_ids=frozenset((0, 1)))
     )
     result = folded(asked, events_of(asked, deltas(ids, [3], "length")))
     assert (result.reasoning, result.text) == ("Hm.", "Yes!")
@@ -380,7 +380,7 @@ def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
 
 def test_the_ids_of_calls_fit_the_template_that_reads_them() -> None:
     ids = tokenizer().encode("[TOOL_CALLS]f[ARGS]{}").ids
-    asked = replace(request(), reading=ParserConfig(detect(Clues(), "mistral_args"), with_calls=True))
+    asked = replace(request(), parser_config=ParserConfig(detect(Clues(), "mistral_args"), with_calls=True))
     (call,) = folded(asked, events_of(asked, deltas(ids, [], "length"))).calls
     assert len(call.id) == 9
     assert call.id.isalnum()

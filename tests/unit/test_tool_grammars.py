@@ -64,8 +64,8 @@ def follows(what: Asked, model: ServedModel, text: str) -> bool:
 
 
 def names_in(what: Asked, text: str) -> list[str]:
-    assert what.reading is not None
-    reader = AnswerParser(what.reading)
+    assert what.parser_config is not None
+    reader = AnswerParser(what.parser_config)
     pieces = [*reader.feed(text), *reader.finish()]
     return [piece.name for piece in pieces if hasattr(piece, "name")]
 
@@ -179,7 +179,7 @@ def test_a_format_that_is_not_known_is_written_as_json() -> None:
     assert follows(what, model, text)
     assert not follows(what, model, "Hi")
     assert names_in(what, text) == ["get_weather"]
-    assert asked(model).reading is None
+    assert asked(model).parser_config is None
     gemma = asked(served("gemma4", "none"), tool_choice="required")
     assert names_in(gemma, text) == ["get_weather"]
     free = asked(served("gemma4", "none"), tools=STRICT)
