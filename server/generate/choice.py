@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, WireLogprobs
+from inferd.server.generate.answer_events import answer_of
 from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, PromptRead, ScoredToken
-from inferd.server.generate.reading import answer_of
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal

@@ -26,7 +26,14 @@ from inferd.server.structured.formats import AnswerLanguage, answer_language, as
 from inferd.server.text.model import ServedModel
 from inferd.server.text.stops import StopTables
 from inferd.server.text.template import conversation_of
-from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown, warnings_of
+from inferd.server.tools.answer_rules import (
+    AnswerRules,
+    answer_rules,
+    check_tools,
+    template_kwargs,
+    tools_shown,
+    warnings_of,
+)
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
@@ -124,9 +131,9 @@ class Intake:
         encoded = await self.read_chat(wire, self._check_size(wire, "messages"), kept)
         prompt = self._prompts.fit("messages", encoded, asked_tokens, default, kept)
         rendered = encoded[1] or ""
-        asked = await self._prompts.run(lambda: self._asked(wire, rendered), len(rendered))
-        taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, asked.answer, echo=False)
-        return replace(taken, parser_config=asked.parser_config, warnings=warnings_of(wire, self._model))
+        rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
+        taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
+        return replace(taken, parser_config=rules.parser_config, warnings=warnings_of(wire, self._model))
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
         """Raises `RequestError`."""
@@ -150,9 +157,9 @@ class Intake:
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         return await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
 
-    def _asked(self, wire: ChatRequest, rendered: str) -> Asked:
+    def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
         """On a thread: a tool's schema may be long, and so may the prompt that is searched for a begun answer."""
-        return ask(wire, self._model, rendered, self._answer_language(wire))
+        return answer_rules(wire, self._model, rendered, self._answer_language(wire))
 
     def _answer_language(self, wire: GenerationFields) -> AnswerLanguage | None:
         return answer_language(wire, self._model.tokenizer.added_tokens)

@@ -39,7 +39,7 @@ from inferd.server.lifecycle.ready_card import StartupReport, describe_start, de
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.text.model import ServedModel
-from inferd.server.tools.asked import LACKS_TOOLS
+from inferd.server.tools.answer_rules import LACKS_TOOLS
 from inferd.server.transport.connection import ConnectionLimits
 from inferd.server.transport.uvicorn_config import fit_open_files, http_config
 

@@ -19,7 +19,7 @@ from inferd.server.structured.formats import AnswerLanguage
 from inferd.server.structured.language import Language, json_value
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_parser import AnswerParser
-from inferd.server.tools.asked import Asked, ask, check_tools, template_kwargs, tools_shown
+from inferd.server.tools.answer_rules import AnswerRules, answer_rules, check_tools, template_kwargs, tools_shown
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import Clues, detect
 from inferd.server.tools.format import CallSyntax
@@ -50,11 +50,11 @@ def wire(**fields: Any) -> ChatRequest:
     return given
 
 
-def asked(model: ServedModel, prompt: str = PROMPT, answer: AnswerLanguage | None = None, **fields: Any) -> Asked:
-    return ask(wire(**fields), model, prompt, answer)
+def asked(model: ServedModel, prompt: str = PROMPT, answer: AnswerLanguage | None = None, **fields: Any) -> AnswerRules:
+    return answer_rules(wire(**fields), model, prompt, answer)
 
 
-def follows(what: Asked, model: ServedModel, text: str) -> bool:
+def follows(what: AnswerRules, model: ServedModel, text: str) -> bool:
     """Whether the grammar takes this text, and may end there."""
     assert what.answer is not None
     matcher = LLMatcher(vocabulary(), what.answer.language.text())
@@ -63,7 +63,7 @@ def follows(what: Asked, model: ServedModel, text: str) -> bool:
     return bool(matcher.try_consume_tokens(list(ids)) == len(ids) and matcher.is_accepting())
 
 
-def names_in(what: Asked, text: str) -> list[str]:
+def names_in(what: AnswerRules, text: str) -> list[str]:
     assert what.parser_config is not None
     reader = AnswerParser(what.parser_config)
     pieces = [*reader.feed(text), *reader.finish()]
@@ -77,8 +77,8 @@ STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in
 
 def test_what_nothing_is_asked_of_is_free() -> None:
     assert asked(served()).answer is None
-    assert asked(served(), tools=None) == Asked(None, None)
-    assert asked(served(), tool_choice="none") == Asked(None, None)
+    assert asked(served(), tools=None) == AnswerRules(None, None)
+    assert asked(served(), tool_choice="none") == AnswerRules(None, None)
     assert tools_shown(wire(tool_choice="none")) is None
 
 

@@ -29,7 +29,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerRules:
     """How an answer is read, and what it may be."""
 
     parser_config: ParserConfig | None
@@ -98,7 +98,7 @@ def _switch(template: str) -> str:
     return next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
 
 
-def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> Asked:
+def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> AnswerRules:
     """`prompt`: as it was rendered. `answer`: what the other fields say it may be.
 
     Raises `RequestError` for what cannot be enforced as asked.
@@ -138,7 +138,7 @@ def ask(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLangua
     elif form.reads_reasoning and (answer is not None or budget is not None):
         rest = free_text() if answer is None else answer.language
         answer = AnswerLanguage("thinking_token_budget" if answer is None else answer.param, sequence(before, rest))
-    return Asked(config.with_prefill_parsed() if is_read else None, answer)
+    return AnswerRules(config.with_prefill_parsed() if is_read else None, answer)
 
 
 def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> CallRules:

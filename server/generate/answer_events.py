@@ -59,7 +59,7 @@ class Answer(Protocol):
 
 
 def answer_of(choice: int, parser_config: ParserConfig | None) -> Answer:
-    return PlainAnswer(choice) if parser_config is None else ReadAnswer(choice, parser_config)
+    return PlainAnswer(choice) if parser_config is None else ParsedAnswer(choice, parser_config)
 
 
 class PlainAnswer:
@@ -89,7 +89,7 @@ class PlainAnswer:
             yield TextDelta(self._choice, text, token_ids, scored, num_cached_tokens, 0, num_unsent)
 
 
-class ReadAnswer:
+class ParsedAnswer:
     """Content, reasoning and calls, told apart."""
 
     def __init__(self, choice: int, parser_config: ParserConfig) -> None:
