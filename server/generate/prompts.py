@@ -17,10 +17,10 @@ from inferd.server.schema import completions
 from inferd.server.text.cuts import PART
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import LONG_TEXT, Lanes
-from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.pieces import pieces
 from inferd.server.text.template import Conversation
+from inferd.server.text.time_limit import OvertimeError, TimeLimited
 from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class PromptReader:
             message = "This model has no chat template; use /v1/completions instead."
             raise RequestError("unsupported_value", message, "messages")
 
-        rendered = Limited(lambda: template.render(conversation), self._render_limit_s)
+        rendered = TimeLimited(lambda: template.render(conversation), self._render_limit_s)
 
         def work() -> Generator[int, None, Encoded]:
             try:

@@ -19,7 +19,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.text.limited import Limited
+from inferd.server.text.time_limit import TimeLimited
 from tests.reliability.fuzzing import requests
 from tests.reliability.test_fuzz import SEED, send_all
 
@@ -159,5 +159,5 @@ def test_a_failed_answer_leaves_no_cycle(url: str, router: ScriptedRouter) -> No
 
 def test_work_that_fails_within_its_time_leaves_no_cycle() -> None:
     with garbage() as found, pytest.raises(ZeroDivisionError):
-        Limited(lambda: 1 // 0, WAIT_S)()
+        TimeLimited(lambda: 1 // 0, WAIT_S)()
     assert not found

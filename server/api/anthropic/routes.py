@@ -18,7 +18,7 @@ from inferd.server.api.respond import admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.text.limited import Limited, OvertimeError
+from inferd.server.text.time_limit import OvertimeError, TimeLimited
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class MessagesApi:
         if template is None or not has_late_system(wire):
             return True
         if self._late_system is None:
-            probe = Limited(template.reads_late_system, RENDER_LIMIT_S)
+            probe = TimeLimited(template.reads_late_system, RENDER_LIMIT_S)
             try:
                 self._late_system = await self._service.lanes.run(probe, 0)
             except OvertimeError:

@@ -26,7 +26,7 @@ class _End(SystemExit):
     """What is raised in the thread. No handler for `Exception` keeps it, and a thread that it ends is silent."""
 
 
-class Limited(Generic[T]):
+class TimeLimited(Generic[T]):
     """One piece of work, to be called once, on a thread that may wait for it: a call lasts as long as the work."""
 
     def __init__(self, work: Callable[[], T], limit_s: float) -> None:

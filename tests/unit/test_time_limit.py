@@ -17,9 +17,9 @@ import pytest
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.text.lanes import LONG_TEXT, Lanes
-from inferd.server.text.limited import Limited, OvertimeError
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate, Conversation
+from inferd.server.text.time_limit import OvertimeError, TimeLimited
 
 TINY = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 ENDLESS = """{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}
@@ -33,7 +33,7 @@ def on_a_thread(work: Any, limit_s: float, then: Any = lambda: None) -> Any:
         with ThreadPoolExecutor(1) as pool:
             loop = asyncio.get_running_loop()
             try:
-                return await loop.run_in_executor(pool, Limited(work, limit_s))
+                return await loop.run_in_executor(pool, TimeLimited(work, limit_s))
             finally:
                 await loop.run_in_executor(pool, then)
 
@@ -161,7 +161,7 @@ def test_work_that_ends_about_when_its_time_does_gives_a_result_or_the_error() -
             for i in range(100):
                 num = 200_000 * (i % 10)  # up to about 40 ms; the lock changes hands every 5
                 try:
-                    assert await loop.run_in_executor(pool, Limited(functools.partial(count, num), 0.001)) == num
+                    assert await loop.run_in_executor(pool, TimeLimited(functools.partial(count, num), 0.001)) == num
                     ends.add("result")
                 except OvertimeError:
                     ends.add("overtime")
