@@ -14,14 +14,14 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
-from inferd.server.text.cuts import PART
 from inferd.server.text.detokenizer import Detokenizer
 from inferd.server.text.lanes import LONG_TEXT, Lanes
 from inferd.server.text.model import ServedModel
 from inferd.server.text.pieces import pieces
+from inferd.server.text.split_points import PART
 from inferd.server.text.template import Conversation
 from inferd.server.text.time_limit import OvertimeError, TimeLimited
-from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError
+from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class PromptReader:
             if must_fit:
                 raise errors.context_too_long(param, limit, error.num_tokens, None) from None
             raise errors.too_many_tokens(param, most) from None
-        except NoCutError as error:
+        except NoSplitPointError as error:
             raise errors.no_place_to_cut(param, error.start, error.num_chars, error.limit) from None
 
     def check_ids(self, token_ids: Sequence[int], where: str) -> None:

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.cuts import MAX_PART, PART, Span, cuts_of
 from inferd.server.text.detokenizer import Detokenizer
+from inferd.server.text.split_points import MAX_PART, PART, Span, split_points_of
 from inferd.server.text.token_bytes import BYTE_OF_CHAR, TokenBytes
 
 MAX_WHOLE = 2**20
@@ -35,7 +35,7 @@ class TooManyTokensError(Exception):
         self.num_tokens = num_tokens
 
 
-class NoCutError(Exception):
+class NoSplitPointError(Exception):
     """A stretch of a text can only be tokenized at once, and would take too much memory."""
 
     def __init__(self, start: int, num_chars: int, limit: int) -> None:
@@ -47,7 +47,7 @@ class Tokenizer:
     """Text -> ids, and the table back."""
 
     __slots__ = (
-        "_backend", "_cuts", "_frame", "_most_bytes", "added_tokens", "bytes", "eos_token_id", "special_ids",
+        "_backend", "_frame", "_most_bytes", "_split_points", "added_tokens", "bytes", "eos_token_id", "special_ids",
         "special_tokens",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ class Tokenizer:
         self._frame = _frame_of(backend)
         state = _state_of(backend)
         self._most_bytes = _most_bytes(state) if state else 0
-        self._cuts = cuts_of(state) if state and self._frame else None
+        self._split_points = split_points_of(state) if state and self._frame else None
 
     @property
     def num_tokens(self) -> int:
@@ -91,21 +91,21 @@ class Tokenizer:
         """`encode`, a part at a time. Yields before each part, with the characters that are read next.
 
         `kept`: only so many of the last ids are wanted, and no more of the text than that is tokenized. Raises
-        `TooManyTokensError` where more than `most` are wanted, and `NoCutError`.
+        `TooManyTokensError` where more than `most` are wanted, and `NoSplitPointError`.
         """
         if len(text) <= 2 * PART:
             return self.encode(text, add_special, most)[-(kept or 0) :]
         spans: list[Span] = []
-        for span in self._cuts.spans(text) if self._cuts else [(0, len(text))]:
+        for span in self._split_points.spans(text) if self._split_points else [(0, len(text))]:
             spans += [span] if span is not None else []
             yield 0
         before, behind = self._frame if add_special and self._frame else ((), ())
-        limit = MAX_PART if self._cuts else MAX_WHOLE
+        limit = MAX_PART if self._split_points else MAX_WHOLE
         parts: list[array[int]] = []
         num_tokens = len(before) + len(behind)
         for start, end in spans if kept is None else reversed(spans):
             if end - start > limit:
-                raise NoCutError(start, end - start, limit)
+                raise NoSplitPointError(start, end - start, limit)
             yield end - start
             is_framed = add_special and self._frame is None
             encoding = self._backend.encode_batch_fast([text[start:end]], add_special_tokens=is_framed)[0]

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from inferd.engine.api.errors import ModelError
-from inferd.server.text.cuts import PART
 from inferd.server.text.model import GenerationDefaults, ServedModel
-from inferd.server.text.tokenizer import NoCutError, Tokenizer, TooManyTokensError, load_pretrained
+from inferd.server.text.split_points import PART
+from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError, load_pretrained
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json")
@@ -216,7 +216,7 @@ def test_a_long_text_is_read_no_further_than_the_tokens_that_are_wanted() -> Non
 def test_a_long_text_without_a_place_to_cut_is_refused_where_it_is_read(checkpoint: Path) -> None:
     tokenizer = load(MODEL_PATH).tokenizer
     text = "a" * 2**20 + " the end" * 10_000
-    with pytest.raises(NoCutError) as caught:
+    with pytest.raises(NoSplitPointError) as caught:
         in_parts(tokenizer, text)
     assert caught.value.start == 0
     assert caught.value.num_chars >= 2**20
@@ -225,7 +225,7 @@ def test_a_long_text_without_a_place_to_cut_is_refused_where_it_is_read(checkpoi
     unknown = load(checkpoint).tokenizer
     text = "the end " * 20_000
     assert in_parts(unknown, text) == (unknown.encode(text, True), len(text)), "it is read at once"
-    with pytest.raises(NoCutError):
+    with pytest.raises(NoSplitPointError):
         in_parts(unknown, text * 7)
 
 

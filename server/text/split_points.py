@@ -5,11 +5,11 @@ tokenized in parts. A cut must be safe from both sides: the part before it has t
 part behind it has the same tokens whatever went before. Two kinds of tokenizer are known to have such places:
 
 - Tokenizers which split a text into words by one of the patterns below. No alternative of these patterns matches
-  across the places in `_WORD_CUTS`, and none looks past them. Words are tokenized one by one.
+  across the places in `_WORD_SPLITS`, and none looks past them. Words are tokenized one by one.
 - SentencePiece's BPE, which merges characters of the whole text. Two neighbours that stand side by side in no token of
   the vocabulary are never merged, so the text can be cut between them.
 
-Any other tokenizer gets no cuts: `cuts_of` returns None.
+Any other tokenizer gets no cuts: `split_points_of` returns None.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _KNOWN = frozenset(
 _LETTERS = frozenset(known for known in _KNOWN if r"\p{L}+" in known or known in _CASED or r"[\p{L}\p{M}]+" in known)
 
 _HAN = "\u4e00-\u9fa5"
-_WORD_CUTS = (
+_WORD_SPLITS = (
     r"\S(?= \S)",
     r"[A-Za-z](?=[0-9])",
     r"[0-9](?=[A-Za-z])",
@@ -66,7 +66,7 @@ before."""
 _DIGITS = "0123456789"
 
 
-def cuts_of(state: Mapping[str, Any]) -> Cuts | None:
+def split_points_of(state: Mapping[str, Any]) -> SplitPoints | None:
     """`state`: what tokenizer.json holds. None for a tokenizer that is not known to have safe places."""
     model, added = state["model"], state["added_tokens"]
     if model["type"] != "BPE" or model["dropout"] or any(len(item["content"]) > _MAX_ADDED_CHARS for item in added):
@@ -74,15 +74,15 @@ def cuts_of(state: Mapping[str, Any]) -> Cuts | None:
     contents = frozenset(item["content"] for item in added)
     normalizer, splitter = state["normalizer"], state["pre_tokenizer"]
     if (normalizer is None or normalizer["type"] == "NFC") and (digits := _digits_of(splitter)) is not None:
-        return Cuts(contents, _word_cuts(digits), is_nfc=normalizer is not None)
+        return SplitPoints(contents, _word_splits(digits), is_nfc=normalizer is not None)
     mark = _mark_of(normalizer, splitter)
     if mark is None or any(item["normalized"] for item in added) or not _is_by_character(model):
         return None
     contents |= {content.replace(mark[0], " ") for content in contents}
-    return Cuts(contents, _pair_cuts(model["vocab"], *mark), num_dropped=int(mark[1]))
+    return SplitPoints(contents, _pair_splits(model["vocab"], *mark), num_dropped=int(mark[1]))
 
 
-class Cuts:
+class SplitPoints:
     """The safe places of one tokenizer."""
 
     __slots__ = ("_added", "_find", "_is_nfc", "_lengths", "_num_dropped")
@@ -134,9 +134,9 @@ _NEAR = 64
 the normalized text."""
 
 
-def _word_cuts(digits: int) -> Callable[[str, int, int], int]:
+def _word_splits(digits: int) -> Callable[[str, int, int], int]:
     """`digits`: in one word, counted from the first of a run; 0: all of a run."""
-    patterns = (*_WORD_CUTS, "[0-9](?=[0-9])") if digits == 1 else _WORD_CUTS
+    patterns = (*_WORD_SPLITS, "[0-9](?=[0-9])") if digits == 1 else _WORD_SPLITS
     search = re.compile("|".join(patterns)).search
 
     def find(text: str, start: int, first: int) -> int:
@@ -153,7 +153,7 @@ def _word_cuts(digits: int) -> Callable[[str, int, int], int]:
     return find
 
 
-def _pair_cuts(vocabulary: dict[str, int], mark: str, is_prepended: bool) -> Callable[[str, int, int], int]:
+def _pair_splits(vocabulary: dict[str, int], mark: str, is_prepended: bool) -> Callable[[str, int, int], int]:
     @cache
     def neighbours() -> frozenset[str]:
         """Every two characters that stand side by side in a token. Read with the first long text: of 262,000 tokens

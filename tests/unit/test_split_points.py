@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from inferd.server.text import cuts
-from inferd.server.text.cuts import Cuts, cuts_of
+from inferd.server.text import split_points
+from inferd.server.text.split_points import SplitPoints, split_points_of
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 MARK = "\u2581"
@@ -112,20 +112,20 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def known(tokenizer: Tokenizer) -> Cuts:
-    found = cuts_of(json.loads(tokenizer.to_str()))
+def known(tokenizer: Tokenizer) -> SplitPoints:
+    found = split_points_of(json.loads(tokenizer.to_str()))
     assert found is not None
     return found
 
 
-def parts(found: Cuts, text: str) -> list[str]:
+def parts(found: SplitPoints, text: str) -> list[str]:
     return [text[span[0] : span[1]] for span in found.spans(text) if span is not None]
 
 
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place that may be cut, or nearly, is."""
-    monkeypatch.setattr(cuts, "PART", 1)
+    monkeypatch.setattr(split_points, "PART", 1)
 
 
 def texts(rng: random.Random, count: int) -> list[str]:
@@ -194,13 +194,13 @@ def test_no_word_reaches_across_a_cut(name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("unit", ["word ", "x1", "line\n", "\u4eca\u5929\uff0c"])
 def test_a_long_text_comes_in_parts_of_bounded_length(name: str, unit: str) -> None:
-    text = unit * (20 * cuts.PART // len(unit))
+    text = unit * (20 * split_points.PART // len(unit))
     split_text = parts(known(TOKENIZERS[name]()), text)
     is_cut = len(split_text) > 1
     # Before a text Llama 2 puts the space that is left out at a cut: it is cut at spaces alone.
     assert is_cut or (name in ("prepend", "metaspace") and unit != "word ") or (name == "plain" and unit != "word ")
     if is_cut:
-        assert max(map(len, split_text)) <= 2 * cuts.PART + len(unit)
+        assert max(map(len, split_text)) <= 2 * split_points.PART + len(unit)
 
 
 @pytest.mark.parametrize("name", ["embedded", "gpt4", "gpt4o", "qwen2", "minicpm"])
@@ -227,15 +227,15 @@ def test_a_long_run_of_digits_is_cut_where_its_words_end(name: str) -> None:
 )  # fmt: skip
 def test_a_tokenizer_that_is_not_known_is_not_cut(change: dict[str, Any]) -> None:
     state = json.loads((MODEL_PATH / "tokenizer.json").read_text())
-    assert cuts_of(state) is not None
-    assert cuts_of(state | change) is None
+    assert split_points_of(state) is not None
+    assert split_points_of(state | change) is None
 
 
 @pytest.mark.parametrize("change", [{"dropout": 0.1}, {"ignore_merges": True}, {"byte_fallback": False}])
 def test_sentencepiece_whose_characters_depend_on_others_is_not_cut(change: dict[str, Any]) -> None:
     state = json.loads(sentencepiece("plain").to_str())
     state["model"] |= change
-    assert cuts_of(state) is None
+    assert split_points_of(state) is None
 
 
 class Counted(str):
@@ -253,7 +253,7 @@ class Counted(str):
 @pytest.mark.parametrize("unit", ["<|x1 y|> ", "a <|x1 y|> ", "a"])
 def test_the_search_for_cuts_is_linear(name: str, unit: str) -> None:
     """Also where a token that was added touches every place, and of the part that grows meanwhile."""
-    found = cuts_of(json.loads(TOKENIZERS[name]().to_str()))
+    found = split_points_of(json.loads(TOKENIZERS[name]().to_str()))
     assert found is not None
     text = Counted(unit * (2**20 // len(unit)))
     assert [span for span in found.spans(text) if span is not None] == [(0, len(text))]
@@ -272,8 +272,8 @@ def test_sentencepiece_reads_its_vocabulary_once() -> None:
 
     characters = [chr(0x4E00 + i) for i in range(100)]
     pairs = map("".join, itertools.product(characters, repeat=2))
-    find = cuts._pair_cuts(Vocabulary((pair, i) for i, pair in enumerate(pairs)), MARK, False)
-    text = "".join(random.Random(1).choices(characters, k=100_000)) + "\0" + characters[0] * cuts.PART
-    assert [find(text, 0, first) for first in range(cuts.PART, 81_921, cuts.PART)] == [-1] * 5
+    find = split_points._pair_splits(Vocabulary((pair, i) for i, pair in enumerate(pairs)), MARK, False)
+    text = "".join(random.Random(1).choices(characters, k=100_000)) + "\0" + characters[0] * split_points.PART
+    assert [find(text, 0, first) for first in range(split_points.PART, 81_921, split_points.PART)] == [-1] * 5
     assert find(text, 0, 98_304) == 100_000, "no token has a NUL"
     assert num_read == 1
