@@ -46,7 +46,7 @@ class QueueBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Measure:
     """One of the queue's two measures, as it stands when more comes."""
 
     what: str
@@ -58,7 +58,7 @@ class _Line:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Waiting:
     num_requests: int = 0
     num_tokens: int = 0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
@@ -81,8 +81,8 @@ class Backlog:
 
     def __init__(self, bounds: QueueBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds, self._clock = bounds, clock
-        self._all = _Held()
-        self._by_tenant: dict[str, _Held] = {}
+        self._all = _Waiting()
+        self._by_tenant: dict[str, _Waiting] = {}
 
     @property
     def num_requests(self) -> int:
@@ -98,7 +98,7 @@ class Backlog:
         own = self._by_tenant.get(tenant)
         if own is None:
             self._forget_idle()
-            own = self._by_tenant[tenant] = _Held()
+            own = self._by_tenant[tenant] = _Waiting()
         for held in (self._all, own):
             held.num_requests += 1
             held.num_tokens += num_tokens
@@ -145,12 +145,14 @@ class Backlog:
             self._check_ever(num_requests)
         if not self._all.num_requests:
             return
-        own = self._by_tenant.get(tenant, _Held())
-        requests = _Line("requests", own.num_requests, self._all.num_requests, num_requests, self._bounds.num_requests)
+        own = self._by_tenant.get(tenant, _Waiting())
+        requests = _Measure(
+            "requests", own.num_requests, self._all.num_requests, num_requests, self._bounds.num_requests
+        )
         self._check(tenant, requests, tokens_per_s, takes_rest=own.num_requests == 0 and num_requests == 1)
         most = self._bounds.num_tokens(tokens_per_s)
         if most < float("inf"):
-            tokens = _Line("prompt tokens", own.num_tokens, self._all.num_tokens, num_tokens, most)
+            tokens = _Measure("prompt tokens", own.num_tokens, self._all.num_tokens, num_tokens, most)
             self._check(tenant, tokens, tokens_per_s, takes_rest=own.num_tokens == 0)
         wait_s = own.wait_s(self._clock())
         if left_s is not None and wait_s is not None and wait_s > CERTAINTY * left_s:
@@ -170,7 +172,7 @@ class Backlog:
             )
             raise RequestError("request_exceeds_work_limit", message, "n")
 
-    def _check(self, tenant: str, line: _Line, pace: float, *, takes_rest: bool) -> None:
+    def _check(self, tenant: str, line: _Measure, pace: float, *, takes_rest: bool) -> None:
         """`takes_rest`: a tenant that has nothing waiting may have what is left, be it the last place."""
         if line.total + line.more > line.most:
             adds = f", this request adds {line.more:.0f}" if line.more > 1 else ""

@@ -48,7 +48,7 @@ _READ_AT_ONCE = 256
 """Deltas that are read before the event loop may do something else (some 3 ms)."""
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
-_GUILTY = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
+_ENDED_ENGINES = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
 
 
 def _cost_of(output: StepOutput) -> int:
@@ -95,7 +95,7 @@ class Router:
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
-        self._untold: dict[str, TokenStream] = {}
+        self._unsent: dict[str, TokenStream] = {}
         """Of those, the ones that the engine has not been told of yet, in the order in which they came."""
         self._backlog = Backlog(self._options.queue)
         self._ready: Ready | None = None
@@ -168,18 +168,18 @@ class Router:
             self._streams[stream.request_id] = stream
             self._backlog.add(first.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
-        if not self.is_up or self._untold:
-            self._untold.update((stream.request_id, stream) for stream in streams)
+        if not self.is_up or self._unsent:
+            self._unsent.update((stream.request_id, stream) for stream in streams)
         elif len(submits) == 1:
-            self._tell(first)
+            self._try_send(first)
         else:
             others = tuple((submit.request_id, submit.params.seed) for submit in submits[1:])
-            self._tell(SubmitChoices(first=first, others=others))
+            self._try_send(SubmitChoices(first=first, others=others))
         return streams
 
     def reset_prefix_cache(self) -> None:
         if self.is_up:  # a new engine's is empty
-            self._tell(ResetPrefixCache())
+            self._try_send(ResetPrefixCache())
 
     def leave(self) -> None:
         """Tell probes that requests are better sent elsewhere."""
@@ -243,11 +243,11 @@ class Router:
         journals = [stream.journal for stream in self._streams.values()]
         for guilty in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
             logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
-            self._fail(self._streams[guilty.submit.request_id], _GUILTY)
+            self._fail(self._streams[guilty.submit.request_id], _ENDED_ENGINES)
         for stream in tuple(self._streams.values()):
             if stream.abort_reason is not None:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))
-        self._untold = dict(self._streams)
+        self._unsent = dict(self._streams)
 
     async def _begin(self, ready: Ready) -> None:
         """An engine takes requests: send it all there are, in the order in which they came."""
@@ -270,8 +270,8 @@ class Router:
         engine dies, too, `lose` begins anew.
         """
         num_replayed = num_ids = 0
-        while self._untold:
-            journal = self._untold.pop(next(iter(self._untold))).journal
+        while self._unsent:
+            journal = self._unsent.pop(next(iter(self._unsent))).journal
             self._send(self._quarantine.replay(journal))
             num_replayed += 1
             num_ids += len(journal.submit.prompt_ids) + len(journal.emitted_ids)
@@ -296,7 +296,7 @@ class Router:
         assert self._client is not None, "no engine was attached"
         self._client.send(message)
 
-    def _tell(self, message: ToEngine) -> None:
+    def _try_send(self, message: ToEngine) -> None:
         """Send. An engine that takes nothing is dead or hangs, and will be found so: streams wait for the next one."""
         with contextlib.suppress(EngineDeadError):
             self._send(message)
@@ -332,10 +332,10 @@ class Router:
 
     def _abort(self, request_id: str) -> None:
         """A stream of which the engine does not know, or of which there is none to know, ends here."""
-        if request_id in self._untold:
+        if request_id in self._unsent:
             self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
         else:
-            self._tell(Abort((request_id,)))
+            self._try_send(Abort((request_id,)))
 
     def _deliver(self, output: StepOutput) -> None:
         self.stats = output.stats
@@ -376,7 +376,7 @@ class Router:
         if delta.finish_reason is None:
             return
         del self._streams[stream.request_id]
-        self._untold.pop(stream.request_id, None)
+        self._unsent.pop(stream.request_id, None)
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:

@@ -88,7 +88,7 @@ def begun_requests_are_not_sent_again(patch: Patch) -> None:
 
     def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
         lose(self, in_flight, is_external_kill=is_external_kill)
-        self._untold = {name: stream for name, stream in self._untold.items() if not stream.has_begun}
+        self._unsent = {name: stream for name, stream in self._unsent.items() if not stream.has_begun}
 
     patch.setattr(Router, "lose", forgetful)
 
@@ -99,10 +99,10 @@ def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
     lose = Router.lose
 
     def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
-        untold = set(self._untold)
+        untold = set(self._unsent)
         lose(self, in_flight, is_external_kill=is_external_kill)
         if untold:
-            self._untold = {name: stream for name, stream in self._untold.items() if name in untold}
+            self._unsent = {name: stream for name, stream in self._unsent.items() if name in untold}
 
     patch.setattr(Router, "lose", forgetful)
 

@@ -10,7 +10,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.config.settings import Settings
-from inferd.server.dispatch.admission import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Held
+from inferd.server.dispatch.admission import CERTAINTY, FLOOD_FACTOR, Backlog, QueueBounds, _Waiting
 from inferd.server.lifecycle.serve import _router_options
 
 
@@ -113,7 +113,7 @@ def test_a_pace_may_be_forgotten_while_another_thread_asks_for_it() -> None:
             self.clear()
             return iter(gaps_s)
 
-    held = _Held(num_requests=1, gaps_s=Cleared([0.5] * 40))
+    held = _Waiting(num_requests=1, gaps_s=Cleared([0.5] * 40))
     assert held.wait_s(0.0) == 1.0
     assert held.wait_s(0.0) is None
 
