@@ -83,7 +83,7 @@ def admit(
     caller = caller_of(request, timeout_s)
     ttft_s = caller.targets.over(service.targets).ttft_s if has_target else None
     left_s = None if ttft_s is None else caller.arrival_s + ttft_s - time.monotonic()
-    service.router.check_room(caller.tenant, 1, left_s, num_choices)
+    service.router.check_queue(caller.tenant, 1, left_s, num_choices)
     return caller
 
 

@@ -317,9 +317,9 @@ class Router:
         left_s = None
         if submit.ttft_target_s is not None:
             left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
-        self.check_room(submit.tenant, num_tokens, left_s, num_choices)
+        self.check_queue(submit.tenant, num_tokens, left_s, num_choices)
 
-    def check_room(
+    def check_queue(
         self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
     ) -> None:
         """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,

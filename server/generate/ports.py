@@ -75,7 +75,7 @@ class Router(Protocol):
         """After the newest step."""
         ...
 
-    def check_room(
+    def check_queue(
         self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
     ) -> None:
         """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,

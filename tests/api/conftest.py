@@ -205,7 +205,7 @@ class ScriptedRouter:
         """The next choices, in order; the last script serves all that follow."""
         self.scripts = list(scripts)
 
-    def check_room(
+    def check_queue(
         self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
     ) -> None:
         """There is always room."""

@@ -588,10 +588,10 @@ def test_room_is_asked_for_with_the_callers_own_target() -> None:
         for _ in range(40):
             clock[0] += 0.05
             router._backlog.remove("t", 1)
-        router.check_room("t", 1)
-        router.check_room("t", 1, 2.0)
+        router.check_queue("t", 1)
+        router.check_queue("t", 1, 2.0)
         with pytest.raises(RequestError, match="target leaves"):
-            router.check_room("t", 1, 0.5)
+            router.check_queue("t", 1, 0.5)
 
     play(scenario)
 
