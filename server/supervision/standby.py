@@ -66,7 +66,7 @@ class Standby:
             await asyncio.sleep(delay_s)
             self._started_s = time.monotonic()
             try:
-                reason = await self._live(epoch)
+                reason = await self._run_one(epoch)
             except StartError as error:
                 reason = f"it could not start: {error}"
             except Exception as error:
@@ -74,10 +74,10 @@ class Standby:
                 logger.exception("a standby failed")
             logger.warning("the standby is gone (%s): another will be started", reason)
 
-    async def _live(self, epoch: int) -> str:
+    async def _run_one(self, epoch: int) -> str:
         """One standby, to its end; returns how it ended. Left alone where this is cancelled."""
         handle = self._handle = self._begin(epoch)
-        said, ended = asyncio.create_task(self._said(handle)), asyncio.create_task(handle.ended())
+        said, ended = asyncio.create_task(self._wait_ready(handle)), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)
             if said.done() and said.result() is None:
@@ -93,7 +93,7 @@ class Standby:
                 self._set_warm(False)
                 await _end(handle)
 
-    async def _said(self, handle: EngineHandle) -> str | None:
+    async def _wait_ready(self, handle: EngineHandle) -> str | None:
         """None where it says that it is ready to be promoted; else what is wrong with it."""
         try:
             while isinstance(message := await handle.client.receive(), Phase):

@@ -36,13 +36,13 @@ class EngineSupervisor:
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
         self._epoch = 0
-        router.on_up, router.on_recovered = self._keep_spare, self._log_recovered
+        router.on_up, router.on_recovered = self._keep_standby, self._log_recovered
 
     async def run(self) -> NoReturn:
         """Raises `StartError` where the first engine cannot start, and `EngineDeadError` where engines die at once."""
         try:
             while True:
-                reason = await self._live()
+                reason = await self._run_one()
                 self._epoch += 1
                 if not self._router.became_ready.is_set():
                     raise EngineDeadError(reason)
@@ -53,9 +53,9 @@ class EngineSupervisor:
                 logger.error("%s: starting another%s; %s", reason, f" in {delay_s:.2g} s" if delay_s else "", waiting)
                 await asyncio.sleep(delay_s)
         finally:
-            await self._drop_spare()
+            await self._drop_standby()
 
-    async def _live(self) -> str:
+    async def _run_one(self) -> str:
         """One engine, from its start or its promotion to its end; returns how it ended. Nothing is left of it."""
         try:
             handle = await self._next()
@@ -89,12 +89,12 @@ class EngineSupervisor:
     def _begin(self, epoch: int, *, is_standby: bool) -> EngineHandle:
         return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby)
 
-    def _keep_spare(self) -> None:
+    def _keep_standby(self) -> None:
         """Once an engine serves: until then it needs the cores itself."""
         if self._config.standby:
             self._standby.keep(self._epoch + 1)
 
-    async def _drop_spare(self) -> None:
+    async def _drop_standby(self) -> None:
         handle = await self._standby.take()
         if handle is not None:
             await handle.supervisor.stop()

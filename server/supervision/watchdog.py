@@ -29,7 +29,7 @@ class Watchdog:
         self._now = now
         self._num_beats = self._num_steps = 0
         self._silent_s = self._step_s = 0.0
-        self._to_server, self._to_engine = _Way(), _Way()
+        self._to_server, self._to_engine = _Direction(), _Direction()
         self.is_step_endless = False
         """Why it was given up: not for its silence, nor for a frame."""
 
@@ -69,7 +69,7 @@ class Watchdog:
         return None
 
 
-class _Way:
+class _Direction:
     """One direction of the wire."""
 
     def __init__(self) -> None:

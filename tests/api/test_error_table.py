@@ -206,7 +206,7 @@ def test_every_family_says_when_to_come_back(
         raise refusal
 
     if where == "intake":
-        monkeypatch.setattr(router, "check_room", refuse)
+        monkeypatch.setattr(router, "check_queue", refuse)
     elif where == "router":
         router.refusal = refusal
     else:

@@ -61,7 +61,7 @@ def test_admission_is_told_what_is_left_of_the_target(
     """The request arrived 100 s before its admission. Embeddings draw no token and so have no target."""
     admitted: list[tuple[object, ...]] = []
     monkeypatch.setattr(respond, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100.0))
-    monkeypatch.setattr(router, "check_room", lambda *given: admitted.append(given))
+    monkeypatch.setattr(router, "check_queue", lambda *given: admitted.append(given))
     base = serve(AppOptions(targets=Targets(2.0)))
     assert httpx.post(base + path, json=ROUTES.get(path, {"input": "hi"}), headers=headers).status_code == 200
     ((_, num_tokens, left_s, num_choices),) = admitted
@@ -76,7 +76,7 @@ def test_admission_is_told_how_many_choices_come(
     http: httpx.Client, router: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admitted: list[int] = []
-    monkeypatch.setattr(router, "check_room", lambda *given: admitted.append(given[3]))
+    monkeypatch.setattr(router, "check_queue", lambda *given: admitted.append(given[3]))
     http.post("/v1/completions", json={"prompt": ["a", "b", "c"], "n": 2})
     http.post("/v1/chat/completions", json={**CHAT, "n": 4})
     assert admitted == [6, 4]
@@ -88,7 +88,7 @@ def test_rendering_asks_for_no_place_in_the_queue(
     def refuse(*_: object) -> None:
         raise RequestError("server_is_overloaded", "Later.")
 
-    monkeypatch.setattr(router, "check_room", refuse)
+    monkeypatch.setattr(router, "check_queue", refuse)
     assert http.post("/v1/completions/render", json={"prompt": "hi"}).status_code == 200
     assert http.post("/v1/chat/completions/render", json=CHAT).status_code == 200
     assert http.post("/v1/chat/completions", json=CHAT).status_code == 503

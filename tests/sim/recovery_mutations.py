@@ -226,7 +226,7 @@ def standby_outlives_the_server(patch: Patch) -> None:
     async def forget(self: EngineSupervisor) -> None:
         pass
 
-    patch.setattr(EngineSupervisor, "_drop_spare", forget)
+    patch.setattr(EngineSupervisor, "_drop_standby", forget)
 
 
 # -- the wire ----------------------------------------------------------------------------------------------------------
