@@ -37,7 +37,7 @@ class Choice:
         kept_ids = frozenset[int]() if request.parser_config is None else request.parser_config.kept_ids
         self._detokenizer = Detokenizer(table, self._prompt.token_ids, request.skip_special_tokens, kept_ids)
         self._stops = StopStrings(request.stop, request.include_stop)
-        self._repetition = Repetition(request.repetition)
+        self._repetition = RepetitionDetector(request.repetition)
         self._repeats = False
         self._answer = answer_of(index, request.parser_config)
         self._awaits_prompt = request.reads_prompt
@@ -147,7 +147,7 @@ class Choice:
         return PromptRead(self.index, text, (None, *scored))
 
 
-class Repetition:
+class RepetitionDetector:
     """Watches one choice's tokens. A token costs a comparison for each size a pattern may have."""
 
     def __init__(self, rule: RepetitionRule | None) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.generate.choice import Repetition
+from inferd.server.generate.choice import RepetitionDetector
 from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
 
 
@@ -33,13 +33,13 @@ RULES = st.builds(
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=40), RULES)
 def test_every_token_is_judged_by_the_definition(ids: list[int], rule: RepetitionRule) -> None:
-    watched = Repetition(rule)
+    watched = RepetitionDetector(rule)
     for i, token_id in enumerate(ids):
         assert watched.feed(token_id) == ends_in_copies(ids[: i + 1], rule)
 
 
 def test_without_a_rule_nothing_is_found() -> None:
-    watched = Repetition(None)
+    watched = RepetitionDetector(None)
     assert not any(watched.feed(1) for _ in range(1_000))
 
 
