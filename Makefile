@@ -75,7 +75,7 @@ $(DOCS_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-docs: $(DOCS_STAMP) ## Write the tables of docs/api.md anew and build the site in build/site; broken links fail
+docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in build/site; broken links fail
 	@$(BIN)/python -m inferd.server.api.reference
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -1,6 +1,6 @@
-"""Fills the tables of docs/api.md from the tables that the server itself is made of: `make docs`.
+"""Fills the tables of docs/api.md and docs/metrics.md from the tables that the server itself is made of: `make docs`.
 
-The page's prose is written by hand; what stands between `<!-- table: NAME -->` and `<!-- end -->` is written here.
+The prose of the pages is written by hand. Tables between `<!-- table: NAME -->` and `<!-- end -->` are written here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import orjson
 from inferd.server.api.routes import ROUTES
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
+from inferd.server.observability.metrics import Metrics
 from inferd.server.schema import messages, strict_json
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
@@ -27,7 +28,7 @@ from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
-PAGE = Path("docs/api.md")
+PAGES = (Path("docs/api.md"), Path("docs/metrics.md"))
 
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _GENERATING: dict[str, type[RequestModel]] = {
@@ -211,6 +212,16 @@ def _limits() -> str:
     return _table(("In one body", "At most", ""), ((name, f"{limit:,}", note) for name, limit, note in rows))
 
 
+def _metrics() -> str:
+    """The metrics of a server that has not served anything yet."""
+    page = Metrics(model_name="").render()[0].decode()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
+    metrics = re.findall(r"^# HELP (inferd_\w+) (.+)$", page, re.MULTILINE)
+    return _table(
+        ("Metric", "Type", "What it measures"), ((f"`{name}`", kinds[name], about) for name, about in metrics)
+    )
+
+
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [columns, ("---",) * len(columns), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
@@ -237,13 +248,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "aliases": _aliases,
     "errors": _errors,
     "limits": _limits,
+    "metrics": _metrics,
 }
 
 
 def main() -> int:
-    """Rewrite the page; give its path to have another one rewritten."""
-    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
-    page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrites the pages, or those whose paths are given."""
+    for page in map(Path, sys.argv[1:] or PAGES):
+        page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
