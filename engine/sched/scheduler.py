@@ -205,7 +205,7 @@ class Scheduler:
             draft = PlanDraft(self.latency.for_step((), now))
             if suspect.state is not State.FINISHED and suspect.request.scheduled < goal_of(suspect.request):
                 self._continue(suspect, suspect.request.num_pending, draft)
-            has_prompts = True
+            has_prompts = None
         else:
             draft, has_prompts = self._schedule_others(now)
         if not draft.rows:
@@ -216,14 +216,16 @@ class Scheduler:
         self._launched.append((plan, draft.entries))
         return plan
 
-    def _schedule_others(self, now: float) -> tuple[PlanDraft, bool]:
-        """A suspect's first step where its turn has come, else one of everybody; whether someone had more than one
-        token to compute, or waits to."""
+    def _schedule_others(self, now: float) -> tuple[PlanDraft, bool | None]:
+        """A step of everybody, and whether a request has more than one token to compute, or waits to.
+
+        If a suspect's turn has come, its first step and None.
+        """
         if self._suspects.is_due:
             # Nobody's pace is kept: all others wait for it.
             alone = PlanDraft(self.latency.for_step((), now))
             if self._start_suspect(alone, now):
-                return alone, True
+                return alone, None
         decodes: list[Entry] = []
         prompts: list[Entry] = []
         for entry in self._running:

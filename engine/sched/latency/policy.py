@@ -91,11 +91,16 @@ class LatencyPolicy:
         left_s = allowance_s - base_s
         return TimedBudget(self._max_num_batched_tokens, left_s, costs, self._split, floor, start_s, base_s)
 
-    def launched(self, rows: Sequence[Row], *, has_prompts: bool) -> None:
-        """A step was planned. `has_prompts`: someone had more than one token to compute, or waits to."""
+    def launched(self, rows: Sequence[Row], *, has_prompts: bool | None) -> None:
+        """A step was planned.
+
+        `has_prompts`: whether a request has more than one token to compute, or waits to. None: a suspect runs alone,
+        and the step neither serves the prompts of others nor starves them.
+        """
         load = StepLoad.of(rows)
         self._launched.append((load, self.model.predict(load)))
-        self._num_starved = self._num_starved + 1 if has_prompts and not load.pairs else 0
+        if has_prompts is not None:
+            self._num_starved = self._num_starved + 1 if has_prompts and not load.pairs else 0
 
     def applied(self, timing: Timing | None) -> None:
         """The oldest launched step is over; without `timing` nothing is learned from it."""
