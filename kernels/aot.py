@@ -15,10 +15,12 @@ import argparse
 import hashlib
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import re
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -103,27 +105,49 @@ def targets(form: Shipped) -> list[int]:
 
 
 def digest(form: Shipped) -> str:
-    """Of all that decides what a form is compiled to but the compiler's version: its kernel's source and that of all it
-    calls, where that stands in its file, and the form itself."""
-    told = [
-        _source_key(form.kernel),
+    """Identifies all that decides the compiled code, except the compiler's version: the form, the code of its kernel,
+    and the functions and constants that the kernel uses. Comments, docstrings and positions in a file do not count."""
+    content = [
+        _code_of(form.kernel),
         *(sorted(map(repr, mapping.items())) for mapping in (form.signature, form.constants, form.options)),
         (form.num_warps, form.num_stages, sorted(form.multiples)),
         (form.is_matrix, form.is_warp_matrix, form.is_streaming),
     ]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
-def _source_key(kernel: Any) -> str:
-    """Triton's own digest of a kernel's source, of all that it calls and of the constants that those name.
+def _code_of(kernel: Any) -> list[Any]:
+    """The tokens of a kernel, then the same of every function that it calls, and the constants that these name."""
+    used = ((name, _code_of(one) if _is_kernel(one) else repr(one)) for name, one in _used(kernel))
+    return [_tokens(kernel.src), *used]
 
-    Triton leaves the constants of what is called out of it, unless that was asked for its digest before, and so it is.
-    """
-    for name in kernel.fn.__code__.co_names:
-        called = kernel.fn.__globals__.get(name)
-        if hasattr(type(called), "cache_key"):  # of the object itself it would already be the digest
-            _source_key(called)
-    return str(kernel.cache_key)
+
+def _used(kernel: Any) -> list[tuple[str, Any]]:
+    """Kernels and constants that the source of `kernel` names, by name."""
+    found = {name: kernel.fn.__globals__.get(name) for name in kernel.fn.__code__.co_names}
+    return sorted((name, one) for name, one in found.items() if _is_kernel(one) or type(one).__name__ == "constexpr")
+
+
+def _is_kernel(value: Any) -> bool:
+    return hasattr(type(value), "cache_key")  # asking the value itself would compute its digest
+
+
+def _tokens(source: str) -> list[str]:
+    """The tokens of a function, without comments and docstring."""
+    kept: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_docstring = kept and kept[-1].type == tokenize.INDENT and token.type in (tokenize.STRING, tokenize.NEWLINE)
+        if token.type not in (tokenize.COMMENT, tokenize.NL) and not is_docstring:
+            kept.append(token)
+    return [token.string for token in kept]
+
+
+def _complete_cache_key(kernel: Any) -> None:
+    """Compute the cache keys of called functions first: else Triton leaves their constants out of the kernel's own."""
+    for _, used in _used(kernel):
+        if _is_kernel(used):
+            _complete_cache_key(used)
+    _ = kernel.cache_key
 
 
 def compile_form(form: Shipped, sm: int) -> CompiledForm:
@@ -139,7 +163,7 @@ def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
 
-    _source_key(form.kernel)
+    _complete_cache_key(form.kernel)
     names = form.kernel.arg_names
     types = {**form.signature, **dict.fromkeys(form.constants, "constexpr")}
     aligned = {name for name in names if types[name].startswith("*") or name in form.multiples}
