@@ -1,12 +1,12 @@
-"""Compiles every form of every Triton kernel for every supported architecture, on a machine without a GPU, and judges
-the result: registers, stack, shared memory, spills, tensor core instructions.
+"""Compiles every form of every Triton kernel for every supported architecture, on a machine without a GPU, and checks
+registers, stack, shared memory, spills and tensor core instructions.
 
     python -m inferd.kernels.aot [--one-each] [--since TABLE] [--write TABLE]
 
-`--one-each` compiles the first form of each kernel for one architecture, another for each kernel, and for all of them
-the forms that are not what TABLE was made from: another source, other types or constants, another version of Triton.
-Exits with 1 where a form spills, takes more shared memory than the device has, or is a matrix kernel without the
-architecture's matrix instructions.
+`--one-each` compiles the first form of each kernel for one architecture, which differs from kernel to kernel. It also
+compiles, for all architectures, the forms that differ from those of TABLE: by their source, types or constants, or by
+the version of Triton. Exits with 1 if a form spills, takes more shared memory than the device has, or is a matrix
+kernel without the architecture's matrix instructions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROOT = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """What one form of a kernel became on one architecture."""
+    """One form of a kernel, compiled for one architecture."""
 
     op: str
     config: str
@@ -55,7 +55,7 @@ class CompiledForm:
     wide_loads: int
     """Loads of 16 bytes from global memory, asynchronous copies included."""
     matrix: Mapping[str, int]
-    """How many instructions of each kind the tensor cores are given."""
+    """Number of tensor core instructions of each kind."""
     source: str
     """The form's `digest`."""
     faults: tuple[str, ...]
@@ -63,22 +63,22 @@ class CompiledForm:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What was compiled, and by which version of Triton."""
+    """The compiled forms, and the version of Triton that compiled them."""
 
     triton: str
     rows: tuple[CompiledForm, ...]
 
     def sources(self) -> dict[tuple[str, str], str]:
-        """The digest of each form by (op, config); none where another Triton compiles now."""
+        """The digest of each form by (op, config); empty if another version of Triton is installed."""
         return {(row.op, row.config): row.source for row in self.rows} if self.triton == triton_version() else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A form that was compiled and not yet judged."""
+    """A compiled form that has not been checked yet."""
 
     index: int
-    """Of the form."""
+    """Index of the form."""
     sm: int
     binary: sass.Binary
     shared_bytes: int
@@ -100,7 +100,7 @@ def all_shipped() -> list[Shipped]:
 
 
 def targets(form: Shipped) -> list[int]:
-    """The architectures that it is compiled for."""
+    """The architectures that the form is compiled for."""
     return [sm for sm in SHARED_LIMITS if sm >= form.min_sm]
 
 
@@ -151,14 +151,14 @@ def _complete_cache_key(kernel: Any) -> None:
 
 
 def compile_form(form: Shipped, sm: int) -> CompiledForm:
-    """One form for one architecture, without a GPU or a driver."""
+    """Compile and check one form for one architecture, without a GPU or a driver."""
     binary, shared_bytes = _compile(form, sm)
     (instructions,) = sass.disassemble(binary.target, [binary.code])
     return _judge(form, sm, binary, shared_bytes, instructions)
 
 
 def _compile(form: Shipped, sm: int) -> tuple[sass.Binary, int]:
-    """The kernel, and its bytes of shared memory."""
+    """(compiled kernel, its bytes of shared memory)."""
     import triton  # noqa: PLC0415
     from triton.backends.compiler import GPUTarget  # noqa: PLC0415
     from triton.compiler import ASTSource  # noqa: PLC0415
@@ -186,9 +186,9 @@ def _judge(form: Shipped, sm: int, binary: sass.Binary, shared_bytes: int, instr
     if binary.stack_bytes or spills:
         faults.append(f"spills: {binary.stack_bytes} bytes of stack, {spills} accesses")
     if shared_bytes > SHARED_LIMITS[sm]:
-        faults.append(f"{shared_bytes} bytes of shared memory, and there are {SHARED_LIMITS[sm]}")
+        faults.append(f"needs {shared_bytes} bytes of shared memory; the device has {SHARED_LIMITS[sm]}")
     if form.is_streaming and not wide_loads:
-        faults.append("reads memory in less than 16 bytes a thread")
+        faults.append("reads memory in loads of less than 16 bytes a thread")
     return CompiledForm(
         op=form.op,
         config=form.config,
@@ -210,12 +210,13 @@ def _matrix_faults(form: Shipped, sm: int, matrix: Mapping[str, int]) -> list[st
     if (form.is_matrix or form.is_warp_matrix) and not any(name.startswith(wanted) for name in matrix):
         faults.append(f"multiplies without {' or '.join(wanted)}")
     if form.is_warp_matrix and any(name.startswith(_WARP_GROUP_INSTRUCTIONS) for name in matrix):
-        faults.append("multiplies by instructions of warp groups")
+        faults.append("uses warp group instructions")
     return faults
 
 
 def compile_tasks(tasks: Sequence[tuple[int, int]], jobs: int) -> list[CompiledForm]:
-    """Rows of (index of the form, architecture), in `jobs` processes; matrix kernels first, which take longest."""
+    """Compile (index of a form, architecture) pairs in `jobs` processes. Matrix kernels come first, because they take
+    longest."""
     forms = _forms()
     ordered = sorted(tasks, key=lambda task: not (forms[task[0]].is_matrix or forms[task[0]].is_warp_matrix))
     with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
@@ -257,9 +258,8 @@ def _forms() -> list[Shipped]:
 def chosen(
     forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool, sms: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(index of a form, architecture) of what to compile: everything, or for all of `sms` the forms whose digest is not
-    in `known`, by (op, config), and for one of them each op's first form where that is.
-    """
+    """The (index of a form, architecture) pairs to compile. Without `one_each`: all. With it: for all of `sms` the
+    forms whose digest `known` does not have by (op, config), and the first form of each other op for one of `sms`."""
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
     tasks: list[tuple[int, int]] = []
@@ -273,21 +273,23 @@ def chosen(
 
 
 def read_table(path: Path) -> Table:
-    """As `write_table` wrote it; an empty one where there is no file."""
+    """The table that `write_table` wrote; an empty one if there is no file."""
     if not path.exists():
         return Table("", ())
-    told = json.loads(path.read_text())
-    return Table(told["triton"], tuple(CompiledForm(**{**row, "faults": tuple(row["faults"])}) for row in told["rows"]))
+    content = json.loads(path.read_text())
+    return Table(
+        content["triton"], tuple(CompiledForm(**{**row, "faults": tuple(row["faults"])}) for row in content["rows"])
+    )
 
 
 def write_table(path: Path, rows: Sequence[CompiledForm]) -> None:
-    """JSON, a line a row."""
+    """Write JSON with one row a line."""
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
     path.write_text(f'{{"triton": {json.dumps(triton_version())}, "rows": [\n{lines}\n]}}\n')
 
 
 def render(rows: Sequence[CompiledForm]) -> str:
-    """A table to read, a line a row."""
+    """A readable table with one row a line."""
     lines = [f"{'op':18} {'config':44} {'sm':>4} {'regs':>5} {'stack':>6} {'smem':>7} {'16 B':>5}  matrix"]
     for row in rows:
         matrix = ", ".join(f"{count} {name}" for name, count in row.matrix.items())

@@ -1,5 +1,6 @@
-// How Python calls a kernel: by one array of its arguments, eight bytes each, so that a call is bytes that can be kept
-// and made again (`replay.cpp`), and the format of that array, so that Python packs what C++ takes.
+// The calling convention between Python and kernels. A kernel gets one array of its arguments, eight bytes each, so a
+// call is bytes that can be stored and repeated (`replay.cpp`). The array's format is exported, so that Python packs
+// what C++ takes.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ inline void apply(void (*function)(A...), const Argument* arguments) {
     apply(function, arguments, std::index_sequence_for<A...>());
 }
 
-// As Python's `struct` has it: q an integer or a pointer, d a number.
+// The codes of Python's `struct`: q for an integer or a pointer, d for a number.
 template <size_t N>
 struct Format {
     char text[N + 2];

@@ -1,5 +1,5 @@
-// 8-bit floats (e4m3: a sign, 4 bits of exponent biased by 7, 3 of mantissa, no infinity, NaN where all 7 are set) to and
-// from the types that kernels compute in. Widening is exact; narrowing rounds to nearest, ties to even.
+// Converts 8-bit floats to and from the types that kernels compute in. e4m3 has a sign, 4 bits of exponent biased by 7,
+// 3 of mantissa, no infinity, and NaN if all 7 are set. Widening is exact; narrowing rounds to nearest, ties to even.
 #pragma once
 
 #include "simd.h"
@@ -16,8 +16,8 @@ struct e4m3 {
 
 constexpr float E4M3_MAX = 448.0f;
 
-// Sixteen as fp32. The exponent is biased anew by an addition. Below 2^-6 (code 8) a number is its code x 2^-9: these
-// and NaN are looked up, by their code plus one, where there is an instruction for it.
+// Sixteen as fp32. An addition changes the bias of the exponent. Below 2^-6 (code 8) a number is its code x 2^-9. These
+// and NaN are looked up by their code plus one, if there is an instruction for it.
 static inline vf load(const e4m3* p) {
     vb16 bytes;
     std::memcpy(&bytes, p, sizeof bytes);
@@ -32,7 +32,7 @@ static inline vf load(const e4m3* p) {
     // (normal & sign) | found
     return (vf)_mm512_mask_ternarylogic_epi32(normal, is_special, found, _mm512_set1_epi32(0x80000000), 0xec);
 #elif defined(__F16C__)
-    // As float16, whose exponent is biased by 8 more, a number's bits are the number / 2^8.
+    // float16's bias is 8 larger, so the same bits read as float16 are the number / 2^8.
     const __m256i code = _mm256_cvtepi8_epi16((__m128i)bytes), magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
     const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
     const __m256i number = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16(int16_t(0xbf80)));
@@ -69,7 +69,8 @@ static inline vi load_pairs(const e4m3* p) {
         is_special, normal, _mm512_ternarylogic_epi32(normal, found, _mm512_set1_epi16(int16_t(0x8000)), 0xec));
 #else
     const vh32 code = __builtin_convertvector(bytes, vh32), magnitude = code & 0x7f, zero = {};
-    // From 2^-7, from 2^-8 and from 2^-9 on: steps of 2^-9 are as many halves, quarters and wholes of those.
+    // Below 2^-6 numbers are multiples of 2^-9. From 2^-7, 2^-8 and 2^-9 on that is a quarter, a half and the whole of
+    // these.
     vh32 bits = magnitude < 2 ? magnitude * 0x3b00 : 0x3b80 + ((magnitude - 2) << 6);
     bits = magnitude < 4 ? bits : 0x3c00 + ((magnitude - 4) << 5);
     bits = magnitude < 8 ? bits : (magnitude << 4) + (120 << 7);
@@ -89,12 +90,12 @@ static inline uint16_t to_bf16_bits(e4m3 x) {
     return uint16_t(bits >> 16);
 }
 
-// +-448 where it is larger; NaN stays NaN.
+// Larger numbers become +-448; NaN stays NaN.
 static inline void store(e4m3* p, vf v) {
     const vi all = (vi)v, magnitude = all & 0x7fffffff;
     const vi bounded = magnitude < (vi)splat(E4M3_MAX) ? magnitude : (vi)splat(E4M3_MAX);
     const vi normal = ((bounded + 0x7ffff + ((bounded >> 20) & 1)) >> 20) - (120 << 3);
-    const vf shifted = (vf)bounded + 16384.0f;  // whose last bit is 2^-9
+    const vf shifted = (vf)bounded + 16384.0f;  // its last bit is 2^-9
     const vi small = (vi)shifted - (vi)splat(16384.0f);
     vi code = (vf)bounded < 0x1p-6f ? small : normal;
     code = magnitude > 0x7f800000 ? splat_i(0x7f) : code;

@@ -1,7 +1,7 @@
-// Products of 8-bit integers and the quantization of activations: what the 8 and 4 bit linear kernels share.
+// Shared parts of the 8 and 4 bit linear kernels: products of 8-bit integers, and the quantization of activations.
 //
-// Integer sums are exact in any order, so that only the few floating point operations around them are written with care:
-// every fused multiply-add is spelled out, and none is left for the compiler to find or not.
+// Integer sums are exact in any order. The few floating point operations around them are written with care: every fused
+// multiply-add is spelled out, and the compiler fuses none of its own.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ static inline vi dot4(vi acc, vi weights, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)weights, _mm512_set1_epi32(x));
 #elif defined(__AVX2__)
-    // maddubs would saturate: two 16-bit products of the even and of the odd bytes do not.
+    // maddubs would saturate. Separate 16-bit products of the even and of the odd bytes do not.
     __m256i all = _mm256_set1_epi32(x), half[2], sum[2];
     __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);
     std::memcpy(half, &weights, sizeof half);
@@ -56,7 +56,7 @@ static inline vi round_i(vf x) {
 
 static inline vf to_floats(vi x) { return __builtin_convertvector(x, vf); }
 
-// The first n <= LANES elements.
+// Load the first n <= LANES elements.
 template <class T>
 static inline void store_first(T* p, vf v, int n) {
     if (n == LANES)
@@ -71,7 +71,7 @@ static inline int32_t read_i32(const void* p) {
     return x;
 }
 
-// The lanes of v, halved four times by `join`, in a fixed tree.
+// Join the lanes of v by halving four times, in a fixed tree.
 template <class V, class Join>
 static inline auto fold(V v, Join join) {
     v = join(v, __builtin_shuffle(v, vi{8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15}));
@@ -94,16 +94,16 @@ struct Span {
     int32_t sum;
 };
 
-// x[0..n) to signed bytes, symmetric: q = round(x * (127 / max |x|)), scale = max |x| / 127; the sum is that of all q.
-// Piece i of `piece` bytes goes to q + i * stride, zeros behind the end up to a multiple of 16. Not-a-number and infinity
-// give a scale of the same kind and bytes of zero, so that every product with them is not-a-number.
+// x[0..n) to signed bytes, symmetric: q = round(x * (127 / max |x|)), scale = max |x| / 127. Also gives the sum of all
+// q. Piece i of `piece` bytes goes to q + i * stride, with zeros behind the end up to a multiple of 16. If x holds NaN
+// or infinity, so does the scale and all bytes are zero: every product with them is NaN.
 template <class T>
 static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece, int64_t stride) {
-    constexpr float SMALLEST = 1e-30f;  // below, 127 / max |x| is near the end of fp32: such a span counts as zeros
+    constexpr float SMALLEST = 1e-30f;  // 127 / max |x| of smaller numbers is near the end of fp32: they count as zeros
     vi largest = {};
     for (int64_t k = 0; k < n; k += LANES) {
         vi bits = (vi)(n - k >= LANES ? simd::load(x + k) : simd::load_part(x + k, int(n - k))) & 0x7fffffff;
-        largest = bits > largest ? bits : largest;  // as integers, the bits of NaN are above those of every number
+        largest = bits > largest ? bits : largest;  // as integers, NaN's bits exceed those of every number
     }
     const int32_t largest_bits = largest_of(largest);
     float bound;
@@ -122,10 +122,10 @@ static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece
     return {bound < SMALLEST ? 0.0f : bound / 127.0f, sum_of(total)};
 }
 
-// Fewer rows are quantized by one thread: waking another takes longer.
+// One thread quantizes fewer rows: waking another takes longer.
 constexpr int64_t ROWS_TO_SHARE = 8;
 
-// M rows in blocks of at most MAX_ROWS, as equal as can be: as many as have their sums in registers.
+// Splits M rows into blocks of at most MAX_ROWS, as equal as possible. The sums of a block fit in registers.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
 #else
@@ -140,7 +140,7 @@ struct RowBlocks {
     int64_t of(int64_t row) const { return ((row + 1) * count - 1) / num_rows; }
 };
 
-// Bytes that lie on a cache line, given back at the end of the scope.
+// Bytes on a cache line, freed at the end of the scope.
 struct Scratch {
     int8_t* bytes;
     explicit Scratch(int64_t size) : bytes(static_cast<int8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64))) {

@@ -1,7 +1,7 @@
-"""What `int_dot.h` is, in plain PyTorch: the quantization of activations and exact integer products; and how the C++
-linears that are made of it are called.
+"""`int_dot.h` in plain PyTorch: quantization of activations and exact integer products. Also calls the C++ linears that
+are built on it.
 
-Its results are those of the C++ bit for bit: every floating point operation is the same, in the same order.
+The results equal those of the C++ bit for bit: every floating point operation is the same, in the same order.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 from inferd.kernels import native
 
 _SMALLEST = 1e-30
-"""Below, 127 / max |x| is near the end of fp32: such numbers count as zeros."""
+"""127 / max |x| of a smaller number is near the end of fp32, so smaller numbers count as zeros."""
 _CACHE_LINE_BYTES = 64
 _EXACT_SIZE = 1024
-"""127 x 127 x 1024 < 2^24: a sum of so many products of signed bytes is exact in fp32, in any order."""
+"""127 x 127 x 1024 < 2^24, so a sum of this many products of signed bytes is exact in fp32, in any order."""
 
 
 def quantize(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """x [R, K] as scales [R, K / group_size] fp32 times q [R, K] int8, symmetric: scale = max |x| / 127 of a group.
+    """x [R, K] as scales [R, K / group_size] fp32 times q [R, K] int8, symmetric: a group's scale is max |x| / 127.
 
-    Not-a-number and infinity in a group give a scale of the same kind and q of zero.
+    If a group holds NaN or infinity, its scale is NaN or infinity too and its q are zero.
     """
     groups = x.to(torch.float32).reshape(x.shape[0], x.shape[1] // group_size, group_size)
     bound = groups.abs().amax(2, keepdim=True)
@@ -34,12 +34,12 @@ def quantize(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def divided(number: float, x: Tensor) -> Tensor:
-    """number / x, rounded once: `number / x` itself is the product with a rounded reciprocal."""
+    """number / x, rounded once; torch computes `number / x` as a product with a rounded reciprocal."""
     return torch.full_like(x, number).div_(x)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Exact a b^T of signed bytes, [M, K] and [N, K]: [M, N] int32."""
+    """Exact a b^T of signed bytes [M, K] and [N, K]: [M, N] int32."""
     total = torch.zeros((a.shape[0], b.shape[0]), dtype=torch.int32, device=a.device)
     for left, right in zip(torch.split(a, _EXACT_SIZE, 1), torch.split(b, _EXACT_SIZE, 1), strict=True):
         total += (left.to(torch.float32) @ right.to(torch.float32).T).to(torch.int32)
@@ -47,13 +47,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """a * b + c in fp32, rounded once. fp64 holds the product exactly and rounds the sum so finely that rounding it
-    again differs from a true fused multiply-add once in some 2^29."""
+    """a * b + c in fp32, rounded once: fp64 holds the product exactly. The sum is rounded to fp64 and then to fp32,
+    which differs from a true fused multiply-add about once in 2^29."""
     return (a.double() * b.double() + c.double()).to(torch.float32)
 
 
 def on_cache_lines(num_bytes: int) -> Tensor:
-    """Memory for packed weights that begins on a cache line: a vector of 64 bytes is then never two reads."""
+    """Memory for packed weights that begins on a cache line, so that one vector of 64 bytes is never two reads."""
     padded = torch.empty(num_bytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
     start = -padded.data_ptr() % _CACHE_LINE_BYTES
     return padded[start : start + num_bytes]
@@ -64,7 +64,7 @@ def bound(
 ) -> Callable[[Tensor], Tensor]:
     """The C function `name` over packed `tiles` and their `scales`, as a function of x [T, in_size].
 
-    `num_units` is how that function counts a row of x: in inputs, or in groups of them.
+    `num_units` is the size of a row of x in that function's unit: inputs, or groups of inputs.
     """
     added = None if bias is None else bias.to(torch.float32, copy=True)
     run = native.function(name)

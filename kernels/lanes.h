@@ -1,7 +1,7 @@
-// One register of fp32 scores and what is compared in it, for the kernels that look at every token of the vocabulary.
+// One register of fp32 scores and its comparisons, for the kernels that visit every token of the vocabulary.
 //
-// Not simd.h's 16 lanes: below AVX-512, GCC 12 compares those lane by lane (`sample` under AVX2: 0.68 ms against 0.22 ms
-// for a row of 152 k, two threads, Zen 4).
+// It differs from simd.h's 16 lanes, which GCC 12 compares lane by lane below AVX-512 (`sample` under AVX2: 0.68 ms
+// against 0.22 ms for a row of 152 k, two threads, Zen 4).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
 constexpr float MINUS_INF = -__builtin_inff();
-constexpr int64_t TOKENS_A_THREAD = 16384;  // at least, for a second thread to be worth its start
+constexpr int64_t TOKENS_A_THREAD = 16384;  // fewer are not worth the start of a second thread
 
 template <class Register>
 inline Register load(const void* from) {

@@ -1,12 +1,12 @@
 """The C++ kernels of all ops: compiled once for this processor's instruction set, cached, and loaded.
 
-Every `kernels/<op>/cpu.cpp` goes into one shared library with a plain C interface, so that neither torch's headers nor
-its ABI take part and a build takes seconds. The file is named by the hash of sources and flags and appears in the cache
-atomically; of processes that start together one builds. Built for an instruction set level and not for the very
-machine, so that a cache may be shared and an image built elsewhere.
+Every `kernels/<op>/cpu.cpp` goes into one shared library with a plain C interface. It uses neither torch's headers nor
+its ABI, so a build takes seconds. The file is named by a hash of sources and flags, and appears in the cache
+atomically; if several processes start together, one builds. The library is built for an instruction set level and not
+for one machine, so a cache may be shared and an image built elsewhere.
 
-Nothing is built before `prepare` is called; until then, and where it fails, ops that ask `missing` are told why and run
-their plain PyTorch reference.
+Nothing is built before `prepare` is called. Until then, or if it fails, `missing` gives the reason and ops run their
+plain PyTorch reference.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall",
     "-Wno-psabi",
 )  # fmt: skip
-"""No -ffast-math, and nothing fused that is not written so: sums keep their order, which is what makes a row's bits its
-own, and NaN stays NaN. -O2 compiles in half the time, and sampling and top-k take 1.2 to 1.7 times as long (top-p
-alone 0.8; AVX-512, 2 cores of an Intel Xeon, 2026-11-22)."""
+"""No -ffast-math, and no fused operation that the source does not spell out: sums keep their order, so a row's bits
+depend on that row alone, and NaN stays NaN. -O2 would halve the compile time, but sampling and top-k would take 1.2 to
+1.7 times as long (top-p alone 0.8; AVX-512, 2 cores of an Intel Xeon, 2026-11-22)."""
 _LINK_FLAGS = ("-shared", "-fopenmp")
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
@@ -60,42 +60,43 @@ _PORTABLE = "portable"
 _X86 = ("x86_64", "AMD64")
 
 BUNDLED_DIR = _ROOT / "built"
-"""Where an image that brings no compiler finds libraries built with it: `python -m inferd.kernels.native` fills it."""
+"""The directory of an image's libraries, built along with it: `python -m inferd.kernels.native` fills it. The image
+itself has no compiler."""
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-"""How the kernels' C interface numbers the dtypes that they take."""
+"""Number of each accepted dtype in the kernels' C interface."""
 
 _COMPILERS = ("g++", "c++")
 _TIMEOUT_S = 600
 _COMPILERS_AT_ONCE = 4
-"""At most: attention alone is two fifths of the work, and the two largest take 0.8 and 0.6 GB (AVX2, GCC 12,
-2026-11-22)."""
+"""Most compilers at a time. Attention alone is two fifths of the work; the two largest sources take 0.8 and 0.6 GB
+(AVX2, GCC 12, 2026-11-22)."""
 _DIGEST_BYTES = 16
 _SCRATCH = "build-"
 
 
 class NativeError(RuntimeError):
-    """The kernels cannot be built or loaded here: why."""
+    """Why the kernels cannot be built or loaded on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What `prepare` came to."""
+    """The result of `prepare`."""
 
     level: str
     """Instruction set that the kernels were compiled for."""
     path: Path | None
-    """The library, or None where there is none."""
+    """The library; None if there is none."""
     reason: str
-    """Why there is none; empty where there is one."""
+    """Why there is no library; empty if there is one."""
     compile_s: float
-    """0 where the cache had it."""
+    """Seconds of compiling; 0 if the library was cached."""
     rejected: tuple[str, ...]
-    """Why libraries that were built before are not used: one reason each."""
+    """Why each existing library is not used."""
 
 
 Recorder = Callable[[int, bytes], None]
-"""Given the address of a kernel and its packed arguments."""
+"""Called with the address of a kernel and its packed arguments."""
 
 _library: ctypes.CDLL | None = None
 _level = _PORTABLE
@@ -105,8 +106,8 @@ _missing = "the C++ kernels were not prepared in this process"
 
 
 def cache_home() -> Path:
-    """Where what was compiled or measured is kept, as the XDG base directory specification has it; for a user without a
-    home, beside other temporary files."""
+    """The directory for compiled and measured data, by the XDG base directory specification. For a user without a home
+    directory it lies among the temporary files."""
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given)
@@ -117,15 +118,16 @@ def cache_home() -> Path:
 
 
 def default_cache_dir() -> Path:
-    """Where the daemon keeps its compiled kernels."""
+    """The daemon's directory of compiled kernels."""
     return cache_home() / "inferd" / "kernels"
 
 
 def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callable[[], None] | None = None) -> Build:
-    """Load the kernels for this processor, compiling them where `cache_dir` has them not; never raises for a failure.
+    """Load the kernels for this processor, and compile them if `cache_dir` does not have them. Never raises for a
+    failure.
 
-    `before_compiling` is called where that is needed, which takes half a minute on two cores. Call `prepare` once,
-    before any op meets its first key: an op that has chosen stays with its choice.
+    `before_compiling` is called before a compilation, which takes half a minute on two cores. Call `prepare` once,
+    before any op gets its first key: an op keeps the implementation that it has chosen.
     """
     global _library, _missing, _level
     _functions.clear()
@@ -147,9 +149,9 @@ def _say_nothing() -> None:
 def _load(
     cache_dir: Path, level: str, before_compiling: Callable[[], None], rejected: list[str]
 ) -> tuple[ctypes.CDLL, Path, float]:
-    """What an image brings, else what is cached, else what is built now; a library that does not load is built anew.
+    """Take the image's library, else the cached one, else build one. A library that does not load is built again.
 
-    Adds to `rejected` why a library is not used. Raises `NativeError`.
+    Appends to `rejected` why a library is not used. Raises `NativeError`.
     """
     name = f"{_name(level)}.so"
     for path in (BUNDLED_DIR / name, cache_dir / name):
@@ -171,14 +173,14 @@ def _load(
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Raises `OSError` where it may not be read, is damaged, or does not load."""
+    """Load a library. Raises `OSError` if it is unreadable, damaged or does not load."""
     if not _is_whole(path):
         raise OSError("it is damaged")
     return ctypes.CDLL(str(path))
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises `NativeError` for a cache that others may write to: who loads a library runs what it holds."""
+    """Raise `NativeError` if others may write to the cache: loading a library runs its code."""
     folder = path.parent
     if folder == BUNDLED_DIR or not folder.exists():
         return
@@ -188,7 +190,8 @@ def _refuse_others(path: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the digest behind the library is its own: a process may have been killed, or a disk full."""
+    """Whether the digest at the end of the file is right. It is not if the writing process was killed or the disk was
+    full."""
     content = path.read_bytes()
     return content[-_DIGEST_BYTES:] == _digest(content[:-_DIGEST_BYTES])
 
@@ -198,7 +201,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def missing() -> str | None:
-    """Why no native kernel can run in this process, or None where they can: for predicates."""
+    """Why no native kernel can run in this process; None if they can. For predicates."""
     return _missing or None
 
 
@@ -208,9 +211,10 @@ def level() -> str:
 
 
 def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
-    """Why no native kernel takes tensors of these, or None: the part that all predicates share."""
+    """Why no native kernel accepts tensors of this device and these dtypes; None if one may. All predicates share this
+    check."""
     if device_type != "cpu":
-        return "runs on the CPU"
+        return "runs on CPUs only"
     others = [str(dtype) for dtype in dtypes if dtype not in DTYPE_CODES]
     if others:
         return f"takes float32 and bfloat16, not {', '.join(others)}"
@@ -218,7 +222,7 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
 
 
 def function(name: str) -> Callable[..., None]:
-    """The C++ kernel `name`, which takes what its last lines in `cpu.cpp` say: addresses (0 for none), integers and
+    """The C++ kernel `name`. The last lines of its `cpu.cpp` list its arguments: addresses (0 for none), integers and
     numbers."""
     found = _functions.get(name)
     if found is not None:
@@ -246,7 +250,7 @@ def _format(library: ctypes.CDLL, name: str) -> str:
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Tell `recorder` of every kernel that is called, after it ran."""
+    """Call `recorder` for every kernel call, after the kernel ran."""
     global _recorder
     assert _recorder is None, "calls are recorded already"
     _recorder = recorder
@@ -268,7 +272,7 @@ def runnable_levels() -> tuple[str, ...]:
 
 
 def build(cache_dir: Path, level: str) -> tuple[Path, float]:
-    """Compile for `level`: (library, seconds it took). Raises `NativeError`."""
+    """Compile for `level` and return (library, seconds). Raises `NativeError`."""
     flags, path = [*_FLAGS, *_level_flags(level)], cache_dir / f"{_name(level)}.so"
     compiler = _compiler()
     if compiler is None:
@@ -277,7 +281,7 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         found, started_s = _stamp(path), time.monotonic()
         with (cache_dir / "lock").open("w") as lock:
-            with suppress(OSError):  # a file system without locks: then this process builds beside the others
+            with suppress(OSError):  # a file system without locks: then several processes may build
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if _stamp(path) == found or not _is_whole(path):
                 _compile_all([compiler, *flags], path)
@@ -287,12 +291,13 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
 
 
 def _stamp(path: Path) -> int | None:
-    """Another one after every build, and None where there is no library."""
+    """A number that differs after every build; None if there is no library."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _compile_all(compiler: list[str], path: Path) -> None:
-    """Every source by itself, several at a time, the largest first; then all as one library, there when it is whole."""
+    """Compile each source by itself, several at a time and the largest first. The linked library appears only when
+    complete."""
     _remove_leftovers(path.parent)
     sources = sorted(_sources(".cpp"), key=lambda source: source.stat().st_size, reverse=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
@@ -310,7 +315,7 @@ def _compile_all(compiler: list[str], path: Path) -> None:
 
 
 def _seal(path: Path) -> None:
-    """Append the content's digest, which loading ignores, and see it all on the disk."""
+    """Append a digest of the content, which the loader ignores, and write all of it to disk."""
     with path.open("r+b") as file:
         digest = _digest(file.read())
         file.write(digest)
@@ -319,7 +324,7 @@ def _seal(path: Path) -> None:
 
 
 def _remove_leftovers(cache_dir: Path) -> None:
-    """Of builds that were killed."""
+    """Remove the scratch directories of killed builds."""
     for scratch in cache_dir.glob(f"{_SCRATCH}*"):
         if time.time() - scratch.stat().st_mtime > 2 * _TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -367,12 +372,12 @@ def _level_flags(level: str) -> tuple[str, ...]:
 
 
 def _shipped_levels() -> tuple[str, ...]:
-    """The levels that this kind of processor may turn out to have."""
+    """Instruction set levels that a machine of this architecture may have."""
     return tuple(level for level, _, _ in _LEVELS) if platform.machine() in _X86 else (_PORTABLE,)
 
 
 def _build_all() -> None:
-    """Every level into `BUNDLED_DIR`, which every user of an image may read, whatever the umask."""
+    """Build every level into `BUNDLED_DIR`, readable by every user of the image, whatever the umask."""
     for level in _shipped_levels():
         path, compile_s = build(BUNDLED_DIR, level)
         path.chmod(0o644)
@@ -382,7 +387,7 @@ def _build_all() -> None:
 
 
 def _check_all() -> None:
-    """Raises `OSError` where this user cannot load what `_build_all` left."""
+    """Raise `OSError` if this user cannot load a library of `_build_all`."""
     for level in _shipped_levels():
         path = BUNDLED_DIR / f"{_name(level)}.so"
         is_runnable = level in runnable_levels()
@@ -390,7 +395,7 @@ def _check_all() -> None:
             _open(path)
         elif not _is_whole(path):
             raise OSError(f"{path} is damaged")
-        print(f"{path.name}: {'loads' if is_runnable else 'is whole; this processor does not run it'}")
+        print(f"{path.name}: {'loads' if is_runnable else 'is intact; this processor cannot run it'}")
 
 
 if __name__ == "__main__":

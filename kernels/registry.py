@@ -1,9 +1,9 @@
-"""Which implementation of an op runs: ordered candidates, each able to say why it cannot, and the record of what was
-chosen.
+"""Chooses the implementation of an op: ordered candidates, each able to say why it cannot run, and a record of the
+choices.
 
-An op owns a *key*: a small hashable tuple of all that its implementations may decide by (device type, dtypes, head
-size). The choice is made once per key and is a dict lookup afterwards. Knows no config and no environment: who wants
-one implementation and no other calls `force`.
+An op has a *key*: a small hashable tuple of everything that its implementations may decide by (device type, dtypes,
+head size). The choice is made once per key and is a dict lookup afterwards. The registry knows no config and no
+environment; a caller that wants one particular implementation calls `force`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-ROWS_SHARE_SUMS = "torch shares the sum over a row out by how many rows there are"
+ROWS_SHARE_SUMS = "torch splits the sum over a row by the number of rows"
 """Why a plain reference that sums over rows varies on a GPU (`Implementation.varies`)."""
 
 Key = TypeVar("Key", bound=Hashable)
@@ -21,7 +21,7 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 class KernelError(RuntimeError):
-    """No implementation, or not the one that was demanded, can run: the reason, and what was tried."""
+    """No implementation can run, or not the forced one. Says why for each that was tried."""
 
 
 def always(_: Hashable) -> str | None:
@@ -31,8 +31,8 @@ def always(_: Hashable) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A function by its module and name, imported when it is chosen: Triton exists on Linux alone, and costs a start
-    that needs none of it a fifth of a second."""
+    """A function by its module and name, imported when it is chosen. Triton exists on Linux alone, and importing it
+    takes a fifth of a second that a CPU start need not spend."""
 
     module: str
     name: str
@@ -43,18 +43,18 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Implementation(Generic[Key, Run]):
-    """One way to compute an op. `predicate(key)` is None where it can run, else the reason it cannot."""
+    """One way to compute an op. `predicate(key)` is None if it can run, else the reason why not."""
 
     name: str
     run: Run | Deferred
     predicate: Callable[[Key], str | None]
     varies: str | None = None
-    """Why a row's bits may depend on the rows beside it on a GPU; None where they do not."""
+    """Why a row's bits may depend on the other rows on a GPU; None if they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What runs for one key of one op, and why the candidates before it do not."""
+    """The implementation chosen for one key of an op, and why earlier candidates were refused."""
 
     op: str
     key: Hashable
@@ -62,11 +62,11 @@ class Selection:
     refused: tuple[tuple[str, str], ...]
     """(implementation, reason), in order of preference."""
     varies: str | None = None
-    """Of the implementation."""
+    """`Implementation.varies` of the chosen one."""
 
 
 class Op(Generic[Key, Run]):
-    """An op's implementations, best first. Creating one makes it known to `explain`."""
+    """An op's implementations, best first. Creating an op registers it for `explain`."""
 
     def __init__(self, name: str, implementations: Sequence[Implementation[Key, Run]]) -> None:
         assert implementations, f"op {name} has no implementation"
@@ -83,27 +83,28 @@ class Op(Generic[Key, Run]):
         return tuple(implementation.name for implementation in self._implementations)
 
     def force(self, name: str | None) -> None:
-        """Run `name` and nothing else; None gives the choice back. Raises `KernelError` for a name the op lacks."""
+        """Run `name` and nothing else; None lifts this again. Raises `KernelError` if the op has no such
+        implementation."""
         if name is not None and name not in self.implementation_names:
             known = ", ".join(self.implementation_names)
-            raise KernelError(f"{self.name}: no implementation is called {name!r}; there are: {known}")
+            raise KernelError(f"{self.name}: no implementation is called {name!r}; known are: {known}")
         self._forced = name
         self._resolved.clear()
 
     def resolve(self, key: Key) -> Run:
-        """The callable for `key`. Raises `KernelError` where none can run."""
+        """The callable for `key`. Raises `KernelError` if none can run."""
         found = self._resolved.get(key)
         if found is None:
             found = self._resolved[key] = self._choose(key)
         return found[0]
 
     def choice(self, key: Key) -> Selection:
-        """What `resolve` gives, and why. Raises `KernelError` where none can run."""
+        """The implementation that `resolve` takes, with reasons. Raises `KernelError` if none can run."""
         self.resolve(key)
         return self._resolved[key][1]
 
     def choices(self) -> tuple[Selection, ...]:
-        """The choice made for each key met so far."""
+        """The choice for each key seen so far."""
         return tuple(choice for _, choice in self._resolved.values())
 
     def _choose(self, key: Key) -> tuple[Run, Selection]:
@@ -119,7 +120,7 @@ class Op(Generic[Key, Run]):
                 return run, Selection(self.name, key, implementation.name, tuple(refused), implementation.varies)
             refused.append((implementation.name, reason))
         tried = "; ".join(f"{name}: {reason}" for name, reason in refused)
-        raise KernelError(f"{self.name}: nothing can run for {key} ({tried})")
+        raise KernelError(f"{self.name}: no implementation can run for {key} ({tried})")
 
 
 _OPS: dict[str, Op[Any, Any]] = {}
@@ -131,5 +132,5 @@ def ops() -> dict[str, Op[Any, Any]]:
 
 
 def explain() -> tuple[Selection, ...]:
-    """Every choice made in this process so far, by op and then in the order met."""
+    """Every choice made in this process so far, by op and then in order of occurrence."""
     return tuple(choice for name in sorted(_OPS) for choice in _OPS[name].choices())

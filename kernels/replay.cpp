@@ -1,4 +1,4 @@
-// Recorded calls of kernels, made again in order: see `tape.py`.
+// Repeats recorded calls of kernels in order: see `tape.py`.
 
 #include "call.h"
 

@@ -1,9 +1,8 @@
-"""What a compiled kernel consists of: registers, stack, and the names of its machine instructions, read by the tools
-that Triton brings along.
+"""Reads a compiled kernel's registers, stack and the names of its machine instructions, by the tools that Triton ships.
 
 Each start of the disassembler takes 0.2 to 0.3 s, however small the kernel (measured: CUDA 13.1, AMD EPYC Zen 4,
-2026-11-21), more than compiling one. So the code of many kernels goes through it as one image. Knows no kernel and no
-rule.
+2026-11-21), more than compiling one. So the code of many kernels is disassembled as one image. This module knows no
+kernel and no rule.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INSTRUCTION_BYTES = 16
-"""On every architecture from Volta on."""
+"""Bytes of one instruction, on every architecture from Volta on."""
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-"""Its address and its whole name, without a predicate: the shapes of matrix instructions have small letters."""
+"""An instruction's address and whole name, without a predicate. The shapes of matrix instructions have small letters.
+"""
 _MATRIX = re.compile(r"[A-Z]*MMA(\.|$)")
 
 
@@ -35,7 +35,7 @@ class Binary:
 
 
 def read_binary(cubin: bytes, target: str) -> Binary:
-    """Of an ELF file that holds one kernel."""
+    """Read an ELF file that holds one kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -46,7 +46,7 @@ def read_binary(cubin: bytes, target: str) -> Binary:
 
 
 def disassemble(target: str, codes: Sequence[bytes]) -> list[list[str]]:
-    """The names of the instructions of each of `codes`, all for one architecture, in order."""
+    """The instruction names of each of `codes` in order, all for one architecture."""
     with tempfile.NamedTemporaryFile(suffix=".code") as file:
         file.write(b"".join(codes))
         file.flush()
@@ -55,7 +55,7 @@ def disassemble(target: str, codes: Sequence[bytes]) -> list[list[str]]:
 
 
 def split(listing: str, sizes: Sequence[int]) -> list[list[str]]:
-    """The instructions of a listing, cut after each of `sizes` bytes of code."""
+    """The instructions of a listing, split after each of `sizes` bytes of code."""
     found = _INSTRUCTION.findall(listing)
     assert len(found) * INSTRUCTION_BYTES == sum(sizes), f"{len(found)} instructions in {sum(sizes)} bytes"
     assert all(int(address, 16) == INSTRUCTION_BYTES * index for index, (address, _) in enumerate(found))
@@ -64,7 +64,7 @@ def split(listing: str, sizes: Sequence[int]) -> list[list[str]]:
 
 
 def is_matrix(instruction: str) -> bool:
-    """Whether the tensor cores do it."""
+    """Whether the instruction runs on the tensor cores."""
     return _MATRIX.match(instruction) is not None
 
 
@@ -88,5 +88,5 @@ def _tool(name: str, *arguments: str) -> str:
 
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
-    assert match is not None, f"cuobjdump says nothing of {pattern}"
+    assert match is not None, f"cuobjdump prints no {pattern}"
     return match[1]

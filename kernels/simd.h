@@ -1,8 +1,8 @@
-// Sixteen lanes of fp32, bfloat16 in pairs, exp and tanh: what the CPU kernels are written in.
+// Vector types and functions of the CPU kernels: sixteen lanes of fp32, bfloat16 in pairs, exp and tanh.
 //
-// GCC's vector types, so that one source compiles for AVX-512, AVX2 and anything else; instructions are named only where
-// the compiler would not find them. Every function is a fixed sequence of operations on each lane: a lane's bits depend
-// on its own inputs alone.
+// They are GCC's vector types, so one source compiles for AVX-512, AVX2 and anything else. Instructions are named only
+// if the compiler would not find them. Every function is a fixed sequence of operations on each lane: a lane's bits
+// depend on its own inputs alone.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,8 @@ static inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// The same, where the processor has it; else rounded twice, because a fused product in software takes a hundred times as long.
+// The same if the processor can fuse; else rounded twice, because a fused product in software takes a hundred times as
+// long.
 static inline vf mul_add(vf a, vf b, vf c) {
 #if defined(__FMA__)
     return fma(a, b, c);
@@ -106,7 +107,7 @@ static inline float to_float(bf16 x) {
     return f;
 }
 
-// The first n < LANES elements, zeros behind them.
+// The first n < LANES elements, with zeros behind them.
 template <class T>
 static inline vf load_part(const T* p, int n) {
     T padded[LANES] = {};
@@ -122,7 +123,7 @@ static inline void store_part(T* p, vf v, int n) {
 
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 
-// Lanes summed in a fixed tree: always the upper half onto the lower.
+// The sum of the lanes in a fixed tree: always the upper half onto the lower.
 static inline float sum(vf v) {
 #if defined(__AVX512F__)
     __m256 eight = (__m256)_mm512_maskz_extractf64x4_pd(0xff, (__m512d)v, 0) +
@@ -157,11 +158,12 @@ static inline vf dot2(vf acc, vi a, vi b) {
 #endif
 }
 
-// e^x with a relative error below 1e-7: x = n ln 2 + r, a polynomial in r (least largest error, with 1 at 0), times 2^n.
-// Below -87.3 it is 0, so that e^-inf is exactly 0; above 88.3 it is inf; NaN stays NaN.
+// e^x with a relative error below 1e-7: x = n ln 2 + r, a polynomial in r (least largest error, with 1 at 0), times
+// 2^n. Below -87.3 it is 0, so e^-inf is exactly 0; above 88.3 it is inf; NaN stays NaN.
 static inline vf exp(vf x) {
 #if defined(__AVX512F__)
-    // Scaling overflows by itself, and its mask keeps what is not too low. 200 is any number from 89 to 2^22.
+    // Scaling overflows by itself; its mask keeps numbers that are not too low. 200 could be any number from 89 to
+    // 2^22.
     __mmask16 is_kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.3f), _CMP_NLT_UQ);
     __mmask16 is_high = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(88.3f), _CMP_GT_OQ);
     vf bounded = (vf)_mm512_mask_mov_ps((__m512)x, is_high, (__m512)splat(200.0f));
@@ -204,7 +206,7 @@ static inline void zip(vi a, vi b, vi& lower, vi& upper) {
     upper = (vi)__builtin_shuffle((v32)a, (v32)b, low + 16);
 }
 
-// A 16 x 16 block of 32-bit elements, rows to columns.
+// Transposes a 16 x 16 block of 32-bit elements.
 static inline void transpose(vi rows[LANES]) {
     const vi low32 = {0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29};
     const vi high32 = {2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31};

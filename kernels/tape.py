@@ -1,12 +1,11 @@
-"""A run of C++ kernels, recorded once and made again by one call: what a CUDA graph is to a GPU.
+"""A run of C++ kernels, recorded once and replayed by one call: for the CPU what a CUDA graph is for a GPU.
 
-A decode step is some 250 calls from Python, each 15 us after megabytes of weights went through the caches; a recording
-makes them in a loop in C++. The calls are the same, and so are the results, bit for bit. A recording reads and writes
-the very memory that it was made with: who replays it fills its inputs first, and reads its output before the next
-replay.
+A decode step is about 250 calls from Python, each 15 us after megabytes of weights went through the caches. A recording
+makes them in a C++ loop. The calls are the same, and so are the results, bit for bit. A recording reads and writes the
+memory that it was made with. A caller fills its inputs before a replay, and reads its output before the next one.
 
-Recordings share `Buffers`: memory that a run gave back while it was recorded serves again, in it and in all others, so
-they are replayed one at a time.
+Recordings share `Buffers`: memory that a run freed while it was recorded is used again, by it and all others. So they
+are replayed one at a time.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from inferd.kernels import native
 
 
 class NotRecordableError(RuntimeError):
-    """A run does something besides calling C++ kernels: what."""
+    """A run did something other than calling C++ kernels; says what."""
 
 
 class Buffers:
-    """Memory in pieces of a power of two bytes, for the tensors that recorded kernels pass on. Grows, never shrinks."""
+    """Memory for the tensors between recorded kernels, in pieces of a power of two bytes. Grows, never shrinks."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = defaultdict(list)
         self.num_bytes = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As torch.empty, in memory that is used again once the tensor and its views are gone."""
+        """torch.empty, in memory that is used again once the tensor and its views are gone."""
         num_bytes = max(1, math.prod(shape)) * dtype.itemsize
         size = 1 << (num_bytes - 1).bit_length()
         free = self._free[size]
@@ -51,11 +50,11 @@ class Buffers:
 
 
 class Tape:
-    """Recorded calls, and the output that they write."""
+    """Recorded calls and their output."""
 
     def __init__(self, calls: Sequence[tuple[int, bytes]], output: Tensor, buffers: Buffers) -> None:
         self.output = output
-        self._buffers = buffers  # whose memory the calls use
+        self._buffers = buffers  # keeps the memory that the calls use
         self._arguments = torch.frombuffer(
             bytearray(b"".join(packed for _, packed in calls)), dtype=torch.int64
         ).clone()
@@ -72,10 +71,10 @@ class Tape:
 
 
 def record(run: Callable[[], Tensor], buffers: Buffers) -> Tape:
-    """Run `run` and keep the kernels that it calls.
+    """Run `run` and record the kernels that it calls.
 
-    What else it needs, its weights and its inputs, has to stay where it is. Raises `NotRecordableError` where it
-    computes with anything but C++ kernels.
+    Its weights, inputs and other data must stay at their addresses. Raises `NotRecordableError` if it computes with
+    anything but C++ kernels.
     """
     calls: list[tuple[int, bytes]] = []
     with _Watch(buffers), native.recorded(lambda kernel, packed: calls.append((kernel, packed))):
@@ -89,8 +88,8 @@ def record(run: Callable[[], Tensor], buffers: Buffers) -> Tape:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets torch make tensors, in `buffers`, and views of them, and nothing else. What gives a view where it can, as
-    `contiguous` does, may have made a copy: memory tells."""
+    """Lets torch make tensors (in `buffers`) and views of them, and nothing else. An operation such as `contiguous`
+    gives a view or a copy; the address shows which."""
 
     def __init__(self, buffers: Buffers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,7 +97,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Being skipped has torch 2.13 import its compiler, 900 modules in a second, and nothing is compiled here."""
+        """True would make torch 2.13 import its compiler, 900 modules in a second, and nothing is compiled here."""
         return False
 
     def __torch_dispatch__(

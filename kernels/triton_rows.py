@@ -1,7 +1,6 @@
-"""What Triton kernels share that take a row of activations at a time, one program a row.
+"""Shared parts of the Triton kernels in which one program handles one row of activations.
 
-The row stays in registers, 16 elements a thread in loads of 16 bytes, between what is summed over it and what is made
-of it.
+The row stays in registers between its sum and its result: 16 elements a thread, in loads of 16 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MAX_WARPS = 32
 
 @triton.jit
 def load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESIDUAL: tl.constexpr):
-    """x's row in fp32; with a residual their sum, rounded as it is kept in `total`. Zeros behind the end."""
+    """x's row in fp32; with a residual their sum, rounded as it is stored in `total`. Zeros behind the end."""
     value = tl.load(x + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         value += tl.load(residual + row * size + column, mask=is_inside, other=0.0).to(tl.float32)
@@ -32,13 +31,13 @@ def load_row(x, residual, total, row, stride, size, column, is_inside, HAS_RESID
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """x [..., size] as [rows, size] whose elements of one row lie side by side."""
+    """x [..., size] as [rows, size], with the elements of a row side by side."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def row_block(size: int) -> tuple[int, int]:
-    """(elements that a program covers, its warps)."""
+    """(elements that a program covers, warps of a program)."""
     block = max(_LEAST, triton.next_power_of_2(size))
     return block, min(_MAX_WARPS, max(1, block // _ELEMENTS_A_WARP))
 
@@ -46,8 +45,8 @@ def row_block(size: int) -> tuple[int, int]:
 def run_norm(
     kernel: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Tensor], eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(norm of x, or of x + residual; that sum) by `kernel(x, residual, *parameters, total, out, stride, size, eps)`,
-    each [..., size]. Without a residual the second is no sum, and to be left."""
+    """(norm of x or of x + residual, that sum), each [..., size], by `kernel(x, residual, *parameters, total, out,
+    stride, size, eps)`. Without a residual the second is meaningless."""
     assert all(parameter.is_contiguous() for parameter in parameters)
     rows = as_rows(x)
     size = rows.shape[1]

@@ -1,4 +1,5 @@
-"""What Triton kernels share that multiply any number of rows by a weight [out, in], a tile of the results a program."""
+"""Shared parts of the Triton kernels that multiply any number of rows by a weight [out, in], one tile of results a
+program."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def tile_of(num_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(rows, first column) of this program's tile. Programs of one tile of the weight are neighbours, and find it in
-    the L2 cache."""
+    """(rows, first column) of this program's tile. Programs that share a tile of the weight run next to each other, so
+    that the L2 cache holds it."""
     num_tiles = tl.cdiv(num_rows, BLOCK_M)
     tile = tl.program_id(0)
     return (tile % num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M), (tile // num_tiles) * BLOCK_N
@@ -17,7 +18,7 @@ def tile_of(num_rows, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def operands(x, weight, row, column, inner, x_stride, in_size):
-    """Where the tile's first step of inputs lies: of x [rows, inputs], and of the weight as [inputs, columns]."""
+    """Addresses of the tile's first step of inputs: of x [rows, inputs], and of the weight as [inputs, columns]."""
     x_place = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
     return x_place, weight + column.to(tl.int64)[None, :] * in_size + inner[:, None]
 

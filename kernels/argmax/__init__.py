@@ -1,4 +1,4 @@
-"""The greedy token of each row of logits, and whether the row is one that a token may be taken from: one pass."""
+"""The greedy token of each row of logits, and whether the row allows one at all, in one pass."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ ARGMAX: Op[Key, Callable[[Tensor], tuple[Tensor, Tensor]]] = Op(
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(ids [R] int64, is_none [R] bool): of each row of logits [R, V] the lowest id among those of its largest number.
+    """(ids [R] int64, is_none [R] bool): the id of the largest logit of each row [R, V], the lowest id among equals.
 
-    `is_none` where the row holds a NaN or +inf, or nothing above -inf; its id is then any below V.
+    `is_none` is set if the row holds a NaN or +inf, or nothing above -inf. Its id is then any below V.
     """
     return ARGMAX.resolve(Key(logits.device.type, logits.dtype, logits.shape[1]))(logits)

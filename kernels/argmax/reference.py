@@ -1,4 +1,4 @@
-"""The greedy token in plain PyTorch, whose maximum is NaN where a row holds one."""
+"""The greedy token in plain PyTorch: the maximum of a row that holds a NaN is NaN."""
 
 from __future__ import annotations
 

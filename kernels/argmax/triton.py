@@ -1,6 +1,6 @@
-"""The Triton implementation: a program for each 2048 logits, and one a row that compares what those found.
+"""The Triton implementation: a program for each 2048 logits, then one program a row that compares their results.
 
-Bytes are the floor: each logit once. A NaN counts as +inf, which no row may hold either.
+The floor is memory: each logit is read once. A NaN counts as +inf, which no row may hold either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK, _NUM_WARPS = 2048, 4
 
 @triton.jit
 def peaks_of_chunks(logits, peaks, ids, stride, size, BLOCK: tl.constexpr):
-    """The largest of a chunk and the lowest id that has it, to [row, chunk]."""
+    """Write the largest logit of a chunk and the lowest id that has it to [row, chunk]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = chunk * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * stride + column, mask=column < size, other=float("-inf")).to(tl.float32)
@@ -32,7 +32,7 @@ def peaks_of_chunks(logits, peaks, ids, stride, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def highest(peaks, ids, row, num_chunks, BLOCK: tl.constexpr):
-    """(the largest of a row, the lowest id that has it), by its chunks."""
+    """(largest logit of a row, lowest id that has it), from the results of its chunks."""
     chunk = tl.arange(0, BLOCK)
     is_inside = chunk < num_chunks
     values = tl.load(peaks + row * num_chunks + chunk, mask=is_inside, other=float("-inf"))

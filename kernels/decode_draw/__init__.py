@@ -1,7 +1,7 @@
-"""The next token of rows that ask for nothing but a temperature, greedy ones among them, by what lies on the device
-alone: the last part of a decode step that a CUDA graph holds.
+"""The next token of rows that ask for at most a temperature, computed from data on the device alone. It is the last
+part of a decode step in a CUDA graph.
 
-What a row asks for is found by its slot, so that one graph serves whoever is in the slots.
+A row's temperature and seed are looked up by its slot, so one graph serves any requests in the slots.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DRAW: Op[Key, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, T
 def draw(
     logits: Tensor, slots: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(ids [R] int64, is_none [R] bool): of rows whose temperature is 0 what `argmax` gives, of others what `sample`
-    gives for (logits - the row's largest) / temperature.
+    """(ids [R] int64, is_none [R] bool). A row with temperature 0 gets the id of `argmax`; any other row gets the id
+    that `sample` draws from (logits - the row's largest) / temperature.
 
-    logits [R, V] fp32; slots [R] int64, negative for rows of no meaning; by slot [S] temperatures fp32, 0 or a normal
-    number, and seeds int64; positions [R] int64, of the tokens to be drawn. `is_none` where the row holds a NaN or
-    +inf, or nothing above -inf; its id is then any below V.
+    logits [R, V] fp32; slots [R] int64, negative for padding rows; temperatures [S] fp32 by slot, 0 or a normal number;
+    seeds [S] int64 by slot; positions [R] int64 of the tokens to draw. `is_none` is set if the row holds a NaN or +inf,
+    or nothing above -inf. Its id is then any below V.
     """
     assert logits.dtype == temperatures.dtype == torch.float32 and slots.shape == positions.shape == logits.shape[:1]
     assert slots.dtype == seeds.dtype == positions.dtype == torch.int64 and seeds.shape == temperatures.shape

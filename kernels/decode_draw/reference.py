@@ -1,4 +1,4 @@
-"""Greedy and sampled tokens of all rows, and of each row the one that it asked for."""
+"""Decode drawing in plain PyTorch: compute greedy and sampled tokens for all rows, then pick one for each row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The Triton implementation: the kernels of `greedy` and `sample` in three launches, where a greedy row takes no part
-in what only a temperature needs.
+"""The Triton implementation: the kernels of `argmax` and `sample` in three launches. A greedy row skips the work that
+only a temperature needs.
 
-Bytes are the floor of greedy rows, each logit once; rows with a temperature read them twice, and spend what `sample`
-spends on noise. Scores are made where they are needed and written nowhere.
+The floor of greedy rows is memory: each logit is read once. Rows with a temperature read them twice, and spend as much
+as `sample` on noise. Scores are computed when needed and never stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferd.kernels.sample.triton import MARGIN, better, chunks_that_may_win, ex
 
 _PEAK_BLOCK, _BLOCK, _NUM_WARPS = 2048, 1024, 4
 _DRAW_WARPS = 8
-"""Of 4 tokens a thread: noise in fp64 of 8 tokens and a division spill."""
+"""4 tokens a thread. With 8, the noise in fp64 and the division spill."""
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _temperature_of(slot, temperatures):
 
 @triton.jit
 def _scores(logits, row, stride, token_ids, size, peak, temperature):
-    """As torch rounds them; -inf behind the end, and for a NaN."""
+    """Scores rounded as torch rounds them; -inf behind the end of the row and for a NaN."""
     values = tl.load(logits + row * stride + token_ids, mask=token_ids < size, other=float("-inf"))
     values = tl.div_rn(values - peak, tl.zeros_like(values) + temperature)
     return tl.where(values == values, values, float("-inf"))
@@ -41,7 +41,7 @@ def _bound(
     logits, slots, temperatures, seeds, positions, peaks, highs, lows, stride, size, num_peaks,
     PEAKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the best total of a chunk is at most and at least, to [row, chunk], for rows with a temperature."""
+    """Write an upper and a lower bound of the best total of a chunk to [row, chunk], for rows with a temperature."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     temperature = _temperature_of(slot, temperatures)
@@ -61,7 +61,8 @@ def _draw(
     logits, slots, temperatures, seeds, positions, peaks, peak_ids, highs, lows, out, is_none, stride, size, num_peaks,
     num_chunks, PEAKS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The greedy token, or the best total of the chunks that may hold it, in order: ties go to the lowest id."""
+    """Write the greedy token, or the best total of the chunks that may hold it. They are visited in order: the lowest
+    id wins a tie."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     temperature = _temperature_of(slot, temperatures)
@@ -92,8 +93,8 @@ def draw(
     num_peaks, num_chunks = triton.cdiv(size, _PEAK_BLOCK), triton.cdiv(size, _BLOCK)
     peaks = torch.empty((num_rows, num_peaks), dtype=torch.float32, device=device)
     peak_ids = torch.empty((num_rows, num_peaks), dtype=torch.int32, device=device)
-    # Two tensors: within one, where the second begins would depend on the number of rows, and kernels are compiled by
-    # whether that is a multiple of 16.
+    # Two tensors, because kernels are compiled by whether an address is a multiple of 16. In one tensor the address of
+    # the second part would depend on the number of rows.
     highs, lows = (torch.empty((num_rows, num_chunks), dtype=torch.float32, device=device) for _ in range(2))
     out = torch.empty(num_rows, dtype=torch.int64, device=device)
     is_none = torch.empty(num_rows, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""The rows of an embedding that a step's tokens take: as torch has it, and as a kernel that can be recorded."""
+"""The embedding rows of a step's tokens, computed by torch or by a kernel that can be recorded."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ EMBED: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
 
 
 def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """[T] int64, ids below V -> [T, hidden], for a weight [V, hidden] of any dtype."""
+    """weight [V, hidden] of any dtype, token_ids [T] int64 below V -> [T, hidden]."""
     assert token_ids.dtype == torch.int64 and weight.stride(1) == 1
     return EMBED.resolve(Key(weight.device.type))(token_ids, weight)

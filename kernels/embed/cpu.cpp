@@ -1,4 +1,5 @@
-// Rows of a matrix, by their numbers. One that the matrix lacks is all ones in its bits, which is NaN in every float.
+// Rows of a matrix, by their numbers. A row that the matrix lacks becomes all ones in its bits: NaN in every float
+// type.
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-"""The gate of a gated MLP: activation(gate) * up, on a fused [..., gate | up] (Shazeer 2020, arXiv:2002.05202)."""
+"""The activation of a gated MLP: activation(gate) * up, from [..., gate | up] (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up with gelu's tanh form: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
+    """gelu(gate) * up with the tanh form of gelu: [..., 2I] -> [..., I], computed in fp32 and rounded once."""
     return GELU_MUL.resolve(_key(gate_up))(gate_up)
 
 

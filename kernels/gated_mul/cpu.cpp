@@ -14,7 +14,7 @@ enum Activation { SILU = 0, GELU_TANH = 1 };
 template <int ACTIVATION>
 inline vf activate(vf x) {
     if constexpr (ACTIVATION == SILU) return x / (1.0f + exp(-x));
-    // (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi), and loses nothing where tanh is near -1.
+    // (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi). It is precise even when tanh is near -1.
     return x / (1.0f + exp((x + x * x * x * 0.044715f) * -1.5957691f));
 }
 

@@ -1,7 +1,8 @@
 """Gated activations in plain PyTorch, composed of exp and tanh.
 
-torch's own silu, sigmoid and gelu run another formula on the last few elements of each thread's share (a scalar tail),
-so that a row's bits change with the number of rows; exp and tanh do not (measured: torch 2.13, AVX-512, 1-5 threads).
+torch's own silu, sigmoid and gelu use another formula for the last few elements of each thread's share (a scalar tail).
+A row's bits would then change with the number of rows. exp and tanh have no such tail (measured: torch 2.13, AVX-512,
+1-5 threads).
 """
 
 from __future__ import annotations

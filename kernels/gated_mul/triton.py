@@ -1,7 +1,7 @@
-"""The Triton implementation: one program a piece of a row, read once and written once.
+"""The Triton implementation: each program reads and writes a piece of a row once.
 
-Bytes are the floor: 3 elements moved for each that comes out. gelu is written with a sigmoid, x / (1 + exp(-2 t)) for
-x/2 * (1 + tanh t), as in `cpu.cpp`: it needs no tanh and loses nothing where tanh is near -1.
+The floor is memory: 3 elements are moved for each result. gelu is computed by a sigmoid, as in `cpu.cpp`: x / (1 +
+exp(-2 t)) equals x/2 * (1 + tanh t). This needs no tanh, and is precise even when tanh is near -1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
 
-_BLOCK, _NUM_WARPS = 1024, 4  # 8 elements a thread: one load of 16 bytes of gates and one of the rest
+_BLOCK, _NUM_WARPS = 1024, 4  # 8 elements a thread: 16 bytes of gates in one load, as many of the rest
 
 
 @triton.jit

@@ -1,5 +1,7 @@
-"""gelu in its tanh form: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))     (Hendrycks and Gimpel 2016,
-arXiv:1606.08415). Of MLPs without a gate; `gated_mul` has the other ones."""
+"""gelu in its tanh form, for MLPs without a gate (`gated_mul` serves MLPs with one).
+
+x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))     (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+"""
 
 from __future__ import annotations
 
@@ -34,5 +36,5 @@ GELU: Op[Key, Callable[[Tensor], Tensor]] = Op(
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Of each element, computed in fp32 and rounded once to x's dtype."""
+    """gelu of each element, computed in fp32 and rounded once to x's dtype."""
     return GELU.resolve(Key(x.device.type, x.dtype))(x)

@@ -10,7 +10,7 @@ using namespace simd;
 constexpr int64_t ELEMENTS_A_THREAD = 16384;
 constexpr int64_t CHUNK = 4096;
 
-// (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi), and loses nothing where tanh is near -1.
+// (1 + tanh t) / 2 is the sigmoid of 2 t, here with 2 sqrt(2 / pi). It is precise even when tanh is near -1.
 inline vf activate(vf x) { return x / (1.0f + exp((x + x * x * x * 0.044715f) * -1.5957691f)); }
 
 template <class T>

@@ -1,4 +1,4 @@
-"""gelu in plain PyTorch, composed of tanh: torch's own gelu gives a row other bits with the number of rows (see
+"""gelu in plain PyTorch, composed of tanh. With torch's own gelu a row's bits depend on the number of rows (see
 `gated_mul/reference.py`)."""
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def wide_gelu(wide: Tensor) -> Tensor:
-    """Of fp32, in fp32."""
+    """gelu of fp32 numbers, in fp32."""
     inner = (wide * wide * wide).mul_(0.044715).add_(wide).mul_(math.sqrt(2.0 / math.pi))
     return inner.tanh_().add_(1.0).mul_(wide).mul_(0.5)

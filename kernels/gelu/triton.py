@@ -1,7 +1,7 @@
-"""The Triton implementation: one program a piece of a row. Bytes are the floor: each element in and out once.
+"""The Triton implementation: one program a piece of a row. The floor is memory: each element is read and written once.
 
-Rows are told apart although nothing needs it, because their width is a multiple of 16 where their number times it,
-which changes from step to step, need not be known to be one: loads of 16 bytes depend on that.
+The kernel needs no notion of rows, but takes their width and not the number of elements. Loads of 16 bytes need a size
+that is a known multiple of 16; the width is one, and the number of elements changes with every step.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from inferd.kernels.layer_norm import cpu, reference
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 16384
-"""Elements that a program of 32 warps holds: 16 a thread."""
+"""Most elements that a program of 32 warps holds: 16 a thread."""
 
 
 class Key(NamedTuple):

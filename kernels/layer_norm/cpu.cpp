@@ -1,5 +1,5 @@
-// Layer normalisation of rows, alone or after a residual add. A row's sums run in four vectors of lanes, in order,
-// whatever the number of rows; the variance is that of what is centred, as the definition has it.
+// Layer normalisation of rows, alone or after a residual add. A row's sums run in four vectors of lanes, in order, for
+// any number of rows. The variance is computed from the centred row, as the definition says.
 
 #include <cmath>
 
@@ -10,9 +10,9 @@ namespace {
 
 using namespace simd;
 
-constexpr int64_t ROWS_A_THREAD = 16;  // below this a thread costs more to wake than it saves
+constexpr int64_t ROWS_A_THREAD = 16;  // with fewer, waking a thread costs more than it saves
 
-// Calls `take(offset, vector of the row)` for the whole row, lanes behind its end zeros, and sums what it gives.
+// Sums the results of `take(offset, vector of the row)` over the whole row. Lanes behind its end are zeros.
 template <class T, class Take>
 float sum_over(const T* row, int64_t size, Take take) {
     vf totals[4] = {};

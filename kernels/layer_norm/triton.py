@@ -1,7 +1,7 @@
-"""The Triton implementation: one program a row, which stays in registers from its load to its store.
+"""The Triton implementation: one program a row, which stays in registers from load to store.
 
-Bytes are the floor: x and the result, and with the add the residual and the sum besides, once each. The variance is
-that of what is centred, as the definition has it: the mean of squares less the square of the mean would cancel.
+The floor is memory: x, the result, and with the add also the residual and the sum, once each. The variance is computed
+from the centred row, as the definition says: mean of squares minus square of the mean would cancel.
 """
 
 from __future__ import annotations

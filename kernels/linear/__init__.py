@@ -1,14 +1,16 @@
-"""y = x W^T + b with W as it is, in whatever form the device computes fastest in.
+"""y = x W^T + b with an unquantized W, stored in the form that the device computes fastest in.
 
-On a CPU with AVX-512 the weight is packed once for `cpu.cpp`, in which every output is one chain of products over the
-inputs: a row's bits cannot depend on other rows. It reads weights at 0.9 of the memory's bandwidth for one row, 1.2 to
-1.4 times as fast as oneDNN's packed product, and keeps up with it at 32 rows (1.1) and 256 (1.0): bfloat16, 2 cores of
-an AMD EPYC (Zen 4), 2026-11-21. Elsewhere oneDNN packs; there a row's bits do not depend on other rows from two up
-(measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a lone row is padded to two.
-F.linear in fp32 has no such property.
+On a CPU with AVX-512 the weight is packed once for `cpu.cpp`. There every output is one chain of products over the
+inputs, so a row's bits cannot depend on other rows. It reads weights at 0.9 of the memory's bandwidth for one row, 1.2
+to 1.4 times as fast as oneDNN's packed product. It is about as fast at 32 rows (1.1) and 256 (1.0): bfloat16, 2 cores
+of an AMD EPYC (Zen 4), 2026-11-21.
 
-On a GPU few rows have a kernel of their own and many the vendor's library (`cuda.py`), whose bits may depend on how
-many there are. `Choices.is_invariant` takes one kernel for any number of rows instead.
+On other CPUs oneDNN packs the weight. A row's bits are then the same for any number of rows from two up (measured:
+torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a lone row is padded to two. F.linear in
+fp32 has no such property.
+
+On a GPU a kernel of our own multiplies few rows, and the vendor's library many (`cuda.py`). The library's bits may
+depend on the number of rows; `Choices.is_invariant` takes one kernel for any number instead.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ Apply = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What is asked of a GPU's products; a CPU's are all invariant."""
+    """Options for a GPU's products; a CPU's are always invariant."""
 
     is_invariant: bool = False
-    """A row's bits depend on that row alone."""
+    """Whether a row's bits must depend on that row alone."""
     table: Table | None = None
-    """What is the fastest; None: by a rule. It may be completed after layers are bound."""
+    """The fastest product for each case; None: decide by a rule. It may be completed after layers are bound."""
 
 
 ANY = Choices()
@@ -86,14 +88,14 @@ def _refuses_packed(key: Key) -> str | None:
 
 
 def few_rows_refuse(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why the kernels for few rows cannot run, or None where they can."""
+    """Why the kernels for few rows cannot run; None if they can."""
     if dtype not in _FEW_ROWS_DTYPES:
         return f"multiplies bfloat16 and float16 on the tensor cores, not {dtype}"
     return gpu.refuses(device_type, dtype)
 
 
 def _refuses_invariant(key: Key) -> str | None:
-    return gpu.refuses(key.device_type, key.dtype) if key.is_invariant else "any kernel will do"
+    return gpu.refuses(key.device_type, key.dtype) if key.is_invariant else "serves invariant products only"
 
 
 def _refuses_few_rows(key: Key) -> str | None:
@@ -119,10 +121,10 @@ LINEAR: Op[Key, Bind] = Op(
 
 
 def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY) -> Apply:
-    """The layer as a function of x [T, in], giving [T, out], all in one dtype. weight [out, in], bias [out].
+    """The layer as a function of x [T, in] that gives [T, out], all in one dtype. weight [out, in], bias [out].
 
-    It may be more than a function: see `fused.FewRows`. Raises `KernelError` for an invariant product where no kernel
-    for it can run.
+    It may be more than a function: see `fused.FewRows`. Raises `KernelError` if an invariant product is asked for and
+    no kernel for it can run.
     """
     key = Key(weight.device.type, weight.dtype, choices.is_invariant)
     return LINEAR.resolve(key)(weight, bias, choices)

@@ -1,11 +1,11 @@
 // y = x W^T + b for a packed W: at the memory's bandwidth for few rows, near the processor's peak for many.
 //
-// Every output is one chain of fused products over the whole of K, in order, started from 0; the bias is added to its
-// end. Rows, columns and blocks of K only decide what is computed side by side, so a row's bits do not depend on how many
-// rows there are. Blocks of K hand the unfinished chains on in fp32, which changes nothing.
+// Every output is one chain of fused products over the whole of K, in order, started from 0; the bias is added at its
+// end. The blocks of rows, columns and K only decide which chains run side by side, so a row's bits do not depend on
+// the number of rows. A block of K passes its unfinished chains on in fp32, which changes nothing.
 //
-// Packed W: panels of 64 columns; in a panel, lane by lane of K (a lane is one fp32 or two bfloat16), the 64 columns (or,
-// in the last panel, as many vectors of 16 as are left, filled up with zeros) side by side.
+// W is packed in panels of 64 columns. A panel is stored lane by lane of K (a lane is one fp32 or two bfloat16), with
+// its 64 columns side by side. The last panel has as many vectors of 16 columns as are left, filled up with zeros.
 
 #include <algorithm>
 #include <vector>
@@ -26,7 +26,7 @@ constexpr int PANEL = VECTORS * LANES;
 constexpr int ROWS = 6;               // 6 x 4 accumulators, 4 columns and a broadcast: all 32 registers but three
 constexpr int64_t K_LANES = 1024;     // of a block: 256 KiB of a panel, a quarter of the second-level cache
 constexpr int64_t BYTES_AHEAD = 4096;
-constexpr int64_t ROWS_TOGETHER = 96;  // rows that one piece of work takes where there are more threads than panels
+constexpr int64_t ROWS_TOGETHER = 96;  // rows of one piece of work if there are more threads than panels
 
 template <class T>
 struct Lane;
@@ -50,7 +50,7 @@ struct Problem {
 
 inline int64_t lanes_of(int64_t k, int size) { return (k + size - 1) / size; }
 
-// `rows` x V vectors of chains through lanes begin .. end; `ahead` is memory that is needed soon, `num_ahead` lines a lane.
+// `rows` x V vectors of chains through lanes begin .. end. Prefetches `num_ahead` lines a lane from `ahead`.
 template <class T, int R, int V>
 void multiply(const int32_t* const* x, const int32_t* panel, int64_t num_lanes, vf acc[R][V], const char* ahead,
               int num_ahead) {
@@ -65,7 +65,7 @@ void multiply(const int32_t* const* x, const int32_t* panel, int64_t num_lanes, 
     }
 }
 
-// Rows and lanes of K that are multiplied in one go, and which of the row blocks it is.
+// Rows and lanes of K that are multiplied in one go, and the index of the row block.
 struct Block {
     int64_t row, first_row, first_lane, num_lanes, index, num_blocks;
 };
@@ -101,7 +101,7 @@ class Panel {
         if (lanes_ > K_LANES) chains_.resize((end_row - first_row) * PANEL);
         for (int64_t begin = 0; begin < lanes_; begin += K_LANES) {
             const int64_t num = std::min(K_LANES, lanes_ - begin);
-            // Blocks of like size: eight rows are four and four, not six and two.
+            // Blocks of similar size: eight rows are four and four, not six and two.
             const int64_t num_blocks = (end_row - first_row + ROWS - 1) / ROWS;
             for (int64_t index = 0; index < num_blocks; index++) {
                 const int64_t row = first_row + (end_row - first_row) * index / num_blocks;
@@ -131,10 +131,10 @@ class Panel {
         if (!is_first)
             for (int r = 0; r < R; r++)
                 for (int v = 0; v < V; v++) acc[r][v] = load(chains + r * PANEL + v * LANES);
-        // One block of rows reads the weights once: a page ahead is far enough. More of them have time for the whole of
-        // what follows in memory, which this thread most likely takes: fetched bit by bit under the products of all.
+        // One block of rows reads the weights once, and needs only a page prefetched. Several blocks have time to fetch
+        // all of the next panel in memory, which this thread most likely takes, spread over the products of all blocks.
         const int num_ahead = int((V + block.num_blocks - 1) / block.num_blocks);
-        const int64_t fetched = block.index * num_ahead;  // lines a lane that the blocks before have fetched
+        const int64_t fetched = block.index * num_ahead;  // lines a lane that earlier blocks have fetched
         const bool is_alone = block.num_blocks == 1;
         const int32_t* lanes = data_ + begin * V * LANES;
         const char* next = reinterpret_cast<const char*>(lanes) + (is_alone ? BYTES_AHEAD : num * (V + fetched) * 64);
@@ -166,7 +166,7 @@ void run(const Problem& p, int num_threads) {
     const bool is_wide = panels >= 2 * num_threads;
     const int64_t together = is_wide ? std::max<int64_t>(p.rows, 1) : ROWS_TOGETHER;
     const int64_t row_pieces = (p.rows + together - 1) / together;
-    // Neighbouring panels go to one thread; four turns each, so that a thread that is held up gives some of its own away.
+    // One thread takes neighbouring panels, in four turns: if it is held up, others take some of its turns.
     const int64_t turn = std::max<int64_t>(1, panels / (4 * num_threads));
     const int64_t turns = (panels + turn - 1) / turn;
     const int team = int(std::min<int64_t>(num_threads, turns * row_pieces));
@@ -179,7 +179,7 @@ void run(const Problem& p, int num_threads) {
         }
 }
 
-// Weights are read from end to end at every step: fewer, larger pages spare the address translation.
+// Every step reads the weights from end to end: larger pages take fewer address translations.
 void use_huge_pages(void* begin, int64_t num_bytes) {
 #if defined(__linux__)
     const uintptr_t page = 4096, start = (uintptr_t(begin) + page - 1) / page * page;
@@ -193,7 +193,7 @@ void pack(const T* weight, int32_t* packed, int64_t n, int64_t k, int num_thread
     const int64_t lanes = lanes_of(k, Lane<T>::SIZE);
     use_huge_pages(packed, (n + LANES - 1) / LANES * LANES * lanes * 4);
     const int64_t groups = (n + LANES - 1) / LANES;
-    const int64_t whole = k / (LANES * Lane<T>::SIZE) * LANES;  // lanes that come in blocks of sixteen
+    const int64_t whole = k / (LANES * Lane<T>::SIZE) * LANES;  // lanes in whole blocks of sixteen
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t group = 0; group < groups; group++) {
         const int64_t first = group / VECTORS * VECTORS;
@@ -229,8 +229,8 @@ static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, 
 }
 INFERD_EXPORT(linear_pack)
 
-// x [rows, k], `x_stride` elements from row to row, each with readable lanes up to the end of its last; bias [n] or null;
-// out [rows, n].
+// x [rows, k], `x_stride` elements from row to row; the last lane of each row must be readable in full. bias [n] or
+// null; out [rows, n].
 static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows,
                    int64_t x_stride, int64_t k, int64_t n, int64_t dtype, int64_t num_threads) {
     Problem p{x, bias, static_cast<const int32_t*>(packed), out, rows, x_stride, k, n};

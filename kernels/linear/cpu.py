@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`), for the cases that it supports."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _LANES = 16
 
 
 def refuses(device_type: str, dtype: torch.dtype) -> str | None:
-    """Why it cannot run, or None where it can."""
+    """Why it cannot run; None if it can."""
     reason = native.refuses(device_type, dtype)
     if reason is not None:
         return reason
     level = native.level()
     if not level.startswith("avx512"):
-        return f"needs the registers of AVX-512, and these kernels are for {level}"
+        return f"needs AVX-512; these kernels are compiled for {level}"
     if dtype == torch.bfloat16 and level != "avx512_bf16":
-        return f"multiplies bfloat16 with AVX-512 BF16 only, and these kernels are for {level}"
+        return f"needs AVX-512 BF16 for bfloat16; these kernels are compiled for {level}"
     return None
 
 
 def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Pack `weight` [N, K] and forget it."""
+    """Pack `weight` [N, K], without keeping the original."""
     out_size, in_size = weight.shape
     dtype = weight.dtype
     code, lane_size = native.DTYPE_CODES[dtype], 4 // weight.element_size()

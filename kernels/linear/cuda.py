@@ -1,7 +1,7 @@
-"""A linear layer on a GPU: a kernel for few rows, the vendor's library for many, and what decides which are few.
+"""A linear layer on a GPU: a kernel for few rows, the vendor's library for many, and the choice between them.
 
-The table is asked in every call, and so may be completed after layers are bound. Only few rows ask it, whose calls a
-CUDA graph holds as they were recorded.
+Every call asks the table, so it may be completed after layers are bound. Only few rows ask it; a CUDA graph replays
+their calls as they were recorded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _WARM_UPS, _RUNS = 5, 20
 
 
 _RULE = Table("any")
-"""Nothing is measured, and the rule decides."""
+"""A table without measurements, so that the rule decides."""
 
 
 class Product:
-    """x W^T + b. Offers a table in `choices` what it would have to measure of this weight."""
+    """x W^T + b. Offers the measurements of this weight to the table in `choices`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, choices: Choices) -> None:
         self.weight, self.bias = weight.contiguous(), bias
@@ -38,7 +38,7 @@ class Product:
                 choices.table.offer(case, _measurements(case, self.weight))
 
     def is_few(self, num_rows: int) -> bool:
-        """Whether so many rows have the kernel for few."""
+        """Whether the kernel for few rows multiplies so many rows."""
         size = bucket(num_rows)
         return size is not None and self._table.choice(self._cases[size]) == FEW_ROWS
 
@@ -61,7 +61,7 @@ def gate_up_act(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, gate
 
 
 def _measurements(case: Case, weight: Tensor) -> dict[str, Callable[[], float]]:
-    """Seconds of each product of `weight` and that many rows, on the weight's device."""
+    """Seconds of each product of `weight` with the case's number of rows, on the weight's device."""
 
     def measured(product: Callable[[Tensor, Tensor], Tensor]) -> float:
         x = torch.randn(case.num_rows, case.in_size, dtype=weight.dtype, device=weight.device)
@@ -71,8 +71,8 @@ def _measurements(case: Case, weight: Tensor) -> dict[str, Callable[[], float]]:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median of runs that find the weight in memory and not in the caches: each is behind a write of twice the L2
-    cache."""
+    """The median time of runs that read the weight from memory and not from the caches: a write of twice the L2 cache
+    precedes each."""
     cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     spoiled = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device)
     for _ in range(_WARM_UPS):

@@ -1,8 +1,8 @@
-"""Linear layers of a decoder with what stands around them, as one kernel where there are few rows.
+"""Linear layers of a decoder fused with the operations around them, if there are few rows.
 
-A fused kernel reads the activations once, and rounds once what the plain ones round between each other: its results are
-nearer to the formula, and not the same bits. Without one, the plain ones run in turn; who has plain ones that suit it
-better asks `fuses` first.
+A fused kernel reads the activations once, and skips the roundings between the plain operations. Its results are closer
+to the formula, so their bits differ. If no fused kernel can run, the plain operations run one after the other. A caller
+that prefers its own plain operations asks `fuses` first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Gate = Literal["silu", "gelu"]
 
 @runtime_checkable
 class FewRows(Protocol):
-    """A bound linear layer that multiplies few rows by a kernel which can take in what stands around."""
+    """A bound linear layer that multiplies few rows by a kernel that can include neighbouring operations."""
 
     weight: Tensor
     bias: Tensor | None
 
     def is_few(self, num_rows: int) -> bool:
-        """Whether so many rows are multiplied by it."""
+        """Whether that kernel multiplies so many rows."""
         ...
 
 
@@ -37,7 +37,7 @@ class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
     is_few: bool
-    """At most 16 rows."""
+    """Whether there are at most 16 rows."""
 
 
 _MAX_ROWS = 16
@@ -67,7 +67,7 @@ def _refuses(key: Key) -> str | None:
 
 def _refuses_norm(key: Key) -> str | None:
     if key.dtype == torch.float16:
-        return "multiplies by the norm's factor last, and what float16 holds may not last until then"
+        return "multiplies by the norm's factor last, and float16 may overflow before"
     return _refuses(key)
 
 
@@ -106,13 +106,13 @@ def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Te
 
 
 def gate_up_act(x: Tensor, weight: Tensor, gate: Gate, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """act(g) * u with [g | u] = x W^T, x normed first where `norm` is given: weight [2I, in], the result [T, I]."""
+    """act(g) * u with [g | u] = x W^T; weight [2I, in], result [T, I]. If `norm` is given, x is normed first."""
     assert weight.shape[0] % 2 == 0
     return GATE_UP_ACT.resolve(_key(x))(x, norm, eps, weight, gate)
 
 
 def fuses(op: Op[Key, Any], x: Tensor) -> bool:
-    """Whether `op` is one kernel for rows such as those of x [T, in]."""
+    """Whether `op` runs as one kernel for rows such as those of x [T, in]."""
     return op.choice(_key(x)).chosen == "triton"
 
 

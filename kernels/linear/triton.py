@@ -1,14 +1,15 @@
-"""The Triton implementations: few rows at the speed of memory, and any number of rows with bits that are a row's own.
+"""The Triton implementations: few rows at the speed of memory, and any number of rows with bits that depend on the row
+alone.
 
-**Few rows** (`few_rows`, alone or fused with what stands around it). The weight is the floor: 2 bytes and, with up to
-16 rows, at most 32 operations for each of its numbers. At 4.8 TB/s that is 77 TFLOP/s, more than an H200 multiplies
-outside its tensor cores (67), which would also have to widen every weight first. So the tensor cores multiply, with the
-weight's rows in the place of a matrix product's rows and the tokens, filled up to 16, in that of its columns: the same
-instructions for 1 token and for 16, and a token's bits depend on it alone.
+**Few rows** (`few_rows`, alone or fused with neighbouring operations). The floor is reading the weight: 2 bytes and,
+with up to 16 rows, at most 32 operations for each number. At 4.8 TB/s that is 77 TFLOP/s. An H200 multiplies only 67
+outside its tensor cores, and would have to widen every weight first, so the tensor cores multiply. The weight's rows
+are the rows of the matrix product, and the tokens, padded to 16, its columns. 1 token and 16 take the same
+instructions, so a token's bits depend on it alone.
 
-**Any number of rows** (`bind_invariant`). A tile of results walks all inputs in equal steps, in order; nothing is
-split, and a tile is as wide for any number of rows. On sm_90 a warp group multiplies 64 rows whatever the tile, so that
-an output is the same chain of instructions in any.
+**Any number of rows** (`bind_invariant`). A program computes a tile of results, and walks all inputs in equal steps, in
+order. Nothing is split, and a tile has the same width for any number of rows. On sm_90 a warp group multiplies 64 rows
+at a time in any tile, so an output is always the same chain of instructions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.triton_tiles import operands, store_tile, tile_of
 
 MAX_ROWS = 16
-"""That the kernel for few rows takes."""
+"""Most rows of the kernel for few rows."""
 _STAGES = 4
 _INVARIANT_N = 64
 
@@ -67,7 +68,7 @@ def _few_rows(
         weight_tile = tl.load(weight_place + start, mask=mask, other=0.0)
         x_tile = tl.load(x_place + start, mask=is_inner[:, None] & is_row[None, :], other=0.0)
         if HAS_NORM:
-            # The factor of a row is the same for all its inputs, and multiplies its results.
+            # A row's factor is the same for all its inputs, so it multiplies the row's results.
             wide = x_tile.to(tl.float32)
             squares += tl.sum(wide * wide, 0)
             factor = tl.load(norm + start + inner, mask=is_inner, other=0.0).to(tl.float32)
@@ -131,12 +132,13 @@ def few_rows(
     residual: Tensor | None = None,
     gate: str | None = None,
 ) -> Tensor:
-    """residual + act(norm(x) W^T + b), each part where it is given; x [T, in], T at most `MAX_ROWS`.
+    """residual + act(norm(x) W^T + b), with the parts that are given; x [T, in], T at most `MAX_ROWS`.
 
-    `gate`: "silu" or "gelu" of the first half of the weight's rows, times the second half.
+    `gate`: apply silu or gelu to the results of the first half of the weight's rows, and multiply by those of the
+    second.
     """
     num_rows, in_size = x.shape
-    assert num_rows <= MAX_ROWS and weight.is_contiguous(), f"{num_rows} rows, and at most {MAX_ROWS} are taken"
+    assert num_rows <= MAX_ROWS and weight.is_contiguous(), f"{num_rows} rows; at most {MAX_ROWS} are allowed"
     x = x if x.stride(1) == 1 else x.contiguous()
     out_size = weight.shape[0] // (1 if gate is None else 2)
     out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
@@ -200,8 +202,8 @@ def bind_invariant(weight: Tensor, bias: Tensor | None, _: object = None) -> Cal
 
 
 def _few_rows_tile(out_size: int, has_gate: bool) -> tuple[int, int]:
-    """(weight rows, inputs) of a tile, by the weight's shape alone: some two programs for each of 132 processors, and
-    stages that hold 8 to 16 KiB of weights, of which about 30 KiB a processor have to be under way at 4.8 TB/s."""
+    """(weight rows, inputs) of a tile, by the weight's shape alone. Gives about two programs for each of 132
+    processors, and stages of 8 to 16 KiB of weights: at 4.8 TB/s a processor needs about 30 KiB on their way."""
     if has_gate:
         return (16, 128) if out_size <= 16384 else (32, 128)
     if out_size <= 8192:
@@ -210,18 +212,18 @@ def _few_rows_tile(out_size: int, has_gate: bool) -> tuple[int, int]:
 
 
 def _invariant_tile(num_rows: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(rows of a tile, warps): a warp group for each 64 rows."""
+    """(rows of a tile, warps), with a warp group for each 64 rows."""
     return (64, 4) if num_rows <= 64 or dtype == torch.float32 else (128, 8)
 
 
 def _invariant_step(dtype: torch.dtype) -> int:
-    """Inputs of a step: 128 bytes of a row."""
+    """Inputs of one step: 128 bytes of a row."""
     return 128 // dtype.itemsize
 
 
 def shipped() -> Iterator[Shipped]:
-    """Without a norm float16 too: with one `fused` refuses it. A bias and a gate change no instruction's name. Norms of
-    one plus their weight are in fp32."""
+    """Forms without a norm include float16, which `fused` refuses with one. A bias or a gate changes no instruction's
+    name. Norms of one plus their weight are in fp32."""
     parts: tuple[tuple[str, dict[str, bool]], ...] = (
         ("linear_few_rows", {}),
         ("linear_few_rows bias", {"HAS_BIAS": True}),
@@ -281,7 +283,7 @@ def _form(
         constants=constants,
         num_warps=num_warps,
         num_stages=_STAGES,
-        # Fewer than 64 weight rows are too few for a warp group; fp32 is multiplied outside the tensor cores.
+        # A warp group needs 64 weight rows; fp32 is multiplied outside the tensor cores.
         is_matrix=dtype != "fp32" and (kernel is _invariant or constants["BLOCK_N"] >= 64),
         is_warp_matrix=kernel is _few_rows and constants["BLOCK_N"] < 64,
         is_streaming=True,

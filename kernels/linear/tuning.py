@@ -1,7 +1,7 @@
-"""Which product is the fastest for a weight and a number of rows: measured once on a device, and kept in a file.
+"""The fastest product for a weight and a number of rows, measured once on a device and kept in a file.
 
-A table of names, a file of JSON, and the rule that serves without either. Knows no kernel, no clock and no environment:
-who measures gives the times, and who keeps files the directory.
+This module holds a table of names, a JSON file, and a rule for cases without a measurement. It knows no kernel, clock
+or environment: its callers provide the times and the directory.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = 1
-"""Of what is measured: a kernel that changes makes it another, and old files are measured anew."""
+"""Version of the measurements. A changed kernel raises it, and the cases of old files are measured again."""
 BUCKETS = (1, 2, 4, 8, 16)
-"""Numbers of rows that are measured; those between go by the next larger one. Beyond, there is one choice."""
+"""Numbers of rows that are measured; any other takes the next larger one. More rows than the last have one choice."""
 FEW_ROWS, LIBRARY = "few_rows", "library"
 _DEFAULT_MAX_ROWS = 8
-"""Without a measurement, the kernel for few rows takes so many."""
+"""Most rows for which the kernel for few rows is taken without a measurement."""
 _MAX_FILE_BYTES = 2**20
 
 Measurements = Mapping[str, Callable[[], float]]
-"""By choice: what takes it once and gives the seconds."""
+"""By choice: a function that runs it once and returns the seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A weight and a number of rows out of `BUCKETS`."""
+    """A weight's shape and a number of rows out of `BUCKETS`."""
 
     out_size: int
     in_size: int
@@ -43,31 +43,32 @@ class Case:
 
 @dataclass(slots=True)
 class Table:
-    """Choices by case, for one device and one version of the software: `device` names both."""
+    """Choices by case, for one device and one version of the software, which `device` names."""
 
     device: str
     choices: dict[str, str] = field(default_factory=dict)
     _offers: dict[str, tuple[Case, Measurements]] = field(default_factory=dict, repr=False, compare=False)
-    """What could be measured, by the case's name."""
+    """Possible measurements, by the case's name."""
 
     def choice(self, case: Case) -> str:
         return self.choices.get(case.name, FEW_ROWS if case.num_rows <= _DEFAULT_MAX_ROWS else LIBRARY)
 
     def missing(self, cases: Iterable[Case]) -> list[Case]:
-        """Those that nothing was measured for."""
+        """The cases without a measurement."""
         return [case for case in cases if case.name not in self.choices]
 
     def measure(self, case: Case, seconds: Measurements) -> None:
-        """Choose the fastest of those that give how long they took; the first of equals."""
+        """Measure each choice and keep the fastest; the first of equals."""
         taken = {name: measured() for name, measured in seconds.items()}
         self.choices[case.name] = min(taken, key=lambda name: taken[name])
 
     def offer(self, case: Case, seconds: Measurements) -> None:
-        """Keep for `complete` how `case` could be measured, and with it the weight that it holds: the first offer."""
+        """Keep the measurements of `case` for `complete`, with the weight that they hold. Only a case's first offer
+        counts."""
         self._offers.setdefault(case.name, (case, seconds))
 
     def complete(self) -> int:
-        """Measure what was offered and is not known, and forget all offers; how many cases that were."""
+        """Measure the offered cases that are not known, drop all offers, and return the number of measured cases."""
         offers = [(case, seconds) for case, seconds in self._offers.values() if case.name not in self.choices]
         self._offers.clear()
         for case, seconds in offers:
@@ -76,7 +77,7 @@ class Table:
 
 
 def bucket(num_rows: int) -> int | None:
-    """The number of rows that was measured for these; None beyond all."""
+    """The measured number of rows that stands for these; None beyond all."""
     return next((size for size in BUCKETS if num_rows <= size), None)
 
 
@@ -85,8 +86,8 @@ def cases(out_size: int, in_size: int, dtype: str) -> list[Case]:
 
 
 def read(directory: Path, device: str) -> Table:
-    """What was kept for `device`. A file that is missing, damaged, foreign or of another version counts as empty: it is
-    a cache, and measuring again repairs it."""
+    """The table kept for `device`. A file that is missing, damaged, foreign or of another version counts as empty: it
+    is a cache, and measuring again repairs it."""
     try:
         file = _file(directory, device)
         if file.stat().st_size > _MAX_FILE_BYTES:
@@ -103,8 +104,9 @@ def read(directory: Path, device: str) -> Table:
 
 
 def write(directory: Path, table: Table) -> None:
-    """Keep what is in `table` beside what others have kept meanwhile. The file appears whole: of two that write at once
-    one may lose what it measured, and measures it the next time. Raises `OSError` where nothing can be written."""
+    """Add `table` to the entries that others have written meanwhile. The file is replaced as a whole: if two processes
+    write at once, one may lose its entries and measures them the next time. Raises `OSError` if nothing can be written.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     choices = read(directory, table.device).choices | table.choices
     text = json.dumps({"version": VERSION, "device": table.device, "choices": choices}, indent=1, sort_keys=True)

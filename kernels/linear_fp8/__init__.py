@@ -1,4 +1,4 @@
-"""y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized as they come.
+"""y = (x_q w_q^T) * s_x * s_w + b in FP8 (e4m3): weights as they are stored, activations quantized at each call.
 
     y[m, n] = s_x[m] * s_w[n] * sum over k of x_q[m, k] * w_q[n, k] + b[n]
 
@@ -6,8 +6,8 @@ with a scale for each output row of the weight, or, as DeepSeek-V3 stores them (
 
     y[m, n] = sum over blocks j of s_x[m, j] * s_w[n / 128, j] * (sum over k in j of x_q[m, k] * w_q[n, k]) + b[n]
 
-with a scale for each 128 x 128 block of the weight and each 128 inputs of a token. Which of the two it is, the shape of
-the scales says. The bytes of the weight are the floor for few rows: half those of bfloat16.
+with a scale for each 128 x 128 block of the weight and each 128 inputs of a token. The shape of the scales says which
+of the two it is. For few rows the floor is reading the weight: half the bytes of bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FP8 = torch.float8_e4m3fn
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
-    """Of activations and results."""
+    """Dtype of activations and results."""
     out_size: int
     in_size: int
     has_blocks: bool
@@ -86,11 +86,11 @@ def linear_fp8(
     *,
     is_invariant: bool = False,
 ) -> Apply:
-    """The layer as a function of x [T, in] in `dtype`, giving [T, out] in `dtype`.
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`.
 
-    q [out, in] e4m3; scales fp32, [out] or [blocks of out, blocks of in]; bias [out] of any float dtype. `quantize` is
-    how x is quantized (default: row by row, or with scales of blocks in blocks of 128 inputs). `is_invariant`: a row's
-    bits may depend on that row alone, on a GPU too.
+    q [out, in] e4m3; scales fp32, [out] or [blocks of out, blocks of in]; bias [out] of any float dtype. `quantize`
+    quantizes x; by default row by row or, with scales of blocks, in blocks of 128 inputs. `is_invariant`: a row's bits
+    must depend on that row alone, on a GPU too.
     """
     out_size, in_size = q.shape
     has_blocks = scales.dim() == 2

@@ -1,4 +1,4 @@
-"""How activations become FP8: row by row, in blocks of inputs, or by a scale that calibration found."""
+"""Ways to quantize activations to FP8: row by row, in blocks of inputs, or by a scale from calibration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Activations = Callable[[Tensor], tuple[Tensor, Tensor]]
 """x [T, in] -> (q [T, in] e4m3, scales fp32: [T], or [T, blocks of in])."""
 
 _PIECE = 2**24
-"""Numbers of a weight quantized at once: fp32 copies of them are 64 MiB."""
+"""Numbers of a weight quantized at once: their fp32 copies take 64 MiB."""
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A scale for each row."""
+    """Quantize with a scale for each row."""
     return quantize_fp8(x)
 
 
 def quantize_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A scale for each 128 inputs of a row. The last block may be shorter."""
+    """Quantize with a scale for each 128 inputs of a row. The last block may be shorter."""
     in_size = x.shape[1]
     if in_size % BLOCK:
         x = torch.nn.functional.pad(x, (0, -in_size % BLOCK))
@@ -33,7 +33,7 @@ def quantize_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_static(scale: float) -> Activations:
-    """One scale for every row; what is beyond 448 of it becomes that."""
+    """Quantize with one scale for every row. Values beyond 448 times the scale are cut to that."""
 
     def apply(x: Tensor) -> tuple[Tensor, Tensor]:
         wide = (x.to(torch.float32) / scale).clamp_(-E4M3_MAX, E4M3_MAX)
@@ -43,7 +43,7 @@ def quantize_static(scale: float) -> Activations:
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out, in] of any float dtype -> (q [out, in] e4m3, scales [out] fp32), in pieces."""
+    """weight [out, in] of any float dtype -> (q [out, in] e4m3, scales [out] fp32), a piece at a time."""
     q = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty(weight.shape[:1], dtype=torch.float32, device=weight.device)
     num_rows = max(1, _PIECE // weight.shape[1])

@@ -1,7 +1,7 @@
-"""The FP8 linear layer in plain PyTorch: what serves FP8 checkpoints on a CPU, slowly, and what the others are held to.
+"""The FP8 linear layer in plain PyTorch. It serves FP8 checkpoints on a CPU, slowly, and is the oracle of the others.
 
-A product of two e4m3 numbers is a whole number of 2^-18 below 2^18, so a sum of 65,536 of them is exact in fp64: in any
-order, and so a row's bits are its own whatever computes the product. The weights are widened anew in every call.
+A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so fp64 sums 65,536 of them exactly, in any order. A
+row's bits therefore depend on that row alone. The weights are widened again in every call.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Rows and columns of a weight that share a scale, and inputs of a token that do."""
+"""Rows and columns of a weight that share a scale; also inputs of a token that share one."""
 
 _PIECE = 2**18
-"""Weights widened at once: 2 MiB in fp64 stay in the cache. A 2048 x 4096 weight and one row: 0.7 G weights a second
-against 0.14 in one piece (2 cores, AMD EPYC Zen 4, 2026-11-21)."""
+"""Weights widened at once: 2 MiB in fp64 stay in the cache. For a 2048 x 4096 weight and one row: 0.7 G weights a
+second, against 0.14 in one piece (2 cores, AMD EPYC Zen 4, 2026-11-21)."""
 _SHIFTED_BIAS = 2.0**8
-"""e4m3 bits moved to where float16 has sign, exponent and mantissa read as the number / 2^8: exponents are biased by 7
-there and by 15 here."""
+"""e4m3 bits that are moved to the sign, exponent and mantissa of float16 read as the number / 2^8: e4m3's exponent is
+biased by 7, float16's by 15."""
 
 Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -53,7 +53,7 @@ def _block_products(x: Tensor, x_scales: Tensor, q: Tensor, scales: Tensor) -> T
 
 
 def _wide(q: Tensor) -> Tensor:
-    """Numbers / 2^8 in fp64, four times as fast as by conversion. The sign is shifted along with the rest, which leaves
-    a copy of it where the exponent's highest bit is. Weights are numbers: the two codes of NaN would be 480."""
+    """The numbers / 2^8 in fp64, four times as fast as by conversion. Shifting the bits also leaves a copy of the sign
+    in the exponent's highest bit. Weights hold no NaN, whose two codes would read as 480."""
     bits = q.contiguous().view(torch.int8).to(torch.int16)
     return bits.bitwise_left_shift_(7).bitwise_and_(~(1 << 14)).view(torch.float16).to(torch.float64)

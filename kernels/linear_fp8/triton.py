@@ -1,10 +1,10 @@
-"""The Triton implementation: sums in fp32 of products on the tensor cores, promoted every 128 inputs.
+"""The Triton implementation: products on the tensor cores, with sums promoted to fp32 every 128 inputs.
 
-For scales of blocks, which torch._scaled_mm does not take on every device; and where a row's bits may depend on nothing
-but the row. One program is a tile of results and walks all inputs, in steps of 128 in order, whatever the number of
-rows; that number decides only how many of them share a tile. On sm_90 a warp group multiplies 64 of them whatever the
-tile, so that an output is the same chain of instructions in any. Bytes are the floor for few rows: a byte a weight,
-read once for each tile of rows.
+It serves scales of blocks, which torch._scaled_mm does not accept on every device, and layers whose bits must depend on
+the row alone. A program computes one tile of results and walks all inputs in order, in steps of 128. The number of rows
+only decides how many of them share a tile. On sm_90 a warp group multiplies 64 rows at a time in any tile, so an output
+is always the same chain of instructions. For few rows the floor is memory: a byte for each weight, read once for each
+tile of rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from inferd.kernels.linear_fp8.activations import Activations
 from inferd.kernels.triton_tiles import operands, store_tile, tile_of
 
 _BLOCK_K = 128
-"""Also the inputs that share a scale."""
+"""Inputs of a step, and inputs that share a scale."""
 _BLOCK_N = 64
-"""A block of 128 weight rows is two tiles, and a layer of 4,096 outputs 64 programs."""
+"""Two tiles make a block of 128 weight rows; a layer of 4,096 outputs has 64 programs."""
 _STAGES = 4
 
 
@@ -108,7 +108,7 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) 
 
 
 def _tile(num_rows: int) -> tuple[int, int]:
-    """(rows of a tile, warps): a warp group for each 64 rows, as sm_90's instruction has them."""
+    """(rows of a tile, warps), with a warp group for each 64 rows, the rows of sm_90's instruction."""
     return (64, 4) if num_rows <= 64 else (128, 8)
 
 

@@ -1,10 +1,10 @@
-"""y = x W^T + b with W in 4 bits: a scale for each 32 inputs of an output row, and activations quantized as they come,
-in 8 bits and in the same groups.
+"""y = x W^T + b with W in 4 bits, in groups of 32 inputs of an output row that share a scale. Activations are quantized
+at each call, to 8 bits and in the same groups.
 
     y[m, n] = b[n] + sum over groups g of x_scale[m, g] * scale[n, g] * sum over k in g of x_q[m, k] * (q[n, k] - 8)
 
-A group's sum is an exact integer and the groups are added in their order in fp32, so a row's result depends on that row
-alone. The arithmetic is that of llama.cpp's q4_0 with q8_0, but for scales in bfloat16: no weight is too small for one.
+A group's sum is an exact integer, and groups are added in order in fp32, so a row's result depends on that row alone.
+The arithmetic is that of llama.cpp's q4_0 with q8_0, except for scales in bfloat16: no weight is too small for them.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ LINEAR_INT4: Op[Key, Bind] = Op(
 def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [out, in] of any float dtype -> (q [out, in] uint8 in 0..15, scales [out, in / 32] bfloat16).
 
-    A weight is near scale * (q - 8); each group's scale is the one of a few tried that leaves the least squared error.
+    A weight is about scale * (q - 8). Several scales are tried for each group; the least squared error wins.
     """
     assert weight.shape[1] % GROUP_SIZE == 0, f"{weight.shape[1]} inputs are no multiple of {GROUP_SIZE}"
     return QUANTIZE_INT4.resolve(Key(weight.device.type, weight.dtype))(weight)
 
 
 def linear_int4(q: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Apply:
-    """The layer as a function of x [T, in] in `dtype`, giving [T, out] in `dtype`.
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`.
 
     q [out, in] uint8 in 0..15, scales [out, in / 32] bfloat16, bias [out] of any float dtype.
     """

@@ -1,9 +1,9 @@
-// 4 bit weights in groups of 32 along K times activations quantized in the same groups: an integer dot product a group,
-// converted and added in fp32, group after group, whatever the number of rows.
+// 4-bit weights in groups of 32 along K, times activations quantized in the same groups. A group is one integer dot
+// product. It is converted and added in fp32, group after group, for any number of rows.
 //
-// Weights lie in tiles of 16 columns: [tile][group][4][16][4] bytes, of which byte (j, column, b) holds element 4 j + b of
-// the group in its low bits and element 16 + 4 j + b in its high ones, as q + 8; scales [tile][group][16] bfloat16. A block
-// of up to 12 rows unpacks a group once for all of its rows.
+// Weights lie in tiles of 16 columns: [tile][group][4][16][4] bytes. Byte (j, column, b) holds element 4 j + b of the
+// group in its low bits and element 16 + 4 j + b in its high ones, as q + 8. Scales are [tile][group][16] bfloat16. A
+// block of up to 12 rows unpacks a group once for all of its rows.
 #include <array>
 #include <utility>
 
@@ -17,10 +17,10 @@ using namespace int_dot;
 constexpr int COLUMNS = LANES;
 constexpr int GROUP = 32;
 constexpr int GROUP_BYTES = COLUMNS * GROUP / 2;
-constexpr int TILES = 4;  // that a block of rows passes before the next block does: 4 x 64 KiB at K = 8,192
+constexpr int TILES = 4;  // tiles that a block of rows passes before the next block: 4 x 64 KiB at K = 8,192
 
-// Bytes: the processor's own prefetching stops at each page. Two cores of a Zen 4, 16384 x 2048: 37 -> 39 GB/s for one
-// row, 460 -> 614 GOP/s for 8.
+// Bytes to prefetch, because the processor's own prefetching stops at each page. Two cores of a Zen 4, 16384 x 2048: 37
+// -> 39 GB/s for one row, 460 -> 614 GOP/s for 8.
 constexpr int AHEAD = 4096;
 
 // A row's part of a group of activations, [group][row]: all q first, then scales, then sums.
@@ -70,7 +70,7 @@ void tile_product(const Product& p, int64_t tile, const int8_t* x, int64_t first
 template <class T>
 using TileProduct = void (*)(const Product&, int64_t, const int8_t*, int64_t, T*);
 
-// By the number of rows, less one.
+// Instances for 1, 2, .. rows, at index rows - 1.
 template <class T, int... R>
 constexpr std::array<TileProduct<T>, MAX_ROWS> tile_products(std::integer_sequence<int, R...>) {
     return {tile_product<R + 1, T>...};
@@ -109,10 +109,11 @@ void product(const Product& p, const T* x, T* out, int num_threads) {
             }
 }
 
-// w[0..32) as scale * (q - 8), 0 <= q < 16, with a small squared error. The element of the largest magnitude is put at -7,
-// -7.5, -8 and -8.5 in turn, which gives the scale its sign; the integers that follow have a best scale of their own
-// (least squares), and the scale that explains most of w is rounded to bfloat16 before the final q are taken. Squared error
-// of normal weights, relative to their squares: 0.0066; of max |w| / 7: 0.0094; of 40 scales from 5 to 10: 0.0065.
+// w[0..32) as scale * (q - 8), 0 <= q < 16, with a small squared error. The element of the largest magnitude becomes
+// -7, -7.5, -8 and -8.5 in turn, which gives the scale its sign. The rounded integers have a best scale of their own
+// (least squares). The scale that explains most of w is rounded to bfloat16 before the final q are computed. Squared
+// error of normal weights, relative to their squares: 0.0066; with max |w| / 7: 0.0094; with 40 scales from 5 to 10:
+// 0.0065.
 constexpr float TRIED[] = {-7.0f, -7.5f, -8.0f, -8.5f};
 
 inline vi quantize(vf w, vf inverse) {
@@ -135,7 +136,7 @@ inline float best_scale(vf low, vf high, float extreme) {
 
 template <class T>
 void quantize_group(const T* w, uint8_t* q, simd::bf16* scale) {
-    constexpr float SMALLEST = 1e-30f;  // below, reciprocals are near the end of fp32: such a group counts as zeros
+    constexpr float SMALLEST = 1e-30f;  // smaller ones have reciprocals near the end of fp32: zeros
     const vf low = simd::load(w), high = simd::load(w + LANES);
     const float top = largest_of(simd::max(low, high)), bottom = largest_of(simd::max(-low, -high));
     const float extreme = top >= bottom ? top : -bottom;
@@ -175,7 +176,7 @@ static void linear_int4_quantize(const void* weight, int64_t is_bf16, int64_t ou
 INFERD_EXPORT(linear_int4_quantize)
 
 // q, scales -> tiles [ceil(out_size / 16)][num_groups][256], tile_scales [ceil(out_size / 16)][num_groups][16]; columns
-// beyond the end are zeros.
+// behind the end are zeros.
 static void linear_int4_pack(const uint8_t* q, const simd::bf16* scales, int64_t out_size, int64_t num_groups,
                              uint8_t* tiles, simd::bf16* tile_scales, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, in_size = num_groups * GROUP;

@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`)."""
 
 from __future__ import annotations
 

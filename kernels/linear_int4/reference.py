@@ -1,4 +1,4 @@
-"""The 4 bit linear layer in plain PyTorch. Exact, and slow: the weights are converted anew in every call."""
+"""The 4-bit linear layer in plain PyTorch. Exact and slow: every call converts the weights again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from inferd.kernels import int_dot
 
 GROUP_SIZE = 32
 TRIED = (-7.0, -7.5, -8.0, -8.5)
-"""Where the element of the largest magnitude is put when a scale is looked for."""
+"""Values of q - 8 tried for the element of the largest magnitude. Each gives a scale."""
 _SMALLEST = 1e-30
-"""Groups without a larger magnitude count as zeros."""
+"""A group counts as zeros if its largest magnitude is smaller."""
 _ROWS_AT_ONCE = 1024
 
 
@@ -53,7 +53,8 @@ def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best_scale(groups: Tensor, extreme: Tensor) -> Tensor:
-    """Least squares gives every rounding its best scale; of those tried, the one that explains most of the group."""
+    """The best scale of those tried. Each rounding has a scale of least squares; the one that explains most of the
+    group wins."""
     low, high = groups.chunk(2, 1)
     best, most = torch.zeros_like(extreme), torch.full_like(extreme, -1.0)
     for tried in TRIED:
@@ -71,7 +72,7 @@ def _round(groups: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _sum(lanes: Tensor) -> Tensor:
-    """[G, 16] -> [G, 1], halved four times, as the C++ does."""
+    """Sum [G, 16] to [G, 1] by halving four times, in the order of the C++ code."""
     while lanes.shape[1] > 1:
         low, high = lanes.chunk(2, 1)
         lanes = low + high

@@ -1,8 +1,8 @@
-// 8 bit weights times activations quantized row by row: integer dot products, one multiplication by both scales.
+// 8-bit weights times activations quantized row by row: integer dot products, one multiplication by both scales.
 //
-// Weights lie in tiles of 32 columns, by four elements of K: [tile][K / 4][32][4] unsigned bytes, q + 128, so that a lone
-// row reads them as one stream. A block of up to 12 rows keeps its 12 x 32 sums in registers for all of K; a tile stays in
-// the second level cache while all blocks of rows pass.
+// Weights lie in tiles of 32 columns, by four elements of K: [tile][K / 4][32][4] unsigned bytes, q + 128. A lone row
+// reads them as one stream. A block of up to 12 rows keeps its 12 x 32 sums in registers for all of K. A tile stays in
+// the second-level cache while all blocks of rows pass.
 #include <array>
 #include <utility>
 
@@ -67,7 +67,7 @@ void tile_product(const Product& p, int64_t tile, const Rows& rows, T* out) {
 template <class T>
 using TileProduct = void (*)(const Product&, int64_t, const Rows&, T*);
 
-// By the number of rows, less one.
+// Instances for 1, 2, .. rows, at index rows - 1.
 template <class T, int... R>
 constexpr std::array<TileProduct<T>, MAX_ROWS> tile_products(std::integer_sequence<int, R...>) {
     return {tile_product<R + 1, T>...};
@@ -123,7 +123,8 @@ static void linear_int8_quantize(const void* weight, int64_t is_bf16, int64_t ou
 }
 INFERD_EXPORT(linear_int8_quantize)
 
-// q [out_size, in_size] -> tiles [ceil(out_size / 32)][ceil(in_size / 4)][32][4], of columns and elements beyond the ends 128.
+// q [out_size, in_size] -> tiles [ceil(out_size / 32)][ceil(in_size / 4)][32][4], with 128 for columns and elements
+// behind the ends.
 static void linear_int8_pack(const int8_t* q, int64_t out_size, int64_t in_size, uint8_t* tiles, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, num_quads = (in_size + 3) / 4;
 #pragma omp parallel for schedule(static) num_threads(int(num_threads))

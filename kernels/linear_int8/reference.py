@@ -1,4 +1,4 @@
-"""The 8 bit linear layer in plain PyTorch. Exact, and slow: the weights are converted anew in every call."""
+"""The 8-bit linear layer in plain PyTorch. Exact and slow: every call converts the weights again."""
 
 from __future__ import annotations
 

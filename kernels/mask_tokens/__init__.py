@@ -1,4 +1,4 @@
-"""Tokens that a grammar forbids: rows of logits by packed masks, in place."""
+"""Set the logits of tokens that a grammar forbids, from packed masks, in place."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MASK_TOKENS: Op[Key, Callable[[Tensor, Tensor, Tensor], None]] = Op(
 
 
 def mask_tokens(logits: Tensor, masks: Tensor, row_of: Tensor) -> None:
-    """Set to -inf, in place, what the masks do not allow.
+    """Set every logit that a mask does not allow to -inf, in place.
 
-    logits [R, V] fp32, rows contiguous; masks [M, W] int32, of which bit i of word w allows token 32 w + i, the layout
-    of llguidance and xgrammar: a token at 32 W or above is forbidden, and a bit at V or above says nothing. `row_of`
-    [M] int64 is the row of each mask, no two alike; below 0: none.
+    logits [R, V] fp32, rows contiguous. masks [M, W] int32: bit i of word w allows token 32 w + i, the layout of
+    llguidance and xgrammar. A token at 32 W or above is forbidden; a bit at V or above is ignored. `row_of` [M] int64
+    is the row of each mask, no two alike; a mask whose row is negative is ignored.
     """
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert masks.dtype == torch.int32 and masks.is_contiguous() and row_of.is_contiguous()

@@ -1,5 +1,5 @@
-// Packed masks over rows of logits: 32 tokens a word. Of a word that allows all nothing is touched, of one that allows
-// none nothing is read.
+// Packed masks over rows of logits, 32 tokens a word. Logits are not written if a word allows all, and not read if it
+// allows none.
 
 #include <algorithm>
 #include <cstdint>

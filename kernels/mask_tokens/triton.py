@@ -1,6 +1,6 @@
 """The Triton implementation: a program for each 2048 tokens of a mask.
 
-Bytes are the floor: a token's logit in and out, and an eighth of a byte of mask.
+The floor is memory: a token's logit is read and written, with an eighth of a byte of mask.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Causal attention over a paged KV pool: prompt chunks and decodes of any mix of requests in one call.
+"""Causal attention over a paged KV pool. One call computes any mix of prompt chunks and decodes.
 
-Grouped-query and multi-query heads, an optional sliding window, an optional soft cap of the scores. A row's result
-depends on its own sequence alone, bit for bit: not on its batch, nor on how its tokens were split over steps.
+It supports grouped-query and multi-query heads, a sliding window, and a soft cap of the scores. A row's result depends
+on its own sequence alone, bit for bit: neither on the batch, nor on how its tokens were split over steps.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def paged_attention(
 ) -> Tensor:
     """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
 
-    q [T, Hq, D], contiguous; kv [blocks, 2 (k, v), G, block_size, D], contiguous, in any float dtype, this step's
-    tokens already written; G divides Hq, and query head h reads KV head h // (Hq / G). `window` w leaves the last w
-    positions visible, the query's own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query
-    may see may hold anything, NaN included. A float8_e4m3fn pool, and no other, comes with `kv_scales` [blocks, 2, G,
-    block_size] fp32: what a head's numbers are multiplied by.
+    q [T, Hq, D], contiguous. kv [blocks, 2 (k, v), G, block_size, D], contiguous, in any float dtype, holds this step's
+    tokens already. G divides Hq, and query head h reads KV head h // (Hq / G). With a `window` w a query sees the last
+    w positions, its own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query sees may hold
+    anything, NaN included. Exactly a float8_e4m3fn pool has `kv_scales` [blocks, 2, G, block_size] fp32: the factors of
+    the numbers of each head.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
     assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()

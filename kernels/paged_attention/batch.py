@@ -1,4 +1,4 @@
-"""One step's attention metadata: which queries there are, where their KV lies, and how the CPU groups them.
+"""Metadata of one step's attention: its queries, their block tables, and the groups in which the CPU computes them.
 
 Built once per step and shared by all layers. Row r of the step is request r of its batch order; T is the number of
 query tokens, R of rows. Nothing here knows heads, windows or dtypes.
@@ -20,31 +20,32 @@ from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
 
 ATTENTION_SPLIT = 256
-"""KV tokens per tile. Tiles lie at absolute multiples of it and are combined in order, for every kind of query, so
-that a result's bits depend on nothing but its own sequence. A multiple of every block size. 256: half the Python
-overhead per token of 128, and a lone short decode is still bound by its linears (2 cores, Zen 4)."""
+"""KV tokens per tile, a multiple of every block size. Tiles lie at absolute multiples of it and are combined in order
+for every kind of query, so a result's bits depend on its own sequence alone. 256 halves the Python overhead per token
+of 128, and a lone short decode is still bound by its linears (2 cores, Zen 4)."""
 
 QUERY_BLOCK = 128
-"""Most query tokens computed together: 8 heads x 4 x 128 queries x a tile are 4 MiB of scores, about a core's cache."""
+"""Most query tokens computed together: 8 heads x 4 x 128 queries x a tile make 4 MiB of scores, about a core's cache.
+"""
 
 ROWS_PER_GROUP = 16
-"""Most requests computed together: a tile of K and V of 8 heads of 128 is then 32 MiB in fp32."""
+"""Most requests computed together: a tile of K and V with 8 heads of 128 then takes 32 MiB in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
-    """B runs of n consecutive queries, one run a request, the ones that see most KV first."""
+    """B runs of n consecutive queries each, one run per request. Runs that see most KV come first."""
 
     tokens: Tensor
     """[B * n] int64, index into the step's T tokens."""
     positions: Tensor
-    """[B, n] int64, absolute."""
+    """[B, n] int64, absolute positions."""
     tile_tables: Tensor
-    """[B, tiles of the first run * blocks per tile] int64; past a request's own blocks any valid id."""
+    """[B, tiles of the first run * blocks per tile] int64. Entries past a request's own blocks hold any valid id."""
     first_positions: tuple[int, ...]
-    """Of each run's first query."""
+    """Position of each run's first query."""
     num_tiles: tuple[int, ...]
-    """Tiles that each run sees, not increasing."""
+    """Tiles that each run sees; never increases."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,28 @@ class AttentionBatch:
     positions: Tensor
     """[T] int64: absolute position of each token."""
     write_slots: Tensor
-    """[T] int64: block_id * block_size + offset, where each token's K and V go."""
+    """[T] int64: block_id * block_size + offset of each token's K and V."""
     block_size: int
     query_lens: tuple[int, ...]
-    """On a GPU each may be more than the device finds in `query_start`."""
+    """Queries of each row. On a GPU a number may exceed the one in `query_start`."""
     kv_lens: tuple[int, ...] | None
-    """None where the device alone knows them, by `seq_lens`."""
+    """KV length of each row; None if only the device knows them, by `seq_lens`."""
     is_deterministic: bool = True
-    """Whether a row's bits may not depend on how its tokens were split over steps. Where they may, a GPU computes long
-    chunks by larger blocks, whose instructions may round otherwise."""
+    """Whether a row's bits must not depend on how its tokens were split over steps. If they may, a GPU computes long
+    chunks in larger blocks, whose instructions may round differently."""
 
     @cached_property
     def prepared(self) -> dict[Hashable, Any]:
-        """What an implementation made of this step for all of its layers, by keys of its own. The first layer makes it,
-        and a CUDA graph captures that: it has to be given a batch that no call before it was given."""
+        """Data that an implementation prepared for all layers of this step, by keys of its own. The first layer
+        prepares it. A CUDA graph captures that work, so a captured call needs a batch that no earlier call used."""
         return {}
 
     @cached_property
     def groups(self) -> tuple[QueryGroup, ...]:
-        """Made when first asked for: only the plain PyTorch reference computes by them. Raises `NotRecordableError`
-        where the host does not know the lengths."""
+        """Groups of queries, made at the first request: only the plain PyTorch reference needs them. Raises
+        `NotRecordableError` if the host does not know the lengths."""
         if self.kv_lens is None:
-            raise NotRecordableError("attention in plain PyTorch goes by lengths that the host has to know")
+            raise NotRecordableError("attention in plain PyTorch needs lengths that only the device knows")
         rows = [(end - num_tokens, num_tokens) for end, num_tokens in zip(self.kv_lens, self.query_lens, strict=True)]
         starts = [0, *accumulate(self.query_lens)]
         return _group(rows, starts, self.block_tables, self.block_size)
@@ -133,14 +134,14 @@ class AttentionBatch:
 
 
 def _on_device(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """The host's tensors on `device`, by one copy that nobody waits for. Kernels are compiled by whether an address is
-    a multiple of 16, which that of the first is, whatever there is to copy; they are given no other."""
+    """Copy the host's tensors to `device` as one tensor, without waiting. Kernels are compiled by whether an address is
+    a multiple of 16. The first address always is, and kernels get no other."""
     return torch.split(from_host(torch.cat(tuple(parts)), device), [len(part) for part in parts])
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Consecutive queries of one row: at most `QUERY_BLOCK`."""
+    """At most `QUERY_BLOCK` consecutive queries of one row."""
 
     row: int
     token: int

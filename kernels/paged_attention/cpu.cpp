@@ -1,24 +1,26 @@
 // Attention over a paged KV pool for decodes, chunks and any mix of them (flash attention, Dao et al. 2022,
 // arXiv:2205.14135, with the KV in tiles at absolute positions).
 //
-// A query's bits depend on its own sequence alone. Each tile of SPLIT keys gives a partial result of its own (its peak,
-// the sum of its weights, its weighted values), and partial results are combined in the order of the tiles. Within a
-// tile a score is sixteen chains of products, chain l over the lanes l, l + 16, .. of the head, added up in order, and
-// every output element is one chain over the keys, whatever is computed beside it. Keys that a query may not see have
-// weight 0 or are left out, which differ in nothing but the sign of a zero, and that ends where tiles are combined; a key
-// of its own sequence that holds inf or NaN may show: then the request fails.
+// A query's bits depend on its own sequence alone:
+// - Each tile of SPLIT keys gives a partial result of its own: its peak, the sum of its weights, its weighted values.
+//   Partial results are combined in the order of the tiles.
+// - Within a tile a score is sixteen chains of products, added up in order; chain l runs over the lanes l, l + 16, ..
+//   of the head. Every output element is one chain over the keys, whatever is computed beside it.
+// - Keys that a query may not see have weight 0 or are left out. The two differ only in the sign of a zero, which is
+//   lost when tiles are combined. A key of its own sequence that holds inf or NaN may show: then the request fails.
 //
 // A lane is 32 bits: one fp32, or two bfloat16, which are multiplied two by two into fp32. Two ways give the same bits:
-// - Few rows (decodes) read keys as they lie: a vector holds sixteen lanes of one key, that is a link of every chain, and
-//   sixteen keys' chains are turned to be added up. Values are interleaved by pairs in registers. Nothing is stored, and
-//   the memory sets the pace.
-// - Many rows (prompts) turn keys by 16 x 16 blocks first, so that a vector holds one lane of sixteen keys, and interleave
-//   values once for all rows. Products set the pace.
-// Weights are rounded to the element's type before they are summed and multiplied, so that they add up to what is
-// divided by.
+// - Few rows (decodes) read keys as they lie: a vector holds sixteen lanes of one key, a link of every chain, and the
+//   chains of sixteen keys are transposed to be added up. Values are interleaved by pairs in registers. Nothing is
+//   stored; memory bounds the speed.
+// - Many rows (prompts) transpose keys by 16 x 16 blocks first, so that a vector holds one lane of sixteen keys. They
+//   interleave values once for all rows. Products bound the speed.
 //
-// K and V in 8 bits are widened as they are loaded, exactly. A key's scale multiplies its scores, a value's the weights
-// that it is multiplied by, which are rounded after that.
+// Weights are rounded to the element's type before they are summed and multiplied, so that their sum is exactly the
+// divisor.
+//
+// K and V in 8 bits are widened exactly when they are loaded. A key's scale multiplies its scores, and a value's scale
+// its weights, which are rounded after that.
 
 #include <algorithm>
 #include <cmath>
@@ -35,21 +37,21 @@ namespace {
 
 using namespace simd;
 
-constexpr int PANEL = 64;  // keys turned at a time
-constexpr int DIRECT_ROWS = 8;   // of one KV head: up to so many, turning its keys costs more than it saves
-constexpr int GROUPS_AHEAD = 2;  // fetched early: of 1, 2, 4 and 8 the best over heads of 64 and 128 (Zen 4, 2026-11-21)
+constexpr int PANEL = 64;  // keys transposed at a time
+constexpr int DIRECT_ROWS = 8;   // of one KV head: for so few, transposing its keys costs more than it saves
+constexpr int GROUPS_AHEAD = 2;  // prefetched: best of 1, 2, 4 and 8 over heads of 64 and 128 (Zen 4, 2026-11-21)
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
-// Rows of one head that are computed together, and the keys of the tile, by sixteen, that some of them sees.
+// Rows of one head that are computed together, and the keys of the tile, by sixteen, that any of them sees.
 struct Rows {
     int head, first, num, begin, end;
 };
 
-// Sixteen keys or values of a head, all in one page; `key` counts from the tile's start. Those that no query of the item
-// sees may hold anything.
+// Sixteen keys or values of a head, all in one page; `key` counts from the tile's start. If no query of the item sees
+// them, they may hold anything.
 struct Group {
     const char* data;
-    const float* scales;  // of its keys or values, where these have 8 bits
+    const float* scales;  // of its keys or values in 8 bits
     int head, key;
 };
 
@@ -94,7 +96,7 @@ inline void multiply_panel(const int32_t* rows, int64_t row_stride, const int32_
     }
 }
 
-// Queries of T over K and V stored as S: T itself, or 8 bits.
+// Queries of type T over K and V stored as S: T itself, or 8 bits.
 template <class T, class S>
 class Worker {
     static constexpr int PER_LANE = Element<T>::PER_LANE;
@@ -140,7 +142,7 @@ class Worker {
         if (item.partial < 0) write();
     }
 
-    // Combine the partial results of a group of tiles, which lie in order, and write the output.
+    // Combine the partial results of a group of tiles, which are in order, and write the output.
     void combine(const Item& item, int num_tiles, const float* partials) {
         start(item);
         const int64_t size = partial_size(p_);
@@ -164,11 +166,11 @@ class Worker {
     Item item_;
     int rows_per_head_, num_rows_;
     int64_t first_token_, first_position_;
-    int64_t start_, first_seen_, end_seen_;  // positions: the tile's first, and those that some query sees of it
+    int64_t start_, first_seen_, end_seen_;  // positions: the tile's first, and the range that any query sees of it
     float tile_peak_[MAX_ROWS], tile_total_[MAX_ROWS];
     size_t blocks_per_head_;  // of rows
-    const char* ahead_;       // the group to fetch now
-    int panel_begin_;         // key of the first group packed and not yet used
+    const char* ahead_;       // the group to prefetch now
+    int panel_begin_;         // key of the first group that is packed and not used yet
 
     void start(const Item& item) {
         item_ = item;
@@ -179,10 +181,10 @@ class Worker {
         first_position_ = p_.seq_lens[item.request] - num_new + item.first_query;
     }
 
-    // Of the row's query, in the item.
+    // Index of the row's query in the item.
     int64_t query_of(int row) const { return row % rows_per_head_ / p_.repeat(); }
 
-    // f(row, where its head lies in q and out).
+    // Calls f(row, offset of its head in q and out).
     template <class F>
     void for_heads(F f) const {
         int row = 0;
@@ -221,7 +223,7 @@ class Worker {
         }
     }
 
-    // Four rows together, and what is left. What their queries do not see they pass over.
+    // Groups of four rows, and the rest. Each skips the keys that none of its queries sees.
     void list_rows() {
         s_.rows.clear();
         for (int head = 0; head < item_.num_heads; head++)
@@ -237,7 +239,7 @@ class Worker {
         blocks_per_head_ = s_.rows.size() / item_.num_heads;
     }
 
-    // The tile's keys, then its values: panel by panel, all heads of a panel before the next, as they lie in memory.
+    // The tile's keys, then its values, in the order of memory: panel by panel, all heads of a panel before the next.
     void list_groups() {
         s_.groups.clear();
         const int64_t plane = p_.block_size * p_.head_dim * sizeof(S);
@@ -264,7 +266,7 @@ class Worker {
                     }
     }
 
-    // Zeros for those that no query sees, because 0 * NaN is NaN.
+    // Zeros for values that no query sees, because 0 * NaN is NaN.
     void keep_value_scales(const Group& group) {
         float* place = &s_.value_scales[group.head * SPLIT + group.key];
         for (int i = 0; i < LANES; i++) {
@@ -275,8 +277,8 @@ class Worker {
 
     void look_ahead(size_t i) { ahead_ = s_.groups[std::min(i + GROUPS_AHEAD, s_.groups.size() - 1)].data; }
 
-    // Sixteen lanes of the group at hand. The same place of a later one is fetched to the second-level cache: line by
-    // line beside the loads, because sixty at once, or to the first level, took a third longer (Zen 4, 2026-11-21).
+    // Sixteen lanes of the current group. Prefetches the same place of a later group to the second-level cache, line by
+    // line beside the loads. Sixty lines at once, or to the first level, took a third longer (Zen 4, 2026-11-21).
     vi take(const S* data, int64_t element) const {
         __builtin_prefetch(ahead_ + element * sizeof(S), 0, 2);
         if constexpr (!HAS_SCALES) return load_i(data + element);
@@ -284,30 +286,30 @@ class Worker {
         else return (vi)load(data + element);
     }
 
-    // The same of a group that was widened.
+    // The same for a group that was widened.
     template <class X>
     std::enable_if_t<!std::is_same_v<X, S>, vi> take(const X* data, int64_t element) const {
         return load_i(data + element);
     }
 
-    // Of keys or values that several blocks of rows take, all of them as T: to widen them costs more than to load them.
+    // All of a group as T, if several blocks of rows take it: widening costs more than loading.
     const T* widened(const S* data) {
         T* place = reinterpret_cast<T*>(s_.widened.data());
         for (int64_t i = 0; i < LANES * p_.head_dim; i += LANES * PER_LANE) store_i(place + i, take(data, i));
         return place;
     }
 
-    // One element, where a head ends with less than a vector.
+    // One element, for the end of a head that is less than a vector.
     static T one(S x) {
         if constexpr (!HAS_SCALES) return x;
         else if constexpr (PER_LANE == 2) return {to_bf16_bits(x)};
         else return to_float(x);
     }
 
-    // Keys that no query sees are hidden after their products, whatever these are.
+    // Keys that no query sees are masked after their products, so they may hold anything.
     const S* keys_of(const Group& group) const { return reinterpret_cast<const S*>(group.data); }
 
-    // With zeros for those that no query sees, because 0 * NaN is NaN.
+    // Zeros replace values that no query sees, because 0 * NaN is NaN.
     const S* values_of(const Group& group) {
         const S* data = reinterpret_cast<const S*>(group.data);
         const int64_t first = std::max<int64_t>(0, first_seen_ - start_ - group.key);
@@ -319,7 +321,7 @@ class Worker {
         return copy;
     }
 
-    // f(how many, rows, from, to) for the rows of a head that see some of the keys from .. to.
+    // Calls f(how many, rows, from, to) for the rows of a head that see any of the keys from .. to.
     template <class F>
     void for_rows(int head, int begin, int end, F f) {
         for (size_t i = head * blocks_per_head_; i < (head + 1) * blocks_per_head_; i++) {
@@ -334,7 +336,8 @@ class Worker {
 
     // -- few rows ------------------------------------------------------------------------------------------------------
 
-    // In bfloat16: heads of 64, 96, 128 and 256. Others take the way of many rows. Values are summed two vectors at a time.
+    // In bfloat16 heads of 64, 96, 128 and 256; others go the way of many rows. Values are summed two vectors at a
+    // time.
     bool can_be_direct() const {
         const int64_t vectors = lanes_ / LANES;
         const bool is_known = vectors == 2 || vectors == 3 || vectors == 4 || vectors == 8;
@@ -358,7 +361,7 @@ class Worker {
         });
     }
 
-    // N vectors are a head.
+    // A head is N vectors.
     template <int R, int N, class X>
     void score_direct(int row, int key, const X* keys, const float* scales) {
         vi query[R][N], chains[R][LANES];
@@ -421,7 +424,7 @@ class Worker {
 
     // -- many rows -----------------------------------------------------------------------------------------------------
 
-    // Whether the next group is of another head or panel.
+    // Whether the next group belongs to another head or panel.
     bool ends_panel(size_t i) const {
         if (i + 1 == s_.groups.size() || i + 1 == s_.groups.size() / 2) return true;
         const Group &group = s_.groups[i], &next = s_.groups[i + 1];
@@ -488,7 +491,7 @@ class Worker {
         });
     }
 
-    // Pairs of keys (or single ones in fp32) by the elements of the head: [SPLIT / PER_LANE][width] lanes.
+    // Pairs of keys (single ones in fp32) by the elements of the head: [SPLIT / PER_LANE][width] lanes.
     void pack_values(const S* rows, int32_t* place) {
         for (int i = 0; i < LANES; i += PER_LANE, place += width_) {
             if constexpr (PER_LANE == 1) {
@@ -536,7 +539,8 @@ class Worker {
 
     // -- both ----------------------------------------------------------------------------------------------------------
 
-    // Scores of one row to weights, relative to the tile's own peak; tile_peak_ and tile_total_ of the row.
+    // Turns the scores of one row into weights, relative to the tile's own peak; sets the row's tile_peak_ and
+    // tile_total_.
     void weigh(int row, int head, int begin, int end) {
         const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const int64_t position = first_position_ + query_of(row) - start_;
@@ -554,7 +558,7 @@ class Worker {
             peaks = max(peaks, s);
             is_nan |= s != s;
         }
-        // Every comparison with NaN is false, so a peak would lose it.
+        // Every comparison with NaN is false, so the peak would lose it.
         float peak = largest(peaks);
         if (largest((vf)(is_nan & (vi)splat(1.0f))) != 0.0f) peak = std::numeric_limits<float>::quiet_NaN();
         tile_peak_[row] = peak;
@@ -570,7 +574,7 @@ class Worker {
         tile_total_[row] = sum(totals);
     }
 
-    // Add a tile's result to what is summed so far, both brought to their common peak.
+    // Adds a tile's result to the sum so far, after scaling both to their common peak.
     void merge(int row, float peak, float total, const float* tile_sum) {
         if (peak == LOWEST) return;
         const float common = s_.peak[row] >= peak ? s_.peak[row] : peak;
@@ -605,7 +609,8 @@ class Worker {
     }
 };
 
-// Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21): below so many keys by heads, one is done sooner.
+// Waking a sleeping thread costs 10 to 66 us (2 cores, Zen 4, 2026-11-21). With fewer keys by heads one thread is
+// faster.
 constexpr int64_t KEYS_A_THREAD = 1024;
 
 template <class T, class S>

@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`), for the cases that it supports."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from inferd.kernels import native
 from inferd.kernels.paged_attention.batch import AttentionBatch
 
 _MAX_HEADS_PER_KV_HEAD = 64
-"""Rows that `cpu.cpp` holds at once."""
+"""Most rows that `cpu.cpp` holds at once."""
 _BLOCK_MULTIPLE = 16
-"""Keys that are loaded together lie in one page."""
+"""Keys that are loaded together; all of them must lie in one page."""
 
 
 def refuses(
     device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads_per_kv_head: int, block_size: int
 ) -> str | None:
-    """Why it cannot run, or None where it can."""
+    """Why it cannot run; None if it can."""
     if block_size % _BLOCK_MULTIPLE:
         return f"takes block sizes that are multiples of {_BLOCK_MULTIPLE}, not {block_size}"
     if kv_dtype not in (dtype, torch.float8_e4m3fn):

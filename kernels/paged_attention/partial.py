@@ -1,7 +1,7 @@
-"""Partial results of attention: how two become one, where they lie, and the kernel that adds up those that cuts left.
+"""Partial results of attention: their layout, how two are merged, and the kernel that finishes units that were cut.
 
-A partial result of a unit (`work.py`) over some of its keys is, for each packed row, a peak of the scores, the sum of
-the weights relative to it, and the values so weighted. A slot holds one of them.
+A partial result covers a unit (`work.py`) over some of its keys. For each packed row it holds the peak of the scores,
+the sum of the weights relative to that peak, and the values weighted by them. A slot holds one partial result.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from torch import Tensor
 from inferd.kernels.gpu import DTYPES, Shipped
 
 _ROWS = 16
-"""Packed rows that a program of `_combine` takes."""
+"""Packed rows of one program of `_combine`."""
 _NUM_WARPS, _NUM_STAGES = 4, 3
 
 
 @triton.jit
 def of_nothing(BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The partial result of no keys; `total` in as many equal columns as it is summed in."""
+    """The partial result of no keys. `total` has as many equal columns as the sum is computed in."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return peak, tl.zeros([BLOCK_M, COLUMNS], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
 
 @triton.jit
 def merge(peak, total, summed, more_peak, more_total, more_summed):
-    """Add a partial result to an earlier one, both brought to their common peak. -inf: nothing was seen."""
+    """Add a partial result to an earlier one, after scaling both to their common peak. A peak of -inf means no key was
+    seen."""
     top = tl.maximum(peak, more_peak)
     base = tl.where(top == float("-inf"), 0.0, top)
     old = tl.exp2(peak - base)[:, None]
@@ -41,7 +42,7 @@ def merge(peak, total, summed, more_peak, more_total, more_summed):
 
 @triton.jit
 def offset_of(unit, packed, head, num_heads, group):
-    """Of packed rows in q and out, in vectors of a head."""
+    """Offsets of packed rows in q and out, in vectors of a head."""
     token = tl.load(unit + 1) + packed // group
     return token.to(tl.int64) * num_heads + head * group + packed % group
 
@@ -55,7 +56,7 @@ def store_slot(slots, slot_stats, slot, slot_rows, peak, total, summed, D: tl.co
     place = slots + (first + row)[:, None] * D + column[None, :]
     tl.store(place, summed, mask=is_row[:, None] & (column < D)[None, :])
     tl.store(slot_stats + (first + row) * 2, peak, mask=is_row)
-    # Its columns are all the same.
+    # All its columns are equal.
     tl.store(slot_stats + (first + row) * 2 + 1, tl.max(total, 1), mask=is_row)
 
 
@@ -73,8 +74,8 @@ def _combine(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """A program for each border between segments, KV head and block of rows: it adds up the unit that the border cuts,
-    if it is the first to cut it."""
+    """One program for each border between segments, KV head and block of rows. It adds up the unit that the border
+    cuts, if no earlier border cuts it."""
     head = tl.program_id(0) % num_kv_heads
     segment = segments + (1 + tl.program_id(0) // num_kv_heads) * 4
     group = num_heads // num_kv_heads
@@ -114,7 +115,7 @@ def combine(
     num_kv_heads: int,
     slot_rows: int,
 ) -> None:
-    """Write to `out` [T, Hq, D] what units that were cut come to."""
+    """Write the results of units that were cut to `out` [T, Hq, D]."""
     num_heads, head_dim = out.shape[1], out.shape[2]
     grid = ((segments.shape[0] - 2) * num_kv_heads, triton.cdiv(slot_rows, _ROWS))
     _combine[grid](

@@ -1,8 +1,8 @@
-"""Launch parameters of the Triton kernel: how many launches a step takes, of which form, and how much they share out.
+"""Launch parameters of the Triton kernel: the launches of a step, the form of each, and the work that they share out.
 
-Pure functions of what the host knows before a step: shapes, the device, and how many queries each row has at most. They
-know no lengths: grids and buffers have sizes that hold for all of them, so a CUDA graph holds for every step of its
-shape, and a row's length may be known to the device alone.
+Pure functions of data that the host knows before a step: shapes, the device, and the most queries of each row. They
+know no lengths, so a row's length may be known to the device alone. Grids and buffers are large enough for all lengths,
+so a CUDA graph serves every step of its shape.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT
 BLOCKS = (16, 32, 64, 128)
 """Packed rows in a block: queries times query heads of one KV head."""
 STEADY_ROWS = 32
-"""Most packed rows in a block where bits may not depend on the block. Blocks of 16 and 32 multiply by one instruction
-on every architecture; larger ones, on Hopper and later, by those of warp groups, which need not round alike."""
+"""Most packed rows in a block if bits must not depend on the block. Blocks of 16 and 32 multiply by the same
+instruction on every architecture. Larger ones use those of warp groups on Hopper and later, which may round
+differently."""
 SLOT_BYTES = 256 << 20
-"""Most memory for the partial results of units that are cut. Where they need more, units are left whole."""
+"""Most memory for the partial results of cut units. If they need more, units are not cut."""
 MAX_QUERIES = (1 << 31) - 1
 
 _FEW_ROWS = 64
-"""Most packed rows of a row of the step that is still bound by reading its KV: it shares a launch with decodes."""
+"""Most packed rows of a row that is still bound by reading its KV, so that it shares a launch with decodes."""
 _WAVES = 4
-"""Blocks for each program from which the hardware spreads whole units evenly enough."""
+"""Blocks for each program from which the hardware spreads uncut units evenly enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class Form:
     """Parameters of the attention kernel that change its code."""
 
     block_m: int
-    """Packed rows."""
+    """Packed rows of a block."""
     block_n: int
-    """Keys multiplied together: by the head's size alone, because the order of sums within a tile depends on it."""
+    """Keys multiplied together. Depends on the head's size alone, because it sets the order of sums within a tile."""
     num_warps: int
     num_stages: int
     programs_per_sm: int
@@ -42,14 +43,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all steps of a model's layers of one kind have in common."""
+    """Parameters shared by all steps of a model's layers of one kind."""
 
     num_kv_heads: int
     group: int
     """Query heads of a KV head."""
     head_dim: int
     kv_bytes: int
-    """Of a number in the pool."""
+    """Bytes of a number in the pool."""
     window: int | None
     num_sms: int
     sm: int
@@ -58,27 +59,27 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One launch, for those rows of the step that have between `min_queries` and `max_queries` queries."""
+    """One launch, for the rows of the step that have between `min_queries` and `max_queries` queries."""
 
     form: Form
     min_queries: int
     max_queries: int
     num_units: int
-    """At most."""
+    """Most units of the launch."""
     num_segments: int
     """Programs for each KV head."""
     is_cut: bool
-    """Whether segments are even, or a unit each."""
+    """Whether segments are even parts of the work; else each is one unit."""
     num_slots: int
-    """Partial results for each KV head; 0 where no unit can be cut."""
+    """Partial results for each KV head; 0 if no unit can be cut."""
     slot_rows: int
 
 
 def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
-    """Of `block_m` packed rows in `BLOCKS`.
+    """The form for `block_m` packed rows, one of `BLOCKS`.
 
-    What runs on a multiprocessor keeps 64 to 128 KiB of K and V on their way, where blocks are small; warps are as
-    many, and stages in large blocks as few, as it takes for nothing to spill.
+    With small blocks, a multiprocessor keeps 64 to 128 KiB of K and V on their way. Enough warps, and few enough stages
+    in large blocks, avoid spills.
     """
     is_small = head_dim <= 64
     block_n = 32 if head_dim > 128 else 64
@@ -93,16 +94,16 @@ def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
 
 
 def largest_block(head_dim: int, sm: int, *, is_cut: bool) -> int:
-    """What registers hold twice, for a tile and for the tiles before it. From sm 90 on larger blocks take their
-    operands from shared memory; what is stored at a cut takes registers of its own."""
+    """The largest block whose results fit in registers twice: for a tile and for the tiles before it. From sm 90 on
+    larger blocks read their operands from shared memory. Storing a result at a cut needs more registers."""
     if head_dim > 128:
         return 64 if sm >= 90 and not is_cut else 32
     return 128 if sm >= 90 and not is_cut else 64
 
 
 def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool) -> tuple[Pass, ...]:
-    """The launches of a step whose rows have at most `query_lens` queries and `table_tokens` keys. Where bits may not
-    depend on how a prompt was chunked, all rows go one way; else long chunks go another."""
+    """The launches of a step whose rows have at most `query_lens` queries and `table_tokens` keys. If bits must not
+    depend on how a prompt was chunked, all rows share one kind of launch; else long chunks have another."""
     if is_deterministic:
         return (_cut(shape, query_lens, (1, MAX_QUERIES), STEADY_ROWS, table_tokens),)
     border = _FEW_ROWS // shape.group
@@ -119,7 +120,7 @@ def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_det
 
 
 def _cut(shape: Shape, lens: Sequence[int], bounds: tuple[int, int], most_rows: int, table_tokens: int) -> Pass:
-    """Even segments, as many as programs run at once."""
+    """A launch with even segments, as many as programs run at once."""
     chosen = _fitting(shape, lens, most_rows)
     num_units, num_programs = _num_units(shape, lens, chosen), _num_programs(shape, chosen)
     slot_rows = min(chosen.block_m, max(lens) * shape.group)
@@ -130,7 +131,7 @@ def _cut(shape: Shape, lens: Sequence[int], bounds: tuple[int, int], most_rows: 
 
 
 def _whole(shape: Shape, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
-    """A segment for each unit; None where they would leave multiprocessors idle."""
+    """A launch with a segment for each unit; None if that would leave multiprocessors idle."""
     chosen = _fitting(shape, lens, largest_block(shape.head_dim, shape.sm, is_cut=False))
     num_units = _num_units(shape, lens, chosen)
     if num_units < _WAVES * _num_programs(shape, chosen):
@@ -139,7 +140,7 @@ def _whole(shape: Shape, lens: Sequence[int], bounds: tuple[int, int]) -> Pass |
 
 
 def _fitting(shape: Shape, lens: Sequence[int], most_rows: int) -> Form:
-    """With blocks that hold the longest row's queries, up to `most_rows`."""
+    """The form whose blocks hold the longest row's queries, up to `most_rows`."""
     rows = max(lens) * shape.group
     block_m = next((block for block in BLOCKS if block >= min(rows, most_rows)), most_rows)
     return form(shape.head_dim, shape.kv_bytes, block_m)
@@ -150,12 +151,12 @@ def _num_units(shape: Shape, lens: Sequence[int], chosen: Form) -> int:
 
 
 def _num_programs(shape: Shape, chosen: Form) -> int:
-    """For each KV head, of those that run at once."""
+    """Programs that run at once, for each KV head."""
     return max(1, shape.num_sms * chosen.programs_per_sm // shape.num_kv_heads)
 
 
 def _most_tiles(table_tokens: int, window: int | None, num_queries: int) -> int:
-    """That a unit of so many queries sees."""
+    """Most tiles that a unit of so many queries sees."""
     tiles = -(-table_tokens // ATTENTION_SPLIT)
     if window is None:
         return tiles

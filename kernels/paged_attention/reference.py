@@ -1,12 +1,12 @@
 """Attention over a paged KV pool in plain PyTorch: tiles of KV at absolute positions, online softmax, everything in
 fp32.
 
-What keeps a query's bits its own (measured: torch 2.13 with MKL 2024.2, told to take SSE 4.2, AVX2 and AVX-512 on an
-Intel Xeon, 1 to 8 threads, 2026-11-22):
-- MKL orders a product's sums by how many rows it has and by whether it stands alone in its batch, so every product is
-  of `NUM_ROWS` rows and has company; the heads of a group times the queries are padded to a multiple;
-- a tile that a query sees nothing of changes nothing, exactly: its weights are 0 and the running maximum stays;
-- what a query may not see is zeroed or set to -inf before it is summed, because 0 * NaN of an unwritten slot is NaN.
+A query's bits depend on its own sequence alone, for these reasons (measured: torch 2.13 with MKL 2024.2, limited to SSE
+4.2, AVX2 and AVX-512 on an Intel Xeon, 1 to 8 threads, 2026-11-22):
+- MKL orders a product's sums by its number of rows, and by whether it is alone in its batch. So every product has
+  `NUM_ROWS` rows and is never alone; the heads of a group times the queries are padded to a multiple.
+- A tile that a query does not see changes nothing, exactly: its weights are 0 and the running maximum stays.
+- Hidden values are set to zero and hidden scores to -inf before sums, because 0 * NaN of an unwritten slot is NaN.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """[B * n, Hq, D] in fp32. Heads that share a KV head are rows of one matmul, M = n * (Hq / G) padded."""
+    """[B * n, Hq, D] in fp32. Heads that share a KV head are rows of one matmul, with M = n * (Hq / G) padded."""
     num_runs, num_queries = group.positions.shape
     num_heads = q.shape[1]
     num_kv_heads = kv.shape[2]
@@ -129,7 +129,7 @@ def _first_tile(group: QueryGroup, window: int | None) -> int:
 
 
 def _needs_mask(group: QueryGroup, num_active: int, tile: int, window: int | None) -> bool:
-    """Whether some query of the active runs does not see the whole tile."""
+    """Whether some query of the active runs sees only a part of the tile."""
     first_positions = group.first_positions[:num_active]
     if (tile + 1) * ATTENTION_SPLIT - 1 > min(first_positions):
         return True
@@ -140,7 +140,7 @@ def _needs_mask(group: QueryGroup, num_active: int, tile: int, window: int | Non
 def _mask(
     scores: Tensor, values: Tensor, row_positions: Tensor, tile: int, window: int | None, num_kv_heads: int
 ) -> None:
-    """Hide from each query what it may not see, and zero the values that no query of its run may see. In place."""
+    """Hide keys from queries that must not see them, and zero values that no query of the run may see. In place."""
     num_runs, num_rows = row_positions.shape
     start = tile * ATTENTION_SPLIT
     kv_positions = torch.arange(start, start + ATTENTION_SPLIT, device=scores.device)

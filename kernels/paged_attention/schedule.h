@@ -1,4 +1,4 @@
-// What is asked of paged attention, and how it is shared out to threads.
+// The arguments of paged attention, and its division among threads.
 #pragma once
 
 #include <algorithm>
@@ -28,30 +28,30 @@ struct Problem {
 };
 
 // Consecutive queries of one request for some KV heads, and the tiles that this piece of work covers. Few queries take
-// many heads, whose pages lie side by side: memory is then read in long stretches. Rows are by head, then by query, then
-// by query head of the KV head.
+// many heads, whose pages lie side by side, so memory is read in long stretches. Rows are ordered by head, then by
+// query, then by query head of the KV head.
 struct Item {
     int32_t request, first_head, num_heads;  // KV heads
     int32_t first_query, num_queries;  // of the request's queries
     int32_t first_tile, end_tile;
-    int64_t partial;  // index of its first partial result, or -1: combine as tiles come
+    int64_t partial;  // index of its first partial result; -1: combine each tile at once
 };
 
-// The pieces of work: blocks of queries by KV head, those that see most first. Where they are too few for the threads, a
-// piece is also cut by tiles; then its partial results are kept and combined afterwards, by the same arithmetic.
+// The pieces of work: blocks of queries by KV head, those that see most first. If they are too few for the threads, a
+// piece is also cut by tiles. Its partial results are then kept, and combined later by the same arithmetic.
 struct Schedule {
     std::vector<Item> items;
     std::vector<std::pair<Item, int>> cut;  // (the whole of a cut piece, its tiles)
     int64_t num_partials = 0;
 };
 
-// Keys that a query at the request's end sees.
+// Keys that the request's last query sees.
 inline int64_t num_seen(const Problem& p, int64_t request) {
     return p.window ? std::min<int64_t>(p.window, p.seq_lens[request]) : p.seq_lens[request];
 }
 
-// KV heads in one piece: as many as fit its rows, while there are pieces enough for all threads. `long_enough` is the
-// number of pieces that all requests make by two tiles each.
+// KV heads in one piece: as many as fit its rows while all threads have pieces. `long_enough` is the number of pieces
+// of two tiles each that all requests make.
 inline int32_t heads_together(const Problem& p, int num_queries, int64_t long_enough, int num_threads) {
     int64_t heads = std::clamp<int64_t>(MAX_ROWS / (int64_t(num_queries) * p.repeat()), 1, p.num_kv_heads);
     while (heads > 1 && long_enough * ((p.num_kv_heads + heads - 1) / heads) < 4 * num_threads) heads = (heads + 1) / 2;
@@ -98,8 +98,8 @@ inline Schedule plan(const Problem& p, int num_threads) {
         }
         schedule.num_partials += tiles * num_rows;
     }
-    // Each has 2 * fair + 1 of the tiles or more, which are fewer than 4 * num_threads * (fair + 1). So partial results are
-    // those of at most 8 / 3 * num_threads * MAX_ROWS rows, which a plan of memory may count on.
+    // A cut piece has at least 2 * fair + 1 of the tiles, which are fewer than 4 * num_threads * (fair + 1). So at most
+    // 8 / 3 * num_threads * MAX_ROWS rows have partial results, which a memory plan may count on.
     assert(3 * int64_t(schedule.cut.size()) <= 8 * num_threads);
     auto cost = [](const Item& item) {
         return int64_t(item.end_tile - item.first_tile) * item.num_heads * (item.num_queries + 8);
@@ -109,7 +109,7 @@ inline Schedule plan(const Problem& p, int num_threads) {
     return schedule;
 }
 
-// Of all pieces, in keys that one query of one KV head sees.
+// The work of all pieces, in keys that one query of one KV head sees.
 inline int64_t work(const Problem& p) {
     int64_t keys = 0;
     for (int64_t request = 0; request < p.num_requests; request++)

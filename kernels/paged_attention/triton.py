@@ -1,23 +1,25 @@
-"""The Triton implementation: one kernel for decodes, drafts, mixed steps and long chunks (flash attention, Dao et al.
-2022, arXiv:2205.14135; stream-K, Osama et al. 2023, arXiv:2301.03598), and one that combines what was cut.
+"""The Triton implementation: one kernel for decodes, drafts, mixed steps and long chunks, and one that combines cut
+units (flash attention, Dao et al. 2022, arXiv:2205.14135; stream-K, Osama et al. 2023, arXiv:2301.03598).
 
-A program takes a segment of the work list (`work.py`) for one KV head, unit by unit. Each tile of `ATTENTION_SPLIT`
+A program computes a segment of the work list (`work.py`) for one KV head, unit by unit. Each tile of `ATTENTION_SPLIT`
 keys starts anew and gives a partial result: its peak, the sum of its weights, its weighted values. Partial results are
-added in the order of tiles: in registers as long as the program has the unit from its first tile on, else each is
-stored, and `partial.py` goes on from there by the same arithmetic. So a result's bits depend on no cut. Nor do they
+added in the order of tiles. If the program has the unit from its first tile on, it adds them in registers. Else it
+stores each, and `partial.py` continues by the same arithmetic. So a result's bits do not depend on cuts. Nor do they
 depend on the block of packed rows:
-- a tile, or part of one, that a query does not see changes nothing of it: weights are 0, the peak stays, decay is 1;
-- the sum of weights is a product with ones, in the order of keys, as the weighted values are; peaks are not rounded;
-- products and sums round as they are written: the compiler fuses none (`enable_fp_fusion`), `fma` is one rounding.
-Two things are left to the hardware: that adding products that are all 0 leaves a sum as it is, and that instructions
-for other numbers of rows round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16); larger ones, on
-Hopper and later, others, and where `AttentionBatch.is_deterministic` there are none.
+- A tile, or a part of one, that a query does not see changes nothing of it: weights are 0, the peak stays, decay is 1.
+- The sum of weights is a product with ones, in the order of keys like the weighted values. Peaks are not rounded.
+- Products and sums round as they are written: the compiler fuses none (`enable_fp_fusion`), and `fma` rounds once.
 
-Bytes are the floor of decodes: each seen K and V once, 2 * D numbers a key and KV head, and in 8 bits 2 scales. Cuts
-add, for each tile that lies behind one in its unit, packed rows * (D + 2) * 4 bytes written and read once: with 4 query
-heads a KV head and bfloat16 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. They are all tiles where rows are
-fewer than programs, and few where rows are many: only whatever a segment begins with. A unit that was not cut is
-written at once. Operations are the floor of chunks: 4 * D for each query head and each key that it sees.
+Two properties are left to the hardware. Adding products that are all 0 must leave a sum unchanged. Instructions for
+other numbers of rows must round alike. Blocks of 16 and 32 use one instruction (mma.sync m16n8k16). Larger ones use
+others on Hopper and later, and do not occur if `AttentionBatch.is_deterministic`.
+
+The floor of decodes is memory: each K and V that is seen is read once, 2 * D numbers a key and KV head, and with 8 bits
+2 scales. Cuts add packed rows * (D + 2) * 4 bytes, written and read once, for each tile behind another in its unit.
+With 4 query heads a KV head and bfloat16 that is 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. If there are
+fewer rows than programs it concerns all tiles; with many rows only those at the start of a segment. A unit that was not
+cut is written at once. The floor of chunks is arithmetic: 4 * D operations for each query head and each key that it
+sees.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from inferd.kernels.paged_attention.work import Work
 
 _LOG2_E = math.log2(math.e)
 _INTERPRETED = (5, 90)
-"""Multiprocessors and compute capability that are assumed where there is no GPU."""
+"""Multiprocessors and compute capability that are assumed without a GPU."""
 
 
 @triton.jit
 def _scores(b_q, k, key, position, window, scale, cap, HAS_CAP: tl.constexpr):
-    """[packed rows, keys], in powers of two once they are multiplied by `scale`, or with a cap as they are; -inf where
-    a row does not see a key."""
+    """[packed rows, keys] as exponents of two, once multiplied by `scale`; with a cap as they are. -inf if a row does
+    not see the key."""
     scores = tl.dot(b_q, tl.trans(k), input_precision="ieee")
     if HAS_CAP:
         # cap * tanh(x / 2) = cap - 2 cap / (exp(x) + 1)
@@ -57,7 +59,7 @@ def _scores(b_q, k, key, position, window, scale, cap, HAS_CAP: tl.constexpr):
 
 @triton.jit
 def _weights(scores, peak, scale, HAS_CAP: tl.constexpr):
-    """(weights relative to the new peak, what multiplies sums relative to the old one, the new peak)."""
+    """(weights relative to the new peak, factor for sums relative to the old peak, the new peak)."""
     top = tl.max(scores, 1)
     if not HAS_CAP:
         top = top * scale
@@ -69,7 +71,7 @@ def _weights(scores, peak, scale, HAS_CAP: tl.constexpr):
 
 @triton.jit
 def _seen_of(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M: tl.constexpr):
-    """[low, high): of the keys [first_key, end_key), what some query of the block of packed rows sees."""
+    """[low, high): the keys among [first_key, end_key) that some query of the block of packed rows sees."""
     last_query = (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
     low = tl.maximum(first_position + first_packed // group - window + 1, first_key)
     return low, tl.minimum(first_position + last_query + 1, end_key)
@@ -77,7 +79,7 @@ def _seen_of(first_position, first_packed, num_packed, group, window, first_key,
 
 @triton.jit
 def _store_result(out, unit, head, num_heads, group, total, summed, D: tl.constexpr):
-    """The unit's numbers are all read again: what is kept through the loop over keys takes registers from it."""
+    """Reads the unit's numbers again, because keeping them through the loop over keys would take registers."""
     packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
     column = tl.arange(0, summed.shape[1])
     is_number = (packed < tl.load(unit + 4))[:, None] & (column < D)[None, :]
@@ -93,11 +95,12 @@ def _attend(
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Scores count powers of two: `scale` holds log2(e). With a cap c it is the scale of 2 s / c, `cap` c log2(e).
+    """Scores count powers of two: `scale` includes log2(e). With a cap c, `scale` is that of 2 s / c, and `cap` is c
+    log2(e).
 
-    With KV in 8 bits a key is multiplied by its scale as it is widened. A value's scale, times 2^8, multiplies the
-    weights that the value is multiplied by: values reach 448, so these stay within float16 where the products would.
-    Both ways were chosen, and the scales are read where they are needed, because nothing spills then.
+    With KV in 8 bits a key is multiplied by its scale when it is widened. A value's scale, times 2^8, multiplies the
+    weights of the value. Values reach 448, so these weights stay within float16 whenever the products would. Both
+    choices, and reading the scales late, avoid spills.
     """
     HAS_SCALES: tl.constexpr = kv.dtype.element_ty == tl.float8e4nv
     head = tl.program_id(0) % num_kv_heads
@@ -140,14 +143,14 @@ def _attend(
         page = tl.load(table + (key >> block_shift), mask=(key >= low) & (key < high), other=0)
         for block in range(low // BLOCK_N, last_block + 1):
             key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            # Not seen, not loaded: it may be NaN, and 0 * NaN is NaN.
+            # A key that is not seen is not loaded: it may be NaN, and 0 * NaN is NaN.
             is_seen = (key >= low) & (key < high)
             inside = (key & ((1 << block_shift) - 1)) * D
             k_offset = (page.to(tl.int64) * (2 * num_kv_heads) + head) * page_size + inside
             if HAS_SCALES:
                 k_place = ((page * (2 * num_kv_heads) + head) << block_shift) + (key & ((1 << block_shift) - 1))
                 k_scale = tl.load(kv_scales + k_place, mask=is_seen, other=0.0)
-            # The pages of the next block, a turn ahead: else their loads would be a stage of the pipeline.
+            # Load the pages of the next block one iteration ahead, else their loads would be a stage of the pipeline.
             page = tl.load(table + ((key + BLOCK_N) >> block_shift), mask=key + BLOCK_N < high, other=0)
             is_kv = is_seen[:, None] & is_column
             k = tl.load(kv + k_offset[:, None] + column[None, :], mask=is_kv, other=0.0)
@@ -158,7 +161,7 @@ def _attend(
             weights, decay, tile_peak = _weights(scores, tile_peak, scale, HAS_CAP)
             v_offset = k_offset + num_kv_heads * page_size
             v = tl.load(kv + v_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
-            # Rounded before they are summed: they add up to what is divided by.
+            # Round before summing, so that the divisor is the sum of the weights that were used.
             weights = weights.to(b_q.dtype)
             tile_total = tl.dot(weights, ones, tile_total * decay, input_precision="ieee")
             if HAS_SCALES:
@@ -207,14 +210,14 @@ def paged_attention(
 
 
 def _slots(listed: tuple[Work, ...], kv: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for the partial results of one launch after another: values, and peaks and sums."""
+    """Memory for the partial results of successive launches: (values, peaks and sums)."""
     num_rows = max(part.num_slots * part.slot_rows for part in (work.part for work in listed)) * kv.shape[2]
     values = torch.empty(num_rows, kv.shape[4], dtype=torch.float32, device=device)
     return values, torch.empty(num_rows, 2, dtype=torch.float32, device=device)
 
 
 def _work(q: Tensor, kv: Tensor, batch: AttentionBatch, window: int | None) -> tuple[Work, ...]:
-    """The step's lists: made by the first layer of a kind, found by the others."""
+    """The step's work lists. The first layer of a kind makes them, the others reuse them."""
     num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
     group = q.shape[1] // num_kv_heads
     shape = Shape(num_kv_heads, group, head_dim, kv.element_size(), window, *_device(q.device))
@@ -290,7 +293,8 @@ def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[s
 
 
 def shipped() -> Iterator[Shipped]:
-    """Few for what changes little: a head's size between 64 and 128 the masks, float16 an instruction's name."""
+    """Forms, with few variants of parameters that change little: a head's size between 64 and 128 changes masks,
+    float16 the name of an instruction."""
     yield from work.shipped()
     yield from partial.shipped()
     bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn

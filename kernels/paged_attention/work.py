@@ -1,8 +1,9 @@
-"""How one step's attention is shared out on a GPU: the work list, which the device makes itself.
+"""Shares one step's attention out on a GPU: the work list, which the device makes itself.
 
-A *unit* is a block of packed rows (queries x query heads of one KV head) of one row of the step, with the tiles of
-`ATTENTION_SPLIT` keys that it sees. The tiles of all units, in order, are cut into as many even *segments* as programs
-run: a segment is some whole units, and at most one part of a unit at either end. All KV heads go by one list.
+A *unit* is a block of packed rows of one row of the step, with the tiles of `ATTENTION_SPLIT` keys that it sees. Packed
+rows are queries x query heads of one KV head. The tiles of all units, in order, are cut into even *segments*, one for
+each running program. A segment is some whole units, and at most one part of a unit at either end. All KV heads share
+one list.
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.paged_attention.passes import Pass
 
 UNIT_FIELDS = 8
-"""Of a unit, int32: row of the step, its first token, that token's position, the block's first packed row, the row's
-number of packed rows, the first tile, tiles of all units before. One is unused: a unit is one sector of 32 bytes."""
+"""Fields of a unit, int32: row of the step, its first token, that token's position, the block's first packed row, the
+row's number of packed rows, the first tile, tiles of all units before. One is unused: a unit fills a sector of 32
+bytes."""
 SEGMENT_FIELDS = 4
-"""Of a border between segments, int32: tiles before it, the unit that it lies in or before, and where it lies in one,
-the slot of that unit's next tile. One is unused."""
+"""Fields of a border between segments, int32: tiles before it, the unit that contains or follows it, and the slot of
+that unit's next tile if it lies inside. One is unused."""
 NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A pass and its list, which every layer of the step that sees as much goes by."""
+    """A launch and its list, shared by all layers of the step that see the same keys."""
 
     part: Pass
     units: Tensor = field(repr=False)
-    """[num_units + 1, UNIT_FIELDS] int32, the last one the end: its tiles before are those of all."""
+    """[num_units + 1, UNIT_FIELDS] int32. The last entry is the end: its tiles before are those of all units."""
     segments: Tensor = field(repr=False)
     """[num_segments + 1, SEGMENT_FIELDS] int32."""
 
 
 def build(part: Pass, batch: AttentionBatch, group: int, window: int | None) -> Work:
-    """Enqueue the making of a pass's list from the lengths that lie on the device."""
+    """Enqueue the computation of a launch's list, from the lengths on the device."""
     device = batch.seq_lens.device
     units = torch.empty(part.num_units + 1, UNIT_FIELDS, dtype=torch.int32, device=device)
     segments = torch.empty(part.num_segments + 1, SEGMENT_FIELDS, dtype=torch.int32, device=device)
@@ -71,7 +73,7 @@ _CHUNK = 512
 
 
 def _constants(num_rows: int, num_segments: int, is_cut: bool) -> dict[str, object]:
-    """Few values of each, so that little is compiled while serving."""
+    """Constants with few distinct values, so that little is compiled while serving."""
     return {
         "ROWS": max(64, triton.next_power_of_2(num_rows)),
         "BORDERS": max(64, triton.next_power_of_2(num_segments + 1)) if is_cut else _CHUNK,
@@ -115,7 +117,7 @@ def _share_out(
     TILE: tl.constexpr,
     IS_CUT: tl.constexpr,
 ):
-    """One program, which writes to memory what it reads back itself: hence the barriers."""
+    """One program, which reads back the memory that it writes: hence the barriers."""
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
     first_token = tl.load(query_start + row, mask=is_row, other=0)
@@ -163,7 +165,7 @@ def _share_out(
         is_first_cut = (cut > start) & (before <= start)
         slots = tl.where(is_first_cut, left + 1, 0)
         slot = tl.cumsum(slots, 0) - left
-        # Where the partial results would not fit, every border moves to its unit's start.
+        # If the partial results would not fit, every border moves to its unit's start.
         cut = tl.where(tl.sum(slots, 0) > num_slots, start, cut)
         place = segments + border * 4
         is_border = border <= num_segments
@@ -183,7 +185,7 @@ def _share_out(
 
 @triton.jit
 def _unit_at(cut, units, num_units, num_steps):
-    """The last unit that starts at or before each position, by bits of its index: all units have tiles."""
+    """The last unit that starts at or before each position, found by bits of its index: every unit has tiles."""
     unit = tl.zeros_like(cut)
     for step in range(num_steps):
         further = unit + (1 << (num_steps - 1 - step))

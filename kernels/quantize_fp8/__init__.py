@@ -1,10 +1,10 @@
-"""Rows as 8-bit floats (e4m3: 4 bits of exponent, 3 of fraction, no infinity; Micikevicius et al. 2022,
-arXiv:2209.05433), each with a scale of its own, found from its content: alone, or fused with what makes the row.
+"""Rows as 8-bit floats, each with a scale found from its content; alone or fused with the operation that makes the row.
+The format is e4m3: 4 bits of exponent, 3 of fraction, no infinity (Micikevicius et al. 2022, arXiv:2209.05433).
 
-    scale = max |x| / 448, or 1 where that is 0        q = x / scale, saturated to +-448, rounded once, ties to even
+    scale = max |x| / 448, or 1 if that is 0        q = x / scale, saturated to +-448, rounded once, ties to even
 
-A row that holds a NaN or an infinity gets a scale that is none either, so that it spoils its own product and is seen.
-A fused function gives what the plain ones give in turn, the row between them rounded to its dtype.
+If a row holds a NaN or an infinity, so does its scale: the row's product is spoilt and the fault seen. A fused function
+gives the results of the plain ones in turn, with the row between them rounded to its dtype.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from inferd.kernels.quantize_fp8 import reference
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 
 _MAX_TRITON_SIZE = 32768
-"""Elements that a program of 32 warps holds: 32 a thread."""
+"""Most elements that a program of 32 warps holds: 32 a thread."""
 _MAX_TRITON_NORM_SIZE = 16384
-"""With the residual and the weight besides, 32 a thread spill."""
+"""With the residual and the weight as well, 32 a thread would spill."""
 
 Quantized = tuple[Tensor, Tensor]
 """(q [..., K] float8_e4m3fn, scales [...] fp32): q * scale is about the row."""
@@ -84,28 +84,28 @@ GELU_MUL_FP8: Op[Key, Callable[[Tensor], Quantized]] = Op(
 
 
 def quantize_fp8(x: Tensor) -> Quantized:
-    """Of x [..., K]."""
+    """Quantize x [..., K]."""
     return QUANTIZE_FP8.resolve(Key(x.device.type, x.dtype, x.dtype, x.shape[-1]))(x)
 
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float) -> Quantized:
-    """Of rms_norm(x, weight, eps); x [..., K], weight [K]."""
+    """Quantize rms_norm(x, weight, eps); x [..., K], weight [K]."""
     return RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, weight, eps)
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Quantized, Tensor]:
-    """(of rms_norm(x + residual, weight, eps), x + residual in x's dtype)."""
+    """(quantized rms_norm(x + residual, weight, eps), x + residual in x's dtype)."""
     assert residual.shape == x.shape and residual.dtype == x.dtype
     return ADD_RMS_NORM_FP8.resolve(_norm_key(x, weight))(x, residual, weight, eps)
 
 
 def silu_mul_fp8(gate_up: Tensor) -> Quantized:
-    """Of silu(gate) * up; gate_up [..., 2K]."""
+    """Quantize silu(gate) * up; gate_up [..., 2K]."""
     return SILU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up)
 
 
 def gelu_mul_fp8(gate_up: Tensor) -> Quantized:
-    """Of gelu(gate) * up, gelu's tanh form; gate_up [..., 2K]."""
+    """Quantize gelu(gate) * up with the tanh form of gelu; gate_up [..., 2K]."""
     return GELU_MUL_FP8.resolve(_gate_key(gate_up))(gate_up)
 
 

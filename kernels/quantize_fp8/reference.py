@@ -1,4 +1,4 @@
-"""Rows as 8-bit floats in plain PyTorch, composed of the plain PyTorch ops before them."""
+"""Rows as 8-bit floats in plain PyTorch, composed of the plain PyTorch ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quantize_fp8(x: Tensor) -> Quantized:
 
 
 def cast(wide: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 as `dtype`; what 8 bits cannot hold becomes +-448, where torch has given NaN in some versions."""
+    """fp32 as `dtype`. Values too large for 8 bits become +-448; some versions of torch would give NaN."""
     if dtype == torch.float8_e4m3fn:
         wide = wide.clamp(-E4M3_MAX, E4M3_MAX)
     return wide.to(dtype)

@@ -1,10 +1,11 @@
 """The Triton implementation: one program a row, which stays in registers between its maximum and its quotients.
 
-Bytes are the floor: what goes in once, and out a byte an element, 4 a row, and with the add the sum. The largest
-magnitude is found among bits: without their sign they order like the numbers, with infinity and then NaN on top, which
-a maximum of floats would lose. Quotients are rounded as IEEE 754 has it, so that the bits are the reference's: by the
-rounded inverse of the scale and one step of correction (Markstein 1990, IBM Journal of Research and Development 34.1),
-3 instructions an element where a division is 12. Rows that could overflow on the way, and the longest, are divided.
+The floor is memory: the inputs once, a byte for each result, 4 bytes a row for the scale, and with the add also the
+sum. The largest magnitude is found among bits. Without their sign they order like the numbers, with infinity and then
+NaN on top; a maximum of floats would lose NaN. Quotients round by IEEE 754, so the bits equal the reference's. They are
+products with the rounded inverse of the scale and one step of correction (Markstein 1990, IBM Journal of Research and
+Development 34.1): 3 instructions an element, against 12 for a division. Rows that might overflow on the way, and the
+longest rows, are divided.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @triton.jit
 def cast(x, dtype: tl.constexpr):
-    """fp32 as `dtype`; what 8 bits cannot hold becomes +-448, NaN stays."""
+    """fp32 as `dtype`. Values too large for 8 bits become +-448; NaN stays."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
@@ -35,7 +36,7 @@ def cast(x, dtype: tl.constexpr):
 
 @triton.jit
 def _write(value, q, scales, row, size, column, is_inside):
-    """A row in fp32, zeros behind its end, as its 8 bits and its scale."""
+    """Write a row in fp32, with zeros behind its end, as 8 bits and a scale."""
     magnitude = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     scale = tl.div_rn(tl.max(magnitude, 0).to(tl.float32, bitcast=True), 448.0)
     scale = tl.where(scale == 0.0, 1.0, scale)
@@ -150,7 +151,7 @@ _SIZES = {
     _rms_norm_fp8: (1024, 4096, 16384),
     _gated_mul_fp8: (1024, 16384, 32768),
 }
-"""Of rows in bfloat16; other dtypes are compiled for 4096."""
+"""Row sizes compiled for bfloat16; other dtypes are compiled for 4096."""
 
 
 def shipped() -> Iterator[Shipped]:
@@ -161,7 +162,7 @@ def shipped() -> Iterator[Shipped]:
 
 
 def _forms(kernel: Any, dtype: torch.dtype, size: int) -> Iterator[Shipped]:
-    """What one kernel is compiled to for rows of `size`: (op, weight's dtype, constants)."""
+    """Forms of one kernel for rows of `size`: (op, weight's dtype, constants)."""
     kinds: list[tuple[str, torch.dtype, dict[str, bool]]] = [("quantize_fp8", dtype, {})]
     if kernel is _gated_mul_fp8:
         kinds = [("silu_mul_fp8", dtype, {"IS_SILU": True}), ("gelu_mul_fp8", dtype, {"IS_SILU": False})]

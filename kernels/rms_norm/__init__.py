@@ -18,7 +18,7 @@ from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, O
 from inferd.kernels.rms_norm import cpu, reference
 
 _MAX_TRITON_SIZE = 32768
-"""Elements that a program of 32 warps holds: 32 a thread."""
+"""Most elements that a program of 32 warps holds: 32 a thread."""
 
 
 class Key(NamedTuple):

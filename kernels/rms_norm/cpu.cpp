@@ -1,5 +1,5 @@
-// RMS normalisation of rows, alone or after a residual add. A row is summed in four vectors of lanes, in order, whatever
-// the number of rows.
+// RMS normalisation of rows, alone or after a residual add. A row is summed in four vectors of lanes, in order, for any
+// number of rows.
 
 #include <cmath>
 
@@ -10,9 +10,9 @@ namespace {
 
 using namespace simd;
 
-constexpr int64_t ROWS_A_THREAD = 16;  // below this a thread costs more to wake than it saves
+constexpr int64_t ROWS_A_THREAD = 16;  // with fewer, waking a thread costs more than it saves
 
-// total = x + residual, rounded to T, where there is a residual; out = total / rms(total) * weight.
+// total = x + residual, rounded to T, if there is a residual; out = total / rms(total) * weight.
 template <class T, class W>
 void normalise_row(const T* x, const T* residual, const W* weight, T* total, T* out, int64_t size, float eps) {
     vf squares[4] = {};

@@ -1,6 +1,6 @@
 """The Triton implementation: one program a row, which stays in registers between the sum and the product.
 
-Bytes are the floor: x, and with the add the residual and the sum besides, once each.
+The floor is memory: x and the result, and with the add also the residual and the sum, once each.
 """
 
 from __future__ import annotations

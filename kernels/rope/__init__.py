@@ -1,6 +1,6 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) fused with what surrounds it in an attention layer.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) fused with its neighbours in an attention layer.
 
-q and k are optionally RMS-normalised per head, rotated by their absolute positions, and k and v are written into the
+q and k are optionally RMS-normalised per head and rotated by their absolute positions; k and v are written into the
 paged KV pool. Pairs are (i, i + r/2) within the first r elements of a head, as Hugging Face checkpoints expect.
 """
 
@@ -72,15 +72,16 @@ def rope_and_cache(
     """Rotate q and return it; rotate k and write it, with v, into `kv`.
 
     q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
-    positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike;
-    kv [blocks, 2, G, block_size, D], written in place, in any float dtype; q_norm, k_norm [D], both or neither, with
-    their `eps`. Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even.
+    positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike; kv [blocks, 2, G,
+    block_size, D], written in place, in any float dtype; q_norm, k_norm [D], both or neither, with their `eps`.
+    Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even.
 
-    A float8_e4m3fn pool, and no other, comes with `kv_scales` [blocks, 2, G, block_size] fp32, written in place: each
-    head of each token is divided by its largest magnitude / 448, so that whatever is finite stays so, and the largest
-    of its numbers is exact. With a scale of 1 for all, the embedded model would be 4 times as far from itself with a
-    plain cache (0.00061 nats a token against 0.00015, 6,648 tokens), random weights 1.2 times, and with one channel of
-    K at 30 times the others, as biases make it, 1.7 times (2026-11-21).
+    Exactly a float8_e4m3fn pool has `kv_scales` [blocks, 2, G, block_size] fp32, written in place. Each head of each
+    token is divided by its largest magnitude / 448, so finite numbers stay finite and the largest is exact.
+
+    One scale of 1 for all would be less precise. The embedded model would be 4 times as far from itself with a plain
+    cache (0.00061 nats a token against 0.00015, 6,648 tokens). Random weights would be 1.2 times as far, or 1.7 times
+    with one channel of K at 30 times the others, as biases make it (2026-11-21).
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]

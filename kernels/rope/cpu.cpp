@@ -1,5 +1,5 @@
-// Per-head RMS norm (optional), rotation of q and k by their positions, and the write of k and v into the paged pool:
-// one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each head has a scale.
+// RMS norm of each head (optional), rotation of q and k by their positions, and the write of k and v into the paged
+// pool: one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each head has a scale.
 
 #include <cmath>
 #include <cstdlib>
@@ -46,7 +46,7 @@ void normalise(float* head, const W* weight, int64_t size, float eps) {
     }
 }
 
-// The pairs (head[i], head[i + half]) turned by the angle of column i.
+// Rotates the pairs (head[i], head[i + half]) by the angle of column i.
 void rotate(float* head, const float* cos_sin, int64_t half) {
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
@@ -79,7 +79,7 @@ inline void load_head(const T* from, vf* head) {
     for (int i = 0; i < N; i++) head[i] = load(from + i * LANES);
 }
 
-// 1 / rms of up to 16 heads of N vectors: all of them first, so that no head waits for the root of its own.
+// 1 / rms of up to 16 heads of N vectors. All are computed first, so that no head waits for its own square root.
 template <int N, class T>
 inline void find_scales(const T* from, int num_heads, float eps, float* scales) {
     float mean[LANES] = {};
@@ -92,7 +92,7 @@ inline void find_scales(const T* from, int num_heads, float eps, float* scales) 
     for (int h = 0; h < LANES; h++) scales[h] = 1.0f / std::sqrt(mean[h] + eps);
 }
 
-// Heads of N whole vectors that turn whole, each in registers from its load to its store.
+// Heads of N whole vectors that rotate whole; each stays in registers from its load to its store.
 template <int N, class T, class O, class W>
 void turn_heads(const T* from, O* to, int64_t num_heads, int64_t to_stride, const W* norm, const float* cos_sin,
                 float eps) {
@@ -128,10 +128,10 @@ void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, i
     }
 }
 
-// A head as 8 bits: its scale, the largest magnitude / 448, or 1 where that is 0. NaN makes all of them NaN.
+// A head as 8 bits; returns its scale, the largest magnitude / 448, or 1 if that is 0. NaN makes all of them NaN.
 float quantize_head(const float* head, e4m3* to, int64_t size) {
     const vi no_sign = splat_i(0x7fffffff);
-    vi largest_bits = {};  // magnitudes are ordered like their bits, NaN above them all
+    vi largest_bits = {};  // magnitudes are ordered like their bits, with NaN on top
     auto see = [&](vf v) {
         const vi bits = (vi)v & no_sign;
         largest_bits = bits > largest_bits ? bits : largest_bits;
@@ -150,7 +150,7 @@ float quantize_head(const float* head, e4m3* to, int64_t size) {
     return scale;
 }
 
-// N: vectors in a head, or 0 for heads of any size.
+// N: vectors in a head; 0 for heads of any size.
 template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
     const float* cos_sin = p.cos_sin + p.positions[token] * p.rotary_dim;
@@ -210,7 +210,7 @@ void run(const Problem& p, int64_t num_threads) {
 
 }  // namespace
 
-// As the Python signature has it; dtypes 0: fp32, 1: bfloat16.
+// Arguments as in the Python signature; dtypes 0: fp32, 1: bfloat16.
 static void rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
                            const int64_t* positions, const int64_t* write_slots, void* kv, float* kv_scales, void* out,
                            const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,

@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): which cases it takes, and how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`), for the cases that it supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_HEAD_DIM = 512
 
 
 def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why it cannot run, or None where it can."""
+    """Why it cannot run; None if it can."""
     if kv_dtype not in (dtype, torch.float8_e4m3fn):
         return f"takes KV in the dtype of the heads or in 8 bits, not {kv_dtype} for {dtype}"
     if head_dim > _MAX_HEAD_DIM:
@@ -69,5 +69,5 @@ def rope_and_cache(
 
 
 def _with_heads_together(heads: Tensor) -> Tensor:
-    """[T, H, D] whose heads of one token lie side by side, as they do in a projection's output."""
+    """[T, H, D] with the heads of one token side by side, as a projection's output has them."""
     return heads if heads.stride(2) == 1 and heads.stride(1) == heads.shape[2] else heads.contiguous()

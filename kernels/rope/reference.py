@@ -1,4 +1,4 @@
-"""Rotary embedding, optional per-head RMS norm, and the write of k and v into the paged pool, in plain PyTorch."""
+"""Rotary embedding, optional RMS norm per head, and the write of k and v into the paged pool, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rope_and_cache(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The pairs (x[i], x[i + r/2]) of the first r elements of each head turned, in fp32; cos, sin [T, 1, r/2]."""
+    """Rotate the pairs (x[i], x[i + r/2]) of the first r elements of each head, in fp32; cos, sin [T, 1, r/2]."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     parts = [first * cos - second * sin, second * cos + first * sin]

@@ -1,9 +1,9 @@
-"""The Triton implementation: one program turns up to 8 heads of one token, or moves as many of its values.
+"""The Triton implementation: one program rotates up to 8 heads of one token, or copies as many of its values.
 
-A head lies in registers as its two halves that turn against each other, and the rest that does not turn, so that each
-is loaded in pieces of 16 bytes. Bytes are the floor: q, k and v in and out once; a token's cosines and sines come from
-the cache after its first program. A head of an 8-bit pool is divided by its scale, rounded once, ties to even; NaN
-stays, and as the scale is NaN too, so does the whole head.
+Registers hold a head as its two halves that rotate against each other, and the rest that does not rotate. Each is
+loaded in pieces of 16 bytes. The floor is memory: q, k and v in and out once; a token's cosines and sines come from the
+cache after its first program. A head of an 8-bit pool is divided by its scale, rounded once, ties to even. NaN stays,
+and as the scale is NaN too, so does the whole head.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
 from inferd.kernels.quantize_fp8.triton import cast
 
 _HEADS = 8
-"""Of a program."""
+"""Heads of one program."""
 
 
 @triton.jit
 def _scale(largest):
-    """Of heads in 8 bits, by the bits of their largest magnitudes; without their sign bits order like the numbers, with
-    infinity and then NaN on top, which a maximum of floats would lose."""
+    """Scale of heads in 8 bits, from the bits of their largest magnitudes. Without their sign bits order like the
+    numbers, with infinity and then NaN on top; a maximum of floats would lose NaN."""
     scale = tl.div_rn(largest.to(tl.float32, bitcast=True), 448.0)
     return tl.where(scale == 0.0, 1.0, tl.maximum(scale, 1e-30, propagate_nan=tl.PropagateNan.ALL))
 
@@ -37,8 +37,8 @@ def _magnitude(x):
 
 @triton.jit
 def _divided(x, scale, inverse):
-    """The quotient as IEEE 754 rounds it (Markstein 1990, IBM Journal of Research and Development 34.1): scales from
-    1e-30 on have inverses and remainders that are normal numbers. By division a wide head would spill."""
+    """The quotient as IEEE 754 rounds it (Markstein 1990, IBM Journal of Research and Development 34.1). Scales from
+    1e-30 on have inverses and remainders that are normal numbers. A division would make a wide head spill."""
     near = x * inverse[:, None]
     return tl.fma(tl.fma(-near, tl.broadcast_to(scale[:, None], x.shape), x), inverse[:, None], near)
 
@@ -62,7 +62,7 @@ def _turn(
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Heads first_head .. first_head + HEADS of a token at `source`, head h to target + h * target_stride."""
+    """Rotate heads first_head .. first_head + HEADS of a token at `source`, head h to target + h * target_stride."""
     heads = first_head + tl.arange(0, HEADS)
     is_head = (heads < num_heads)[:, None]
     column = tl.arange(0, BLOCK_HALF)
@@ -242,14 +242,14 @@ def rope_and_cache(
 
 
 def _with_heads_together(heads: Tensor) -> Tensor:
-    """[T, H, D] whose heads of one token lie side by side, as they do in a projection's output."""
+    """[T, H, D] with the heads of one token side by side, as a projection's output has them."""
     return heads if heads.stride(2) == 1 and heads.stride(1) == heads.shape[2] else heads.contiguous()
 
 
 def _form(
     num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int
 ) -> tuple[dict[str, int], int]:
-    """(constants, warps): 8 elements of each half a thread, which is one load of 16 bytes of 16-bit numbers."""
+    """(constants, warps), with 8 elements of each half a thread: one load of 16 bytes of 16-bit numbers."""
     block_half = triton.next_power_of_2(rotary_dim // 2)
     block_head = triton.next_power_of_2(head_dim)
     constants = {
@@ -274,7 +274,7 @@ _SHAPES = (
     (8, 1, 256, 256, 16),
     (4, 4, 80, 20, 64),
 )
-"""(query heads, KV heads, head size, of which turned, block size): Llama 3, Phi 3, GLM 4, Qwen 2, Gemma, Phi 2."""
+"""(query heads, KV heads, head size, rotated part of it, block size): Llama 3, Phi 3, GLM 4, Qwen 2, Gemma, Phi 2."""
 _DTYPES = (
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float8_e4m3fn),

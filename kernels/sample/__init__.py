@@ -1,7 +1,7 @@
-"""Drawing a token: argmax of score + Gumbel noise, which is a draw from softmax(scores) (Gumbel-max).
+"""Draws a token: argmax of score + Gumbel noise, which is a draw from softmax(scores) (Gumbel-max).
 
-The noise of a token is a pure function of (seed, position, token id), so a draw depends on nothing but its own row,
-and a filtered or biased row keeps the noise of the tokens it keeps.
+A token's noise is a pure function of (seed, position, token id), so a draw depends on its own row alone. If a row is
+filtered or biased, the tokens that stay keep their noise.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SAMPLE: Op[Key, Callable[[Tensor, Tensor, Tensor], Tensor]] = Op(
 def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """One id per row, [R] int64: argmax over tokens of score + noise, both fp32, ties to the lowest id.
 
-    scores [R, V] fp32, -inf for tokens that may not be drawn; seeds [R] int64, >= 0; positions [R] int64, >= 0, the
-    absolute position of the token to be drawn. A row that holds NaN, or nothing but -inf, gives an arbitrary id.
+    scores [R, V] fp32, -inf for tokens that must not be drawn; seeds [R] int64, >= 0; positions [R] int64, >= 0, the
+    absolute position of the token to draw. A row that holds NaN, or nothing but -inf, gives an arbitrary id.
     """
     assert scores.dtype == torch.float32 and seeds.shape == positions.shape == scores.shape[:1]
     return SAMPLE.resolve(Key(scores.device.type, scores.shape[1]))(scores, seeds, positions)

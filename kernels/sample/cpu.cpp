@@ -1,8 +1,8 @@
-// The token with the largest score + Gumbel noise, exactly: a bound that costs a few instructions rules out all but a
-// dozen tokens of a row, and those get their noise in fp64.
+// The token with the largest score + Gumbel noise, exactly. A cheap bound rules out all but a dozen tokens of a row,
+// and those get their noise in fp64.
 //
-// fp32 addition is monotone, so score + (something >= noise) is never below score + noise, rounding included: a token
-// whose bounded total is below what some other reaches can neither win nor tie.
+// fp32 addition is monotone, so score + (a bound >= noise) is never below score + noise, rounding included. If a
+// token's bounded total is below the total of some other token, it can neither win nor tie.
 
 #include <cmath>
 #include <cstdint>
@@ -26,7 +26,7 @@ constexpr uint64_t EVEN_STEPS[8] = {0, 2, 4, 6, 8, 10, 12, 14};
 constexpr float NOISE_MAX = 17.328680038452148f;  // the noise of 24 bits all set
 
 struct Best {
-    float total;  // score + noise; of a leader, the score alone
+    float total;  // score + noise; for a leader the score alone
     int64_t id;
 };
 
@@ -40,7 +40,7 @@ struct Row {
 inline words product(words a, uint32_t factor) {
     const words b = words{} + factor;
 #if defined(__AVX512F__)
-    // Masked with all ones, which costs nothing: GCC 12 warns of an uninitialised value inside the plain intrinsic.
+    // A mask of all ones costs nothing: GCC 12 warns of an uninitialised value inside the plain intrinsic.
     return (words)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
     return (words)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -75,8 +75,8 @@ inline ints random_bits(const Row& row, int64_t first) {
 // -log(-log(u)) for u = (bits + 0.5) / 2^24.
 inline float noise(int32_t bits) { return float(-std::log(-std::log((bits + 0.5) * 0x1p-24))); }
 
-// At least the noise, and for a noise of 3 or more at most 0.1 above it: -log(u) >= 1 - u, and the base-2 logarithm of a
-// float is at least what its bits read as a fixed-point number. Of the last constant, 1e-5 is for rounding.
+// An upper bound of the noise; for a noise of 3 or more it is at most 0.1 above. -log(u) >= 1 - u, and the base-2
+// logarithm of a float is at least its bits read as a fixed-point number. The last constant includes 1e-5 for rounding.
 inline floats noise_bound(ints bits) {
     const floats gap = __builtin_convertvector(0x1ffffff - (bits << 1), floats);       // (1 - u) * 2^25
     const floats log2_gap = __builtin_convertvector((ints)gap - 0x3f800000, floats);  // * 2^23
@@ -87,7 +87,7 @@ inline void improve(Best& best, Best other) {
     if (other.total > best.total || (other.total == best.total && other.id < best.id)) best = other;
 }
 
-// A token with the highest score; {-inf, 0} where no score is above -inf.
+// A token with the highest score; {-inf, 0} if no score is above -inf.
 Best leader(const Row& row, int64_t begin, int64_t end) {
     floats highest = floats{} + MINUS_INF;
     ints ids = {};
@@ -102,7 +102,7 @@ Best leader(const Row& row, int64_t begin, int64_t end) {
     return best;
 }
 
-// `best`, or the token of this chunk that beats it.
+// The token of this chunk that beats `best`, else `best`.
 Best search(const Row& row, int64_t begin, int64_t end, Best best) {
     for (int64_t first = begin; first < end; first += LANES) {
         const floats scores = scores_at(row.scores, first, row.vocab_size);
@@ -117,7 +117,7 @@ Best search(const Row& row, int64_t begin, int64_t end, Best best) {
     return best;
 }
 
-// Searches a chunk for what beats the row's leader with its noise.
+// Searches a chunk for a token that beats the row's leader with its noise.
 Best search_chunk(const Row& row, const Best* leaders, int64_t chunks, int64_t chunk) {
     Best best = leaders[0];
     for (int64_t i = 1; i < chunks; i++) improve(best, leaders[i]);
@@ -129,8 +129,8 @@ Best search_chunk(const Row& row, const Best* leaders, int64_t chunks, int64_t c
 
 }  // namespace
 
-// scores [rows, vocab_size] fp32; seeds, positions and ids [rows] int64. NaN never wins; a row of nothing else, or of
-// nothing but -inf, gives 0.
+// scores [rows, vocab_size] fp32; seeds, positions and ids [rows] int64. NaN never wins. A row that holds only NaN and
+// -inf gives 0.
 static void sample(const float* scores, const int64_t* seeds, const int64_t* positions, int64_t* ids,
                    int64_t rows, int64_t vocab_size, int64_t num_threads) {
     const int team = int(rows * vocab_size < 2 * TOKENS_A_THREAD ? 1 : num_threads);
@@ -160,7 +160,7 @@ static void sample(const float* scores, const int64_t* seeds, const int64_t* pos
 }
 INFERD_EXPORT(sample)
 
-// For each pattern of 24 bits of [size], a multiple of 16: the noise and its bound, fp32. For tests.
+// The noise and its bound, fp32, of each pattern of 24 bits in bits [size], size a multiple of 16. For tests.
 static void sample_noise(const int32_t* bits, float* noises, float* bounds, int64_t size) {
     for (int64_t first = 0; first < size; first += LANES) {
         const floats bound = noise_bound(load<ints>(bits + first));

@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def noise_and_bound(bits: Tensor) -> tuple[Tensor, Tensor]:
-    """For 24-bit integers [N] int32, N a multiple of 16: the noise, and the bound that rules tokens out; fp32 [N]."""
+    """The noise of 24-bit integers [N] int32, N a multiple of 16, and the bound that rules tokens out; fp32 [N]. For
+    tests."""
     assert bits.dtype == torch.int32 and bits.is_contiguous() and len(bits) % 16 == 0
     noise, bound = torch.empty(2, len(bits)).unbind()
     native.function("inferd_sample_noise")(bits.data_ptr(), noise.data_ptr(), bound.data_ptr(), len(bits))

@@ -1,7 +1,7 @@
 """Philox-4x32-10, a counter-based random generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-A word of its output is a pure function of (key, counter): nothing is drawn in order, so nothing depends on what else is
-drawn. 32-bit words are held in int64 tensors, torch having no full set of uint32 operations.
+An output word is a pure function of (key, counter): there is no order of draws, so no draw depends on another. 32-bit
+words are held in int64 tensors, because torch lacks a full set of uint32 operations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
 NOISE_MAX = 17.328680038452148
-"""The largest Gumbel noise: that of 24 bits all set. The smallest is about -2.85."""
+"""The largest Gumbel noise, from 24 bits that are all set. The smallest is about -2.85."""
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -43,9 +43,9 @@ def _high_word(product: Tensor) -> Tensor:
 def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise in fp32 for (seed, absolute position, token id), int64 tensors that broadcast.
 
-    key = (low, high word of the seed); counter = (token id, low, high word of the position, 0); x = the first word;
-    u = ((x >> 8) + 0.5) / 2^24; noise = -log(-log(u)) in fp64, rounded to fp32. Of the 2^24 values that it can take,
-    each is the same for vectorised, strided and other libraries' logarithms: fp64's last bits are far below fp32's.
+    key = (low, high word of the seed); counter = (token id, low, high word of the position, 0); x = the first word; u =
+    ((x >> 8) + 0.5) / 2^24; noise = -log(-log(u)) in fp64, rounded to fp32. There are 2^24 noises. Each is the same
+    with vectorised, strided and other libraries' logarithms: fp64's last bits are far below fp32's.
     """
     counter = (token_ids, positions & MASK32, positions >> 32, torch.zeros_like(token_ids))
     word = philox4x32(counter, (seeds & MASK32, seeds >> 32 & MASK32))[0]

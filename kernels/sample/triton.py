@@ -1,14 +1,16 @@
-"""The Triton implementation: a program for each 1024 tokens bounds what they reach, and one a row draws among those
-that may win, exactly.
+"""The Triton implementation: a program for each 1024 tokens bounds their totals, then one program a row draws exactly
+among the tokens that may win.
 
-An upper and a lower bound of every total come from fp32 logarithms: the noise of fp64 is within `MARGIN` of theirs.
-fp32 addition is monotone, so only a chunk whose upper bound reaches the row's highest lower bound can hold the winner;
-its noise is computed in fp64, as `philox.py` defines it, and rounded: the ids are the reference's, ties included. That
-is one chunk a row but for near ties. All tokens in fp64 would be 64 operations of it a token (both logarithms, as
-compiled for sm_90) beside 150 others: nearly as much again where fp64 has half the rate of fp32, as on an H100, and 25
-times where it has 1/64.
+fp32 logarithms give an upper and a lower bound of every total: the noise in fp64 is within `MARGIN` of theirs. fp32
+addition is monotone, so only a chunk whose upper bound reaches the row's highest lower bound can hold the winner. The
+noise of such a chunk is computed in fp64, as `philox.py` defines it, and rounded. The ids therefore equal the
+reference's, ties included. Except for near ties this is one chunk a row.
 
-Bytes, each score once, are not the floor of time: of those 150 instructions a token 40 are halves of Philox's products.
+Computing all noise in fp64 would be 64 fp64 operations a token (both logarithms, as compiled for sm_90), beside 150
+others. That nearly doubles the time if fp64 has half the rate of fp32, as on an H100, and is 25 times as much at 1/64.
+
+Time is not bound by memory, which reads each score once: 40 of the 150 instructions a token are halves of Philox's
+products.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from inferd.kernels.gpu import Shipped
 
 _BLOCK, _NUM_WARPS = 1024, 4
 MARGIN = tl.constexpr(2.0**-17)
-"""More than the fp32 noise is off: with logarithms of 1 unit in the last place and a quotient of 2, 5e-7 for the error
-of what the outer logarithm is taken of, 1.9e-6 for its own where the noise is above 16, and two roundings of 1e-6."""
+"""More than the error of the fp32 noise, with logarithms exact to 1 unit in the last place and a quotient to 2. The
+error is the sum of 5e-7 for the argument of the outer logarithm, 1.9e-6 for that logarithm if the noise is above 16,
+and two roundings of 1e-6."""
 
 
 @triton.jit
 def random_bits(seed, position, token_ids):
-    """24 random bits of each token, as `gumbel_noise` takes them."""
+    """24 random bits of each token, the input of `gumbel_noise`."""
     low, high = (position & 0xFFFFFFFF).to(tl.uint32), (position >> 32).to(tl.uint32)
     key_low, key_high = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
     word, _, _, _ = tl.philox_impl(token_ids.to(tl.uint32), low, high, low * 0, key_low, key_high)
@@ -41,9 +44,9 @@ def random_bits(seed, position, token_ids):
 def near_noise(bits):
     """The noise in fp32, at most `MARGIN` off.
 
-    -log(u) for u = (bits + 0.5) / 2^24 is -log1p(-t) with t = 1 - u, which fp32 holds to 2^-25 of itself. In the way of
-    Higham (2002, Accuracy and Stability of Numerical Algorithms, section 1.14.1) that is t log(w) / (w - 1) for w the
-    rounded 1 - t: its error is in both. Where u is small it is what fp32 holds.
+    -log(u) for u = (bits + 0.5) / 2^24 is -log1p(-t) with t = 1 - u, which fp32 holds with a relative error of 2^-25.
+    After Higham (2002, Accuracy and Stability of Numerical Algorithms, section 1.14.1) that is t log(w) / (w - 1) with
+    w the rounded 1 - t, whose error then cancels. A small u needs no such care: fp32 holds u itself as precisely.
     """
     gap = (33554431 - 2 * bits).to(tl.float32) * 2.9802322387695312e-08  # 2^-25
     rest = 1.0 - gap
@@ -55,14 +58,14 @@ def near_noise(bits):
 
 @triton.jit
 def exact_noise(bits):
-    """The noise as the reference has it."""
+    """The noise, equal to the reference's."""
     uniform = (bits.to(tl.float64) + 0.5) * 5.9604644775390625e-08  # 2^-24
     return (-tl.log(-tl.log(uniform))).to(tl.float32)
 
 
 @triton.jit
 def chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
-    """(numbers of chunks; which of them reach the best lower bound of the row)."""
+    """(chunk numbers, whether each reaches the best lower bound of the row)."""
     chunks = tl.arange(0, CHUNKS)
     is_inside = chunks < num_chunks
     bar = tl.max(tl.load(lows + row * num_chunks + chunks, mask=is_inside, other=float("-inf")), 0)
@@ -72,7 +75,7 @@ def chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def better(best, best_id, totals, token_ids):
-    """(total, id) of the best so far, or of the lowest id of these tokens that is above it."""
+    """(total, id) of the best so far, or the lowest id among these tokens that has a higher total."""
     top = tl.max(totals, 0)
     first = tl.min(tl.where(totals == top, token_ids, 2147483647), 0)
     return tl.maximum(top, best), tl.where(top > best, first, best_id)
@@ -80,14 +83,14 @@ def better(best, best_id, totals, token_ids):
 
 @triton.jit
 def _load_scores(scores, row, stride, token_ids, size):
-    """-inf behind the end, and for a NaN."""
+    """Scores; -inf behind the end of the row and for a NaN."""
     values = tl.load(scores + row * stride + token_ids, mask=token_ids < size, other=float("-inf"))
     return tl.where(values == values, values, float("-inf"))
 
 
 @triton.jit
 def _bound(scores, seeds, positions, highs, lows, stride, size, BLOCK: tl.constexpr):
-    """What the best total of a chunk is at most and at least, to [row, chunk]."""
+    """Write an upper and a lower bound of the best total of a chunk to [row, chunk]."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
     values = _load_scores(scores, row, stride, token_ids, size)
@@ -101,7 +104,7 @@ def _bound(scores, seeds, positions, highs, lows, stride, size, BLOCK: tl.conste
 def _draw(
     scores, seeds, positions, highs, lows, out, stride, size, num_chunks, CHUNKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Goes through the chunks that may hold the winner, in order, so that ties go to the lowest id."""
+    """Visit the chunks that may hold the winner in order, so that the lowest id wins a tie."""
     row = tl.program_id(0).to(tl.int64)
     chunks, can_win = chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS)
     best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
@@ -121,8 +124,8 @@ def sample(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     seeds, positions = seeds.contiguous(), positions.contiguous()
     num_rows, size = scores.shape
     num_chunks = triton.cdiv(size, _BLOCK)
-    # Two tensors: within one, where the second begins would depend on the number of rows, and kernels are compiled by
-    # whether that is a multiple of 16.
+    # Two tensors, because kernels are compiled by whether an address is a multiple of 16. In one tensor the address of
+    # the second part would depend on the number of rows.
     highs, lows = (torch.empty((num_rows, num_chunks), dtype=torch.float32, device=scores.device) for _ in range(2))
     out = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
     _bound[(num_rows, num_chunks)](

@@ -1,4 +1,4 @@
-"""What passes a branch of a layer without a norm: x * multiplier, and x + residual, each rounded to the dtype."""
+"""x * multiplier and x + residual, each rounded to the dtype: the ends of a layer's branch that has no norm."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SCALED_ADD: Op[Key, Callable[[Tensor, float, Tensor | None], Tensor]] = Op(
 
 
 def scaled(x: Tensor, multiplier: float) -> Tensor:
-    """x * multiplier, in x's shape and dtype."""
+    """x * multiplier, with x's shape and dtype."""
     return SCALED_ADD.resolve(Key(x.device.type, x.dtype))(x, multiplier, None)
 
 
 def added(x: Tensor, residual: Tensor) -> Tensor:
-    """x + residual, alike in shape and dtype."""
+    """x + residual, both of one shape and dtype."""
     assert residual.shape == x.shape and residual.dtype == x.dtype
     return SCALED_ADD.resolve(Key(x.device.type, x.dtype))(x, 1.0, residual)

@@ -1,4 +1,4 @@
-// x * multiplier + residual, rounded to the dtype after each, as a model in that dtype computes it.
+// x * multiplier + residual, rounded to the dtype after each operation, like a model that computes in that dtype.
 
 #include "call.h"
 #include "simd.h"

@@ -1,4 +1,4 @@
-"""Scale and add in plain PyTorch, which rounds after each."""
+"""Scale and add in plain PyTorch, rounded after each."""
 
 from __future__ import annotations
 

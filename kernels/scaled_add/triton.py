@@ -1,7 +1,7 @@
-"""The Triton implementation: one program a piece of a row. Bytes are the floor: each element in and out once.
+"""The Triton implementation: one program a piece of a row. The floor is memory: each element is read and written once.
 
-Each step is rounded to the dtype, as the reference does. In fp32 that is no operation that a compiler would see, so it
-is told not to fuse the product into the sum.
+Each operation is rounded to the dtype, as in the reference. In fp32 the compiler sees no such rounding, so it is told
+not to fuse the product into the sum.
 """
 
 from __future__ import annotations

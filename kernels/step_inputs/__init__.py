@@ -1,9 +1,9 @@
-"""What a decode step reads, made on the device from what the step before left there, so that a host that has not seen
-the drawn ids yet can launch it, and a CUDA graph can hold it: gather, model, draw, scatter.
+"""The inputs of a decode step, made on the device from the results of the step before: gather, model, draw, scatter.
+The host can launch the step before it has seen the drawn ids, and a CUDA graph can hold it.
 
-Row r of the step is the request in slot slots[r], whose token at positions[r] is computed; a negative slot is padding,
-for a graph of more rows than there are: a sequence of one token that lies in a block of its own, which no request has.
-Neither function changes what it reads, so that a step may be made twice.
+Row r of the step is the request in slot slots[r]; it computes the token at positions[r]. A negative slot is padding,
+for a graph with more rows than there are requests: a sequence of one token in a block that no request has. Neither
+function changes its inputs, so a step may be made twice.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def step_inputs(
     """The inputs of a step in which each of R rows has one token.
 
     slots, positions [R] int64, the position of padding 0; token_ids [S, L] int64, the id at each position of each slot;
-    block_tables [G, S, B] int32, entry i the block of positions i * block_size .. (i + 1) * block_size;
-    `padding_block` is where padding's K and V go.
+    block_tables [G, S, B] int32, entry i the block of positions i * block_size .. (i + 1) * block_size; `padding_block`
+    receives the K and V of padding.
     """
     assert slots.shape == positions.shape and slots.dtype == positions.dtype == token_ids.dtype == torch.int64
     assert block_tables.dtype == torch.int32 and block_tables.shape[1] == token_ids.shape[0]
@@ -63,7 +63,7 @@ def step_inputs(
 
 
 def write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-    """Write each row's drawn id behind its token; padding's nowhere.
+    """Write each row's drawn id behind its token. Padding's ids are dropped.
 
     drawn, slots, positions [R] int64, positions below L - 1; token_ids [S, L] int64. No two rows that are not padding
     have one slot.

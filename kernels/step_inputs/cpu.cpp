@@ -1,4 +1,4 @@
-// A decode step's inputs. Of block tables only the entries that a row's tokens lie in are copied.
+// A decode step's inputs. Only the block table entries of a row's tokens are copied.
 
 #include <algorithm>
 

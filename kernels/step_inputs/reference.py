@@ -26,5 +26,5 @@ def step_inputs(
 
 def write_drawn(drawn: Tensor, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
     places = slots.clamp(min=0), positions + 1
-    # By what each id changes, which is nothing for padding: what it adds to may be a row's.
+    # Add each id's change, which is 0 for padding: padding may add to the place of another row.
     token_ids.index_put_(places, (drawn - token_ids[places]).masked_fill_(slots < 0, 0), accumulate=True)

@@ -1,7 +1,7 @@
 """The Triton implementation: one launch before a decode step and one behind it.
 
-Of block tables only the entries that a row's tokens lie in are copied: 4 bytes read and written for each block in use,
-whatever the tables' width, which alone decides the grid.
+Only the block table entries of a row's tokens are copied: 4 bytes read and written for each block in use. The tables'
+width alone decides the grid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferd.kernels.step_inputs.inputs import StepInputs
 
 _BLOCK, _NUM_WARPS = 1024, 4
 _ROWS = 128
-"""Of one program of `_write_drawn`."""
+"""Rows of one program of `_write_drawn`."""
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _step_inputs(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Programs are (row, group, piece of the table); the first piece writes what is not table."""
+    """Programs are (row, group, piece of the table). The first piece also writes everything that is not table."""
     row, group, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_rows = tl.num_programs(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)

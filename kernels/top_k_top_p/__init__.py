@@ -1,9 +1,9 @@
-"""What top-k, top-p and min-p leave of each row of tempered scores, in place: three thresholds on a row's own values,
-found without sorting the vocabulary.
+"""Top-k, top-p and min-p: cut each row of tempered scores in place. The three thresholds are found on a row's own
+values, without sorting the vocabulary.
 
-The nucleus is defined in whole numbers, so that a sum is the same in any order: a token weighs e^score in units of
-2^-42, rounded down, by one sequence of rounded operations (`weights.py`) that every implementation makes. Decisions
-are then equal bit for bit on every device. A token below e^-29 of the likeliest weighs nothing.
+The nucleus is defined in whole numbers, so a sum is the same in any order. A token weighs e^score in units of 2^-42,
+rounded down. Every implementation computes it by the same sequence of rounded operations (`weights.py`), so decisions
+are equal bit for bit on every device. A token below e^-29 of the likeliest weighs nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from inferd.kernels.registry import Deferred, Implementation, Op, always
 from inferd.kernels.top_k_top_p import cpu, reference
 
 MAX_VOCAB = 1 << 20
-"""Weights of as many tokens, 2^42 each, add up below 2^63."""
+"""Most tokens whose weights, up to 2^42 each, add up below 2^63."""
 
 
 class Cuts(NamedTuple):
-    """What S rows, or slots, ask for, on the device."""
+    """The cuts of S rows, or slots, on the device."""
 
     top_k: Tensor
-    """[S] int64, >= 0: the k largest stay, and what ties with the last of them; 0, or all there are: no cut."""
+    """[S] int64, >= 0: the k largest stay, and ties with the last of them. 0, or V and more: no cut."""
     top_p: Tensor
-    """[S] fp64: of those, the largest that bring their share of the mass to top_p, and ties; 1 or more: no cut."""
+    """[S] fp64: of those, the largest whose share of the mass reaches top_p stay, and ties. 1 or more: no cut."""
     log_min_p: Tensor
-    """[S] fp64: log(min_p), the lowest score that stays, as fp32 has it; -inf: no cut."""
+    """[S] fp64: log(min_p), the lowest score that stays, rounded to fp32. -inf: no cut."""
 
 
 class Key(NamedTuple):
@@ -53,10 +53,10 @@ TOP_K_TOP_P: Op[Key, CutTail] = Op(
 
 
 def top_k_top_p(scores: Tensor, cuts: Cuts, slots: Tensor | None = None) -> None:
-    """Set to -inf, in place, what each row's cuts exclude; a row that asks for none is left as it is.
+    """Set the scores that each row's cuts exclude to -inf, in place. A row without cuts is unchanged.
 
-    scores [R, V] fp32, rows contiguous, tempered: the largest of each is 0. Of a row that holds NaN any may go. Row r
-    asks for what `cuts` holds at `slots[r]` (int64 [R]), for nothing where that is below 0; without `slots`, at r.
+    scores [R, V] fp32, rows contiguous, tempered: the largest of each is 0. In a row that holds NaN any score may be
+    cut. Row r takes the cuts at `slots[r]` (int64 [R]), or none if that is negative; without `slots`, those at r.
     """
     assert scores.dtype == torch.float32 and scores.is_contiguous() and scores.shape[1] <= MAX_VOCAB
     assert cuts.top_k.dtype == torch.int64 and cuts.top_p.dtype == cuts.log_min_p.dtype == torch.float64

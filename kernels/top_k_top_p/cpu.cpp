@@ -1,6 +1,7 @@
-// The thresholds of top-k, top-p and min-p, exactly, without sorting: one pass over a row says how much lies above each
-// of a few depths, one collects what lies above the first that is deep enough, and a radix search, a byte of the scores'
-// integer image at a time, finds the threshold among those. Sums are of whole numbers, so their order is free.
+// The thresholds of top-k, top-p and min-p, exactly, without sorting. One pass over a row measures how much lies above
+// each of a few depths. A second collects everything above the first depth that is deep enough. A radix search, a byte
+// of the scores' integer image at a time, finds the threshold among those. Sums are of whole numbers, so their order is
+// free.
 
 #include <algorithm>
 #include <cmath>
@@ -17,13 +18,13 @@ using namespace lanes;
 
 typedef float half_floats __attribute__((vector_size(2 * LANES)));
 typedef int32_t half_ints __attribute__((vector_size(2 * LANES)));
-typedef int64_t sums __attribute__((vector_size(4 * LANES)));  // of half as many lanes
+typedef int64_t sums __attribute__((vector_size(4 * LANES)));  // half as many lanes
 
 constexpr int FRACTION_BITS = 42;  // of a weight
 constexpr int DEPTHS = 7;
 constexpr float DEPTH[DEPTHS] = {-1, -2, -4, -7, -11, -16, -23};  // below the likeliest token
 
-// Orders like the score, from 0 up; both zeros have one image.
+// An integer with the order of the scores, from 0 up; both zeros have one image.
 inline uint32_t image_of(float score) {
     score += 0.0f;
     int32_t bits;
@@ -38,7 +39,7 @@ inline float score_of(uint32_t image) {
     return score;
 }
 
-// What a token weighs times 2^-42 is e^score, by the operations of `weights.py`, one by one: nothing here is fused.
+// A token's weight times 2^-42: e^score, by the operations of `weights.py`, one by one and unfused.
 inline floats weight_of(floats x) {
     constexpr float WHOLE = 12582912.0f;
     x = x > -32.0f ? x : floats{} - 32.0f;
@@ -55,7 +56,7 @@ inline floats weight_of(floats x) {
     return (floats)((ints)power + shift);
 }
 
-// Whole numbers, rounded down: of the lower or the upper half of the lanes.
+// The lower or the upper half of the lanes as whole numbers, rounded down.
 inline sums whole(floats weight, int half) {
     return __builtin_convertvector(load<half_floats>((const char*)&weight + half * sizeof(half_floats)), sums);
 }
@@ -76,11 +77,11 @@ struct Row {
     floats at(int64_t first) const { return scores_at(scores, first, size); }
 };
 
-// How much of a row lies at each depth or above; in all, last.
+// How much of a row lies at or above each depth; the last entry is all of it.
 struct Survey {
     int64_t above[DEPTHS + 1] = {};
 
-    // The lowest score that has to be looked at to find where `target` is reached.
+    // The lowest score that can be the threshold of `target`.
     float depth_for(int64_t target) const {
         for (int i = 0; i < DEPTHS; i++)
             if (above[i] >= target) return DEPTH[i];
@@ -122,14 +123,14 @@ Survey weigh(const Row& row) {
     return survey;
 }
 
-// A token that may be the last to stay, and what it adds.
+// A token that may be the last to stay, and its count or weight.
 struct Candidate {
     uint32_t image;
     int64_t amount;
 };
 typedef std::vector<Candidate> Candidates;
 
-// Every token at `floor` or above, each counted as one.
+// Collects every token at or above `floor`, each with a count of one.
 void collect(const Row& row, float floor, Candidates& found) {
     found.clear();
     for (int64_t first = 0; first < row.size; first += LANES) {
@@ -140,7 +141,7 @@ void collect(const Row& row, float floor, Candidates& found) {
     }
 }
 
-// Drops what is below `floor`, and has the rest count by weight: their sum.
+// Drops tokens below `floor`, replaces counts by weights and returns their sum.
 int64_t weigh(Candidates& found, float floor) {
     const uint32_t lowest = image_of(floor);
     const auto is_below = [&](const Candidate& candidate) { return candidate.image < lowest; };
@@ -156,7 +157,7 @@ int64_t weigh(Candidates& found, float floor) {
     return total;
 }
 
-// The largest score such that those at it and above add up to `target`, which all together do.
+// The largest score such that the tokens at or above it add up to `target` or more, as all of them together do.
 float reaching(Candidates found, int64_t target) {
     uint32_t image = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -175,7 +176,7 @@ int64_t mass_target(double top_p, int64_t total) {
     return std::min(std::max(int64_t(std::ceil(top_p * double(total))), int64_t(1)), total);
 }
 
-// The lowest score that top-k and top-p leave.
+// The lowest score that stays after top-k and top-p.
 float floor_of(const Row& row, int64_t top_k, double top_p, Candidates& found) {
     const bool has_top_k = top_k > 0 && top_k < row.size;
     if (!has_top_k) {
@@ -197,7 +198,7 @@ void cut(const Row& row, float floor) {
 
 }  // namespace
 
-// scores [rows, size] fp32; slots [rows] int64, or none: row r's is r; top_k int64, top_p and log_min_p fp64 by slot.
+// scores [rows, size] fp32; slots [rows] int64, or null: row r's is r; top_k int64, top_p and log_min_p fp64 by slot.
 static void top_k_top_p(float* scores, const int64_t* top_k, const double* top_p, const double* log_min_p,
                      const int64_t* slots, int64_t rows, int64_t size, int64_t num_threads) {
     const int team = int(rows * size < 2 * TOKENS_A_THREAD ? 1 : std::min(rows, num_threads));
@@ -220,7 +221,7 @@ static void top_k_top_p(float* scores, const int64_t* top_k, const double* top_p
 }
 INFERD_EXPORT(top_k_top_p)
 
-// What each score of [size], a multiple of 16, weighs. For tests.
+// The weight of each score in scores [size], size a multiple of 16. For tests.
 static void top_k_top_p_weights(const float* scores, int64_t* weights, int64_t size) {
     for (int64_t first = 0; first < size; first += LANES) {
         const floats weight = weight_of(load<floats>(scores + first));

@@ -1,4 +1,4 @@
-"""The C++ implementation (`cpu.cpp`): how it is called."""
+"""Calls the C++ implementation (`cpu.cpp`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor,
 
 
 def weights(scores: Tensor) -> Tensor:
-    """What the kernel gives each of scores [N] fp32, N a multiple of 16; int64 [N]."""
+    """The kernel's weights of scores [N] fp32, N a multiple of 16; int64 [N]."""
     assert scores.dtype == torch.float32 and scores.is_contiguous() and len(scores) % 16 == 0
     out = torch.empty(len(scores), dtype=torch.int64)
     native.function("inferd_top_k_top_p_weights")(scores.data_ptr(), out.data_ptr(), len(scores))

@@ -1,6 +1,6 @@
 """The cuts in plain PyTorch, over a sorted prefix of each row that grows until it holds every nucleus.
 
-To look whether it does is to wait for the device, so on an accelerator the prefix is the whole row.
+Checking that would wait for the device, so on an accelerator the prefix is the whole row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NEVER = float("-inf")
 _FIRST_PREFIX = 64
 _PREFIX_GROWTH = 16
 _PIECE = 1 << 15
-"""Tokens weighed at once: 0.7 ms against 2.1 ms for a row of 152 k at once, 20 passes over it (Zen 4)."""
+"""Tokens weighed at once: 0.7 ms, against 2.1 ms for a row of 152 k at once, which makes 20 passes over it (Zen 4)."""
 
 
 def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, slots: Tensor | None) -> None:
@@ -45,8 +45,8 @@ def _keep_at_least(scores: Tensor, rows: Tensor, floors: Tensor) -> None:
 
 
 def _nucleus_floors(scores: Tensor, top_p: Tensor) -> Tensor:
-    """[n]: the smallest score in each row's nucleus, the most likely tokens up to and with the one that brings their
-    mass to `top_p` (Holtzman et al. 2020)."""
+    """[n]: the smallest score in each row's nucleus: the most likely tokens, up to the one that brings their mass to
+    `top_p` (Holtzman et al. 2020)."""
     vocab_size = scores.shape[1]
     target = mass_target(top_p, _masses(scores))[:, None]
     width = min(_FIRST_PREFIX, vocab_size) if scores.device.type == "cpu" else vocab_size
@@ -61,7 +61,7 @@ def _nucleus_floors(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _masses(scores: Tensor) -> Tensor:
-    """[n] int64: of each row its tokens' weights in all."""
+    """[n] int64: the sum of each row's weights."""
     totals = scores.new_zeros(len(scores), dtype=torch.int64)
     for piece in torch.split(scores, max(1, _PIECE // len(scores)), dim=1):
         totals += weights(piece).sum(dim=-1)

@@ -1,13 +1,13 @@
-"""The Triton implementation: chunks of 1024 tokens are sorted by themselves, and one program a row finds its thresholds
-by how many tokens, and how much mass, lie above a bound in each chunk.
+"""The Triton implementation: chunks of 1024 tokens are sorted separately, then one program a row finds its thresholds.
+It asks each chunk how many tokens, and how much mass, lie at or above a bound.
 
-Scores are compared by their order-preserving integer image, whose largest value that still reaches a target is found
-bit by bit from the top: 32 steps, whatever the row holds. A chunk answers a step by the last of each of its 32 blocks
-of 32, which stay in registers, and by the one block that the bound falls into. Sums are of whole numbers, and the
-weights are made of products and sums that are not fused (`_UNFUSED`), so the thresholds are the reference's.
+Scores are compared by an integer image that keeps their order. The largest image that still reaches a target is found
+bit by bit from the top: 32 steps for any row. A chunk answers a step from the last image of each of its 32 blocks of
+32, which stay in registers, and from the one block that contains the bound. Sums are of whole numbers, and weights are
+made of products and sums that are not fused (`_UNFUSED`), so the thresholds equal the reference's.
 
-Bytes: 16 a token, scores read twice and written once, and images written once; for a min-p alone 8, and without a cut
-0. Memory: 4.4 bytes a token, of at most 64 rows at a time.
+Bytes a token: 16 (scores read twice and written once, images written once), 8 for a min-p alone, 0 without a cut.
+Memory: 4.4 bytes a token, for at most 64 rows at a time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _WHOLE = tl.constexpr(definition.WHOLE)
 _FRACTION_BITS = tl.constexpr(definition.FRACTION_BITS)
 _C6, _C5, _C4, _C3, _C2 = (tl.constexpr(value) for value in definition.COEFFICIENTS[:5])
 _BEHIND = tl.constexpr(-0x7F800001)
-"""The image of -inf, which stands for what is not there: it weighs nothing, and a bound as low cuts nothing."""
+"""The image of -inf, which stands for missing tokens: it weighs nothing, and a bound this low cuts nothing."""
 
 
 @triton.jit
 def image_of(scores):
-    """int32 that order like the scores; both zeros have one."""
+    """int32 with the order of the scores; both zeros have one image."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -52,7 +52,7 @@ def score_of(image):
 
 @triton.jit
 def weights_of(scores):
-    """As `weights.py` defines them."""
+    """Weights as `weights.py` defines them."""
     x = tl.maximum(scores, _LOWEST)
     exponent = (x * _LOG2_E + _WHOLE) - _WHOLE
     r = (x - exponent * _LN2_HIGH) - exponent * _LN2_LOW
@@ -64,7 +64,7 @@ def weights_of(scores):
 
 @triton.jit
 def _asked(top_k, top_p, slots, row, size):
-    """(whose cuts the row takes, its k, its p, whether there is a top-k, whether a top-p)."""
+    """(slot of the row's cuts, its k, its p, whether there is a top-k, whether there is a top-p)."""
     slot = tl.load(slots + row)
     is_row, slot = slot >= 0, tl.maximum(slot, 0)
     k, p = tl.load(top_k + slot), tl.load(top_p + slot)
@@ -73,7 +73,7 @@ def _asked(top_k, top_p, slots, row, size):
 
 @triton.jit
 def _sort(scores, top_k, top_p, slots, images, lasts, masses, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """A chunk's images from the largest down; of each block its last, and the mass of the chunk up to there."""
+    """Write a chunk's images from the largest down; for each block its last image, and the chunk's mass up to there."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     _, _, _, has_k, has_p = _asked(top_k, top_p, slots, row, size)
     if has_k | has_p:
@@ -92,7 +92,7 @@ def _sort(scores, top_k, top_p, slots, images, lasts, masses, size, BLOCK: tl.co
 
 @triton.jit
 def _above(bound, last, images, masses, chunk, is_chunk, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many of a row's tokens have an image of `bound` or more, or their mass."""
+    """Number of a row's tokens with an image of at least `bound`, or their mass."""
     whole = tl.sum((last >= bound).to(tl.int32), 1)
     place = (chunk * BLOCK + whole)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     is_cut = is_chunk & (whole < BLOCK)
@@ -106,7 +106,7 @@ def _above(bound, last, images, masses, chunk, is_chunk, IS_MASS: tl.constexpr, 
 
 @triton.jit
 def _largest_reaching(target, last, images, masses, chunk, is_chunk, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest image at which `_above` is `target` or more. Images are counted from the lowest up, by their bits."""
+    """The largest image for which `_above` reaches `target`. Images are counted from the lowest up, by their bits."""
     found = tl.full([], 0, tl.uint32)
     for step in range(32):
         tried = found | (tl.full([], 1, tl.uint32) << (31 - step))
@@ -121,7 +121,7 @@ def _select(
     top_k, top_p, log_min_p, slots, images, lasts, masses, floors, size, num_chunks,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A row's threshold: the highest of those that its cuts set."""
+    """Write a row's threshold: the highest of those that its cuts set."""
     row = tl.program_id(0).to(tl.int64)
     slot, k, p, has_k, has_p = _asked(top_k, top_p, slots, row, size)
     floor = tl.where(tl.load(slots + row) >= 0, tl.load(log_min_p + slot).to(tl.float32), float("-inf"))

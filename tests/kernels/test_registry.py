@@ -41,7 +41,7 @@ def test_a_choice_can_be_looked_at_without_running_it(op: TestOp) -> None:
 
 def test_nothing_can_run(op: TestOp) -> None:
     with pytest.raises(
-        KernelError, match=r"test_op: nothing can run for 11 \(even: 11 is odd; small: 11 is not small\)"
+        KernelError, match=r"test_op: no implementation can run for 11 \(even: 11 is odd; small: 11 is not small\)"
     ):
         op.resolve(11)
 
@@ -57,7 +57,7 @@ def test_a_forced_choice_runs_or_raises_and_is_never_replaced(op: TestOp) -> Non
 
 
 def test_an_unknown_name_cannot_be_forced(op: TestOp) -> None:
-    with pytest.raises(KernelError, match="no implementation is called 'triton'; there are: even, small"):
+    with pytest.raises(KernelError, match="no implementation is called 'triton'; known are: even, small"):
         op.force("triton")
 
 
