@@ -88,7 +88,12 @@ class Invariants:
 
     def _check_pace(self, plan: StepPlan) -> None:
         """Chunks take no more of the time of those who decode than twice the least target, as far as the model knows:
-        but one split, once in a while, that no prompt starves."""
+        but one split, once in a while, that no prompt starves.
+
+        A step in which a suspect runs alone is left out: all others wait for it.
+        """
+        if self._engine.scheduler._suspects._current is not None:
+            return
         self._check_held(plan)
         admitted = {admission.slot for admission in plan.admissions}
         launched, entries = self._engine.scheduler._launched[-1]
@@ -113,12 +118,7 @@ class Invariants:
             assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
 
     def _check_held(self, plan: StepPlan) -> None:
-        """A prompt that has begun, with blocks for more and room in the step, is held up for `STARVED_STEPS` at most.
-
-        A step in which a suspect runs alone does not count: all others wait for it.
-        """
-        if self._engine.scheduler._suspects._current is not None:
-            return
+        """A prompt that has begun, with blocks for more and room in the step, waits `STARVED_STEPS` at most."""
         running = self._engine.scheduler._running
         prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
         is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)
