@@ -1,11 +1,13 @@
-"""How much may wait for the engine: requests, and tokens of prompts, in all and of one tenant. One more is refused, and
-so is who would wait for longer than its target, as told by the pace at which those before got their first tokens.
+"""Admission control: bounds the requests and prompt tokens that wait for the engine, in all and of one tenant.
 
-Without keys there is one tenant, which may fill the whole queue. With keys a tenant may hold eight times of what it
-leaves free (the dynamic threshold of shared switch buffers: Choudhury and Hahne, 1998), so that one that floods leaves
-a ninth, or one place, to whoever comes, and two that do share what there is. Knows no requests and no engine.
+A request over a bound is refused. So is one that would miss its TTFT target, judged by the pace at which earlier
+requests got their first tokens.
 
-The engine refuses by its own, better knowledge, but only between two steps: here a refusal costs no step.
+Without keys there is one tenant, which may fill the whole queue. With keys a tenant may hold eight times as much as it
+leaves free (the dynamic threshold of shared switch buffers: Choudhury and Hahne, 1998). One flooding tenant thus leaves
+a ninth, or one place, to the others, and two flooding tenants share the queue. Knows no requests and no engine.
+
+The engine knows better and refuses too, but only between two steps. A refusal here costs no step.
 """
 
 from __future__ import annotations
@@ -18,40 +20,40 @@ from dataclasses import dataclass, field
 from inferd.engine.api.errors import RequestError
 
 FLOOD_FACTOR = 8
-"""Of what is free, what one of several tenants may hold."""
+"""One of several tenants may hold so many times what is free."""
 LEAST_RETRY_S = 1.0
 CERTAINTY = 0.75
-"""Of a target, what the expected wait may take of it: of those who are expected to make it just so, half are late."""
+"""Share of a target that the expected wait may take. Of requests expected to be just in time, half are late."""
 _NUM_GAPS = 64
-"""First tokens that the pace is told from; fewer than `_LEAST_GAPS` say nothing."""
+"""First tokens that the pace is computed from; fewer than `_LEAST_GAPS` are too few."""
 _LEAST_GAPS = 32
 _PACE_HOLDS_S = 10.0
-"""How long a pace is believed after its last gap, also where nobody waits meanwhile: the next burst is then judged from
-its first request on."""
+"""Seconds for which a pace holds after its last gap, even if nothing waits meanwhile: the next burst is then judged
+from its first request on."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """What may wait."""
+    """Bounds on what waits."""
 
     num_requests: int = 2048
     seconds: float = 600.0
-    """Tokens of prompts, as long as computing them takes at the measured pace: OpenAI's clients wait ten minutes for an
-    answer by default, so that nobody is refused who would have waited. A TTFT target is no such bound: how much of a
-    prompt is a prefix hit is not known here."""
+    """Bound on prompt tokens, as the time that computing them takes at the measured pace. OpenAI's clients wait ten
+    minutes for an answer by default, so no request is refused that would have waited. A TTFT target cannot be this
+    bound, because prefix hits are not known here."""
 
     def num_tokens(self, tokens_per_s: float) -> float:
-        """The bound on tokens; infinite while the pace is not known."""
+        """Bound on prompt tokens; infinite while the pace is not known."""
         return self.seconds * tokens_per_s if tokens_per_s > 0.0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """One of the queue's two measures, as it stands when more comes."""
+    """One of the queue's two measures (requests, prompt tokens) when a request arrives."""
 
     what: str
     own: float
-    """What the asking tenant has waiting."""
+    """Amount of the request's tenant that waits."""
     total: float
     more: float
     most: float
@@ -62,22 +64,21 @@ class _Waiting:
     num_requests: int = 0
     num_tokens: int = 0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_GAPS))
-    """Between requests that ceased to wait, one after another while others did."""
+    """Seconds between requests that left the queue one after another while others waited."""
     last_s: float | None = None
-    """When the last one ceased to wait, where others do since."""
+    """When the last request left the queue; None if none has waited since."""
     paced_s: float = 0.0
-    """Of the newest gap."""
+    """Time of the newest gap."""
 
     def wait_s(self, now: float) -> float | None:
-        """Until one that comes now waits no longer; None where that is not known, or none is ahead."""
-        gaps_s = tuple(self.gaps_s)  # once: other threads ask, too, while the event loop adds and clears
-        if not self.num_requests or len(gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
+        """Seconds that a request arriving now would wait; None if that is not known, or nothing is ahead."""
+        if not self.num_requests or len(self.gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
             return None
-        return (self.num_requests + 1) * sum(gaps_s) / len(gaps_s)
+        return (self.num_requests + 1) * sum(self.gaps_s) / len(self.gaps_s)
 
 
 class Backlog:
-    """What waits now, by tenant."""
+    """Requests and prompt tokens that wait now, by tenant."""
 
     def __init__(self, bounds: QueueBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds, self._clock = bounds, clock
@@ -90,11 +91,11 @@ class Backlog:
 
     @property
     def num_tokens(self) -> int:
-        """Of prompts; prefix hits are not known here."""
+        """Prompt tokens that wait; prefix hits are not known here."""
         return self._all.num_tokens
 
     def add(self, tenant: str, num_tokens: int) -> None:
-        """A request with a prompt of so many tokens waits."""
+        """Count a request with a prompt of so many tokens as waiting."""
         own = self._by_tenant.get(tenant)
         if own is None:
             self._forget_idle()
@@ -104,7 +105,7 @@ class Backlog:
             held.num_tokens += num_tokens
 
     def remove(self, tenant: str, num_tokens: int, *, has_begun: bool = True) -> None:
-        """It waits no longer. `has_begun`: it has its first token; else it was refused, or given up."""
+        """Count a request as waiting no longer. `has_begun`: it has its first token, and was not refused or aborted."""
         own, now = self._by_tenant[tenant], self._clock()
         for held in (self._all, own):
             held.num_requests -= 1
@@ -119,7 +120,7 @@ class Backlog:
             own.last_s = None
 
     def _forget_idle(self) -> None:
-        """Tenants of whom nothing is to be remembered."""
+        """Drop the tenants with nothing waiting and no recent pace."""
         now = self._clock()
         self._by_tenant = {
             name: held
@@ -128,7 +129,7 @@ class Backlog:
         }
 
     def forget_pace(self) -> None:
-        """There was no engine for a while."""
+        """Forget every pace, because there was no engine for a while."""
         for held in self._by_tenant.values():
             held.gaps_s.clear()
             held.last_s = None
@@ -136,10 +137,10 @@ class Backlog:
     def check(
         self, tenant: str, num_requests: int, num_tokens: int, tokens_per_s: float, left_s: float | None = None
     ) -> None:
-        """Raises `RequestError` where so many requests, with prompts of so many tokens together, have no place.
+        """Raises `RequestError` if the queue has no place for so many requests with so many prompt tokens together.
 
-        Without tenants they always have one where nothing waits. `tokens_per_s`: at which the engine computes prompts;
-        0: not known. `num_tokens` may be less than they have. `left_s`: to their first token; None: any.
+        If nothing waits and there are no tenants, it always has. `num_tokens` may be a lower bound. `tokens_per_s`: the
+        engine's prefill speed; 0: not known. `left_s`: seconds left until the first token is due; None: no target.
         """
         if tenant:
             self._check_ever(num_requests)
@@ -163,7 +164,7 @@ class Backlog:
             raise RequestError("rate_limit_exceeded", message, retry_after_s=wait_s - CERTAINTY * left_s)
 
     def _check_ever(self, num_requests: int) -> None:
-        """Raises `RequestError` for more choices than a tenant may have waiting in an empty queue."""
+        """Raises `RequestError` for more choices than one tenant may put into an empty queue."""
         most = max(1, FLOOD_FACTOR * self._bounds.num_requests // (FLOOD_FACTOR + 1))
         if num_requests > most:
             message = (
@@ -173,7 +174,7 @@ class Backlog:
             raise RequestError("request_exceeds_work_limit", message, "n")
 
     def _check(self, tenant: str, line: _Measure, pace: float, *, takes_rest: bool) -> None:
-        """`takes_rest`: a tenant that has nothing waiting may have what is left, be it the last place."""
+        """`takes_rest`: the tenant has nothing waiting and may take what is left, even the last place."""
         if line.total + line.more > line.most:
             adds = f", this request adds {line.more:.0f}" if line.more > 1 else ""
             message = f"{line.total:.0f} {line.what} are waiting{adds}, and at most {line.most:.0f} may; retry later."
@@ -186,7 +187,7 @@ class Backlog:
             raise RequestError("slow_down", message, retry_after_s=self._seconds(pace))
 
     def _seconds(self, tokens_per_s: float) -> float:
-        """Until half of what waits is computed: then there is room again, and the engine has not run dry."""
+        """Seconds until half of the waiting tokens are computed: then there is room, and the engine is still busy."""
         if tokens_per_s <= 0.0:
             return LEAST_RETRY_S
         return max(LEAST_RETRY_S, self._all.num_tokens / tokens_per_s / 2)

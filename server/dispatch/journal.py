@@ -1,4 +1,4 @@
-"""What one request is and what it has been given: all that a new engine needs to go on where the last one ended.
+"""One request and the tokens that were delivered for it: all that a new engine needs to continue it.
 
 A token exists once it is written here. Knows no sockets, no streams and no text.
 """
@@ -14,7 +14,7 @@ from inferd.engine.api.wire.messages import Delta, Submit
 
 
 class Journal:
-    """One request's. Kept for as long as its stream: four bytes a token, beside what the stream itself holds."""
+    """The journal of one request. It lives as long as its stream and takes four bytes a token."""
 
     __slots__ = (
         "_num_replayed",
@@ -34,21 +34,21 @@ class Journal:
         self.emitted_ids = array("i")
         self.num_prompt_logprobs = 0
         self.num_cached = 0
-        """Prompt tokens found in the prefix cache, as the caller was told with the first token."""
+        """Prompt tokens found in the prefix cache, as reported to the caller with the first token."""
         self.reached = 0
-        """Of a suspect: positions up to which engines died that computed it. 0: it is none."""
+        """Number of positions up to which an engine had computed it when that engine died. 0: it is no suspect."""
         self.num_deaths = 0
-        """Engines in a row that died while they computed it, and did not get it past there between."""
+        """Engines in a row that died while they computed it and before it got past `reached`."""
         self.num_deaths_alone = 0
-        """Those of them that computed nothing else."""
+        """Number of those engines that computed nothing else."""
         self._num_replayed = 0
-        """Tokens that it had when it was last sent again."""
+        """Tokens that had been delivered when it was last sent again."""
 
     @property
     def is_suspect(self) -> bool:
-        """Whether nothing says yet that it got past where an engine died.
+        """Whether nothing shows yet that it got past the position at which an engine died.
 
-        Said by a token that this engine drew, one token late: that one has not been computed itself.
+        A token drawn by this engine shows it one token late, because that token has not been computed itself.
         """
         if not self.reached or len(self.emitted_ids) == self._num_replayed:
             return self.reached > 0
@@ -62,9 +62,9 @@ class Journal:
         self.num_prompt_logprobs += len(delta.prompt_logprobs)
 
     def replay(self, *, alone: bool) -> Submit:
-        """What a new engine is to be told: the same seed, positions and arrival, behind what was delivered.
+        """The submit for a new engine: the same seed, positions and arrival, behind the tokens already delivered.
 
-        `alone`: it runs by itself until it is past where the last engine died.
+        `alone`: it runs by itself until it is past the position at which the last engine died.
         """
         self._num_replayed = len(self.emitted_ids)
         return structs.replace(
@@ -72,6 +72,6 @@ class Journal:
             emitted_ids=tuple(self.emitted_ids),
             num_prompt_logprobs=self.num_prompt_logprobs,
             alone_until=self.reached if alone else 0,
-            # It was taken once: the outage does not make it late.
+            # It was admitted once; the outage must not make it late.
             ttft_target_s=None,
         )

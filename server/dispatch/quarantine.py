@@ -1,10 +1,10 @@
-"""Which requests may have ended the engine, which one did, and that it does not come back.
+"""Finds the request that kills engines, fails it, and refuses it for a while.
 
-Suspects are the requests of the steps that were under way when the engine died, as its flight record says. What kills
-an engine is mostly not a request, so at first they go on together; those with whom a second engine dies before they are
-past that place run alone there, one by one. Who is computed by a third engine that dies, alone, is failed, and whatever
-asks for the same is refused for a while. Where the last was killed from outside, which is also how a system short of
-memory ends it, fell silent or lost a frame, it takes two that die with it alone.
+Suspects are the requests in the steps that ran when the engine died; its flight recorder names them. Most deaths have
+another cause, so all suspects continue together at first. If a second engine dies before a suspect is past that
+position, the suspect runs alone there. If a third engine dies with it alone, it is failed, and equal requests are
+refused. A death with another likely cause is weaker evidence: the engine was killed from outside (as the kernel does
+when memory runs out), fell silent, or lost a frame. Then two engines must die with the request alone.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.server.dispatch.journal import Journal
 
 ALONE_AFTER = 2
-"""Deaths in a row after which a suspect runs alone. Alone at once, 64 short answers took seconds more to go on."""
+"""Deaths in a row after which a suspect runs alone. After one death already, 64 short answers resumed seconds later."""
 FAILED_AFTER = 3
-"""Deaths in a row, the last of them alone, after which it is failed: so many restarts does a poison cost at most where
-the engine ends itself."""
+"""Deaths in a row, the last with the request alone, after which it is failed. A request that makes the engine end
+itself costs at most so many restarts."""
 FAILED_AFTER_ALONE = 2
-"""Deaths alone, where the last may be by chance. At 1, of 68 kills at random steps under a hundred answers three fell
-so that an innocent was failed."""
+"""Deaths with the request alone, if the last may be chance. At 1, three of 68 kills at random steps under a hundred
+answers failed an innocent request."""
 REFUSED_S = 600.0
 _MAX_REFUSED = 1024
 """Digests kept; the oldest goes first."""
 
 
 class Quarantine:
-    """Of one server, over all its engines."""
+    """The quarantine of one server, over all its engines."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refused: dict[bytes, float] = {}
-        """Digest -> until when."""
+        """Digest -> time until which it is refused."""
 
     def check(self, submit: Submit) -> None:
-        """Raises `RequestError` for a request that ended engines lately."""
+        """Raises `RequestError` for a request that recently killed engines."""
         if not self._refused:
             return
         until_s = self._refused.get(_digest(submit), 0.0)
@@ -54,9 +54,10 @@ class Quarantine:
     def judge(
         self, in_flight: Mapping[int, int], journals: Iterable[Journal], *, is_external_kill: bool = False
     ) -> list[Journal]:
-        """After a death: marks the suspects, and returns those that are to be failed.
+        """After a death: marks the suspects, and returns the requests to fail.
 
-        `in_flight`: what the dead engine's flight record says. `is_external_kill`: no request need have to do with it.
+        `in_flight`: the dead engine's flight record, tag -> position that its step reaches. `is_external_kill`: the
+        death need not have to do with any request.
         """
         guilty: list[Journal] = []
         for journal in journals:
@@ -77,7 +78,7 @@ class Quarantine:
 
     @staticmethod
     def replay(journal: Journal) -> Submit:
-        """What the next engine is told of a request."""
+        """The submit of a request for the next engine."""
         return journal.replay(alone=journal.num_deaths >= ALONE_AFTER)
 
     def _refuse(self, submit: Submit) -> None:
@@ -89,6 +90,6 @@ class Quarantine:
 
 
 def _digest(submit: Submit) -> bytes:
-    """The same for the same prompt and parameters, whoever asks; a seed is drawn anew each time."""
-    asked = submit.prompt_ids, structs.replace(submit.params, seed=0)
-    return hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=16).digest()
+    """The same for equal prompts and parameters of any caller; without the seed, which is drawn for each request."""
+    repeated = submit.prompt_ids, structs.replace(submit.params, seed=0)
+    return hashlib.blake2b(msgspec.msgpack.encode(repeated), digest_size=16).digest()

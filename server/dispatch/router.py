@@ -1,8 +1,8 @@
-"""The async request router: admits requests, sends them to the engine, hands each token to the stream that awaits it.
+"""The async request router: admits requests, sends them to the engine, and hands each token to the stream awaiting it.
 
 It knows ids, deltas and finish reasons, not text and not HTTP. Every accepted request gets exactly one terminal delta.
-When the engine dies, all live requests are sent again to the next one, each behind what it was given: a stream sees a
-pause.
+When the engine dies, the router sends all live requests to the next one, each behind the tokens already delivered. A
+stream sees a pause.
 """
 
 from __future__ import annotations
@@ -42,35 +42,36 @@ from inferd.server.observability.metrics import Metrics, RequestRecord
 logger = logging.getLogger(__name__)
 
 _REPLAYED_AT_ONCE = 2**17
-"""Ids of requests that are sent again before the event loop may do something else (some milliseconds)."""
+"""Ids of requests sent again before other tasks of the event loop run (some milliseconds)."""
 
 _READ_AT_ONCE = 256
-"""Deltas that are read before the event loop may do something else (some 3 ms)."""
+"""Deltas read before other tasks of the event loop run (some 3 ms)."""
 
 _ABORTED = Failure("engine_error", "The engine stopped while it was generating this answer. Please retry the request.")
 _ENDED_ENGINES = Failure("engine_error", "This request ended the engine each time it was tried, and was given up.")
 
 
 def _cost_of(output: StepOutput) -> int:
-    """How long a message takes to read, in deltas of one token; one with a part of a long prompt's scores is full."""
+    """Cost of reading a message, in deltas of one token; a part of a long prompt's log probabilities costs a full
+    turn."""
     is_scored = bool(output.deltas) and bool(output.deltas[0].prompt_logprobs)
     return _READ_AT_ONCE if is_scored else len(output.deltas)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Bounds of what may wait."""
+    """Bounds on what may wait."""
 
     queue: QueueBounds = field(default_factory=QueueBounds)
-    """Of what the engine has not begun."""
+    """Bounds on requests that the engine has not begun."""
     outage_grace_s: float = 10.0
-    """Without an engine for longer than this, new requests are refused; until then they wait for the next one."""
+    """Seconds without an engine after which new requests are refused; until then they wait for the next one."""
     e2e_target_s: float | None = None
-    """From arrival to the last token; counted where met."""
+    """Target from arrival to the last token; the metrics count the requests that meet it."""
 
 
 class Router:
-    """Between the HTTP side and one engine after another. `run` must be running for anything to arrive."""
+    """Connects the HTTP side to one engine after another. Deltas arrive only while `run` runs."""
 
     def __init__(
         self,
@@ -79,30 +80,30 @@ class Router:
         options: RouterOptions | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
-        """Without a `client` nothing can be sent before one is attached."""
+        """`client`: None until `attach` provides one; nothing can be sent before."""
         self._client = client
         self._quarantine = quarantine or Quarantine()
         self.is_up = False
-        """The engine at the other end takes requests."""
+        """Whether the engine takes requests."""
         self._lost_s = 0.0
         """When the last engine that took requests was lost."""
         self.num_delivered = 0
-        """Tokens and ends that engines gave to streams: whether anything moves."""
+        """Tokens and ends delivered to streams so far: shows whether engines make progress."""
         self.on_up: Callable[[], None] | None = None
-        """Called each time that an engine takes requests."""
+        """Called each time an engine begins to take requests."""
         self.on_recovered: Callable[[int, float], None] | None = None
         """Called with (requests sent again, seconds without an engine)."""
         self._metrics = metrics
         self._options = options or RouterOptions()
         self._streams: dict[str, TokenStream] = {}
         self._unsent: dict[str, TokenStream] = {}
-        """Of those, the ones that the engine has not been told of yet, in the order in which they came."""
+        """Streams that the engine does not know yet, in order of arrival; a subset of `_streams`."""
         self._backlog = Backlog(self._options.queue)
         self._ready: Ready | None = None
         self._death: str | None = None
         self._is_draining = False
         self.is_leaving = False
-        """The server is about to stop: probes are told so, and requests may still be taken."""
+        """Whether the server is about to stop: probes learn it, and requests may still be taken."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.on_phase: Callable[[Phase], None] | None = None
@@ -111,19 +112,19 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken: also for a while without an engine, when they wait for the next one."""
+        """Whether requests are taken. For a while they are taken without an engine too, and wait for the next one."""
         if self._ready is None or self._death is not None or self._is_draining:
             return False
         return self.is_up or time.monotonic() - self._lost_s < self._options.outage_grace_s
 
     @property
     def is_recovering(self) -> bool:
-        """An engine was lost, and the next one does not take requests yet."""
+        """Whether an engine was lost and the next one does not take requests yet."""
         return self._ready is not None and self._death is None and not self.is_up
 
     @property
     def ready(self) -> Ready:
-        """What the engine measured at start. Only once it is ready."""
+        """The engine's measurements at start. Raises `EngineDeadError` before the first engine is ready."""
         if self._ready is None:
             raise EngineDeadError("the engine is not ready yet")
         return self._ready
@@ -133,9 +134,9 @@ class Router:
         return len(self._streams)
 
     def submit(self, submit: Submit, *, goes_on: bool = False) -> TokenStream:
-        """Send one choice to the engine. Raises `RequestError` where it cannot be taken now.
+        """Send one choice to the engine. Raises `RequestError` if it cannot be taken now.
 
-        `goes_on`: it is a later piece of a request that was taken: a drain, a pause and a full queue do not refuse it.
+        `goes_on`: it is a later piece of an admitted request: a drain, an outage or a full queue does not refuse it.
         """
         return self.submit_choices((submit,), goes_on=goes_on)[0]
 
@@ -147,11 +148,11 @@ class Router:
         num_choices: int | None = None,
         num_tokens: int | None = None,
     ) -> list[TokenStream]:
-        """Send the choices of one prompt, which differ in id and seed alone. Raises `RequestError` and takes none where
-        one cannot be taken now.
+        """Send the choices of one prompt, which differ in id and seed alone. If one cannot be taken now, raises
+        `RequestError` and takes none.
 
-        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, for
-        which room is asked with its first piece; by default this piece is all of it.
+        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, which is
+        admitted with its first piece; by default this piece is all of it.
         """
         first = submits[0]
         for submit in submits:
@@ -159,7 +160,7 @@ class Router:
         if not goes_on:
             self._check_open(first, num_choices or len(submits), num_tokens or len(first.prompt_ids))
         self._quarantine.check(first)
-        # The prompt waits once, with its first choice: the others find it computed.
+        # The queue counts the prompt once, with its first choice: the others find it computed.
         streams = [
             TokenStream(submit, self._abort, num_waiting_tokens=0 if i else len(submit.prompt_ids))
             for i, submit in enumerate(submits)
@@ -178,19 +179,19 @@ class Router:
         return streams
 
     def reset_prefix_cache(self) -> None:
-        if self.is_up:  # a new engine's is empty
+        if self.is_up:  # a new engine's cache is empty
             self._try_send(ResetPrefixCache())
 
     def leave(self) -> None:
-        """Tell probes that requests are better sent elsewhere."""
+        """Make probes send requests elsewhere."""
         self.is_leaving = True
 
     def drain(self) -> None:
-        """Refuse new requests from now on; those accepted go on."""
+        """Refuse new requests from now on; accepted ones continue."""
         self.is_leaving = self._is_draining = True
 
     async def drained(self) -> None:
-        """Return when no stream is left. Where one ended, what goes on of its request may have come behind it."""
+        """Return when no stream is left. After the last stream ended, a later piece of its request may have come."""
         await self._is_idle.wait()
         while self._streams:
             await self._is_idle.wait()
@@ -200,8 +201,8 @@ class Router:
             stream.abort()
 
     async def run(self) -> NoReturn:
-        """Receive until cancelled. Raises `EngineDeadError` where the engine's messages cannot be trusted, and
-        `StartError` where it cannot start.
+        """Receive until cancelled. Raises `EngineDeadError` if the engine's messages cannot be trusted, and
+        `StartError` if it cannot start.
         """
         assert self._client is not None, "no engine was attached"
         client, num_read = self._client, 0
@@ -212,7 +213,7 @@ class Router:
                     self._deliver(message)
                     num_read += _cost_of(message)
                     if num_read >= _READ_AT_ONCE:
-                        # Messages that have come already are received without giving others a turn.
+                        # Receiving messages that are already there gives other tasks no turn.
                         num_read = 0
                         await asyncio.sleep(0)
                 case Phase():
@@ -226,13 +227,13 @@ class Router:
                     raise start_error(message.kind, message.message)
 
     def attach(self, client: EngineClient) -> None:
-        """Another engine is being started at the other end of `client`; `run` anew to hear it."""
+        """Use the `client` of another engine that is being started; call `run` again to receive from it."""
         self._client = client
 
     def lose(self, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
-        """The engine is gone, and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
+        """The engine is gone and another will come. `in_flight`, `is_external_kill`: as in `Quarantine.judge`.
 
-        Streams stay open. Those that were aborted end now; what ended the engine each time that it ran alone, too.
+        Streams stay open, except those that were aborted and those that the quarantine fails: they end now.
         """
         if self.is_up:
             self._lost_s = time.monotonic()
@@ -242,7 +243,7 @@ class Router:
         self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
         for guilty in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
-            logger.error("request %s ends the engine, also alone: it is given up", guilty.submit.request_id)
+            logger.error("request %s killed engines, also when it ran alone: it is failed", guilty.submit.request_id)
             self._fail(self._streams[guilty.submit.request_id], _ENDED_ENGINES)
         for stream in tuple(self._streams.values()):
             if stream.abort_reason is not None:
@@ -250,7 +251,7 @@ class Router:
         self._unsent = dict(self._streams)
 
     async def _begin(self, ready: Ready) -> None:
-        """An engine takes requests: send it all there are, in the order in which they came."""
+        """An engine takes requests: send it all live requests, in order of arrival."""
         is_first, self._ready, self.is_up = self._ready is None, ready, True
         if self.on_up is not None:
             self.on_up()
@@ -264,10 +265,10 @@ class Router:
             self.on_recovered(num_replayed, outage_s)
 
     async def _replay(self) -> int:
-        """Tell the engine of every stream that it does not know, some at a time; returns how many those were.
+        """Send the engine every stream that it does not know, some at a time; returns how many those were.
 
-        Meanwhile what comes waits behind them, and what is aborted ends: the engine never hears of it. Where this
-        engine dies, too, `lose` begins anew.
+        Meanwhile new requests wait behind them, and aborted ones end without reaching the engine. If this engine dies
+        too, `lose` begins anew.
         """
         num_replayed = num_ids = 0
         while self._unsent:
@@ -281,7 +282,7 @@ class Router:
         return num_replayed
 
     def fail_all(self, reason: str) -> None:
-        """The engine is gone and no other will come: end every stream with an error, and take no more."""
+        """The engine is gone and no other will come: end every stream with an error and take no more."""
         self._death = reason
         self.is_up = False
         self.stats = EngineStats()
@@ -297,7 +298,8 @@ class Router:
         self._client.send(message)
 
     def _try_send(self, message: ToEngine) -> None:
-        """Send. An engine that takes nothing is dead or hangs, and will be found so: streams wait for the next one."""
+        """Send, and ignore an engine that takes nothing: it is dead or hangs, the supervisor replaces it, and streams
+        wait for the next one."""
         with contextlib.suppress(EngineDeadError):
             self._send(message)
 
@@ -319,19 +321,16 @@ class Router:
             left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
         self.check_queue(submit.tenant, num_tokens, left_s, num_choices)
 
-    def check_queue(
-        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
-    ) -> None:
-        """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,
-        would be refused now for all that waits.
+    def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
+        """Raises `RequestError` if the queue has no place now for so many choices with at least so many prompt tokens.
 
-        `ttft_target_s`: its own, as far as it is not used up; None: any.
+        `left_s`: seconds left until the first token is due; None: no target.
         """
         pace = self.stats.step_model.prefill_tokens_per_s
-        self._backlog.check(tenant, num_choices, num_tokens, pace, ttft_target_s)
+        self._backlog.check(tenant, num_choices, num_tokens, pace, left_s)
 
     def _abort(self, request_id: str) -> None:
-        """A stream of which the engine does not know, or of which there is none to know, ends here."""
+        """Abort in the engine. A stream that no engine knows yet ends here."""
         if request_id in self._unsent:
             self._push(self._streams[request_id], Delta(request_id=request_id, finish_reason="abort"))
         else:
@@ -343,18 +342,18 @@ class Router:
         for delta in output.deltas:
             stream = self._streams.get(delta.request_id)
             if stream is None and self._death is not None:
-                continue  # sent before it died, read after its streams were ended
+                continue  # sent before the engine died, read after its streams were ended
             assert stream is not None, f"a delta for {delta.request_id}, which no stream waits for"
             if stream.num_generated and delta.num_cached_tokens != stream.journal.num_cached:
-                # Said with the first token; the next engine's cache is another.
+                # Reported with the first token; the next engine has another cache.
                 delta = structs.replace(delta, num_cached_tokens=stream.journal.num_cached)
             self.num_delivered += len(delta.token_ids) + (delta.finish_reason is not None)
             self._account(stream, delta, output.step_ended_s)
             self._push(stream, delta)
 
     def _account(self, stream: TokenStream, delta: Delta, step_ended_s: float | None) -> None:
-        """Record what a delta says of its request. The engine times its tokens: a late event loop reads the outputs of
-        several steps in one turn, and would see no time between them."""
+        """Record the times and tokens of a delta. The times are the engine's: a late event loop reads the outputs of
+        several steps in one turn and would see no time between them."""
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
             self._backlog.remove(stream.submit.tenant, stream.num_waiting_tokens)

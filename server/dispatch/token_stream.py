@@ -1,7 +1,7 @@
-"""The tokens of one choice on their way from the router to whoever reads them.
+"""The tokens of one choice on their way from the router to their reader.
 
-A stream's backlog is merged, and packed where it has log probabilities, so a slow reader costs at most its own answer.
-Knows no engine, and of the router only whom to tell of an abort.
+Deltas that wait are merged, and packed if they have log probabilities, so a slow reader costs at most its own answer.
+Knows no engine, and of the router only the function that aborts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from inferd.server.dispatch.journal import Journal
 from inferd.server.text.json_bytes import exact
 
 _MANY_DELTAS, _MANY_SCORED = 64, 8
-"""Of so many that nobody has taken one is made: a delta of one token is 400 bytes, its token 8. With its five best
-others a token is 850 bytes more as objects, and 100 packed."""
+"""So many waiting deltas are merged into one: a delta of one token takes 400 bytes, the token in it 8. Its five best
+alternatives take 850 bytes as objects, and 100 packed."""
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Delta).decode
 
 
 class TokenStream:
-    """The tokens of one choice, as they come. Iterate it once; deltas that pile up arrive merged."""
+    """The tokens of one choice as they come. Iterate it once; deltas that pile up arrive merged."""
 
     def __init__(self, submit: Submit, abort: Callable[[str], None], num_waiting_tokens: int | None = None) -> None:
-        """`num_waiting_tokens`: prompt tokens that the queue counts for it; by default its whole prompt."""
+        """`num_waiting_tokens`: prompt tokens that the queue counts for this choice; by default its whole prompt."""
         self.journal = Journal(submit)
         self.num_waiting_tokens = len(submit.prompt_ids) if num_waiting_tokens is None else num_waiting_tokens
         self.scheduled_s: float | None = None
@@ -37,7 +37,7 @@ class TokenStream:
         self._abort = abort
         self._pending: list[Delta | bytes] = []
         self._num_single = 0
-        """At the end of `_pending`, deltas as they came; those before them are merged, or packed."""
+        """Number of unmerged deltas at the end of `_pending`; those before them are merged or packed."""
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -81,7 +81,7 @@ class TokenStream:
     def abort(self, reason: FinishReason = "abort") -> None:
         """Stop generating; the stream still ends with one terminal delta. Idempotent.
 
-        `reason` is what the metrics count it as: a stop string found in the text is a "stop".
+        The metrics count it under `reason`: a stop string found in the text is a "stop".
         """
         if not self._closed and self.abort_reason is None:
             self.abort_reason = reason
@@ -105,7 +105,7 @@ class TokenStream:
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
-    """One delta that says what all of them say, in order."""
+    """One delta with the contents of all of them, in order."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]

@@ -1,4 +1,4 @@
-"""What this room needs of the router, and no more: submit a choice, read its deltas, abort it."""
+"""Protocols of what this package calls: the router, its token streams, and the check of grammars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TokenStream(Protocol):
 
     @property
     def scheduled_s(self) -> float | None:
-        """When its first step began (`time.monotonic`, as all here); None before."""
+        """When its first step began (`time.monotonic`, as all times here); None before."""
         ...
 
     @property
@@ -24,33 +24,33 @@ class TokenStream(Protocol):
 
     @property
     def num_generated(self) -> int:
-        """Tokens that came so far, taken or not."""
+        """Tokens that have come so far, read or not."""
         ...
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> Delta:
-        """Raises `EngineDeadError` where the engine ended before the choice did."""
+        """Raises `EngineDeadError` if the engine ended before the choice did."""
         ...
 
     def abort(self, reason: FinishReason = "abort") -> None:
-        """Stop generating. Idempotent; `reason` is what the metrics count it as."""
+        """Stop generating. Idempotent; the metrics count it under `reason`."""
         ...
 
 
 class Grammars(Protocol):
-    """Tries a grammar out before a choice carries it."""
+    """Checks a grammar before a choice carries it."""
 
     async def check(self, text: str, param: str, tenant: str) -> str:
-        """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`.
+        """The grammar in the form that the engine takes. Raises `RequestError`, which names `param`.
 
-        Tenants take turns where grammars wait, and no request waits long: it is told when to ask again.
+        If grammars wait, tenants take turns. A request that would wait long is refused with a Retry-After.
         """
         ...
 
 
 class Router(Protocol):
-    """Where choices are submitted."""
+    """Takes choices and generates them."""
 
     @property
     def is_ready(self) -> bool: ...
@@ -67,21 +67,18 @@ class Router(Protocol):
 
     @property
     def ready(self) -> Ready:
-        """Raises `EngineDeadError` before an engine was ready."""
+        """The engine's measurements at start. Raises `EngineDeadError` before the first engine is ready."""
         ...
 
     @property
     def stats(self) -> EngineStats:
-        """After the newest step."""
+        """The engine's counters after its newest step."""
         ...
 
-    def check_queue(
-        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
-    ) -> None:
-        """Raises `RequestError` where a request of so many choices, with prompts of at least so many tokens together,
-        would be refused for all that waits.
+    def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
+        """Raises `RequestError` if the queue has no place now for so many choices with at least so many prompt tokens.
 
-        `ttft_target_s`: its own; None: any.
+        `left_s`: seconds left until the first token is due; None: no target.
         """
         ...
 
@@ -93,18 +90,18 @@ class Router(Protocol):
         num_choices: int | None = None,
         num_tokens: int | None = None,
     ) -> Sequence[TokenStream]:
-        """Submit the choices of one prompt, which differ in id and seed alone. Raises `RequestError` and takes none
-        where one cannot be taken now.
+        """Submit the choices of one prompt, which differ in id and seed alone. If one cannot be taken now, raises
+        `RequestError` and takes none.
 
-        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, for
-        which room is asked with its first piece; by default this piece is all of it.
+        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, which is
+        admitted with its first piece; by default this piece is all of it.
         """
         ...
 
     def submit(self, submit: Submit, *, goes_on: bool = False) -> TokenStream:
-        """Raises `RequestError` where the choice cannot be taken now.
+        """Raises `RequestError` if the choice cannot be taken now.
 
-        `goes_on`: it is a later piece of a request that was taken.
+        `goes_on`: it is a later piece of an admitted request.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""One engine process and the server's end of its wire: made together, and gone together.
+"""One engine process and the server's end of its wire: created together and discarded together.
 
-Knows no requests: the router is told by whoever keeps a life.
+Knows no requests and no router.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
 
 class EngineHandle:
-    """From its first moment to its last. A standby's begins with reading libraries, and goes on once it is promoted."""
+    """Handle of one engine process. A standby only has its libraries loaded until it is promoted."""
 
     def __init__(self, supervisor: Supervisor, client: EngineClient) -> None:
         self.supervisor, self.client = supervisor, client
         self.is_external_kill = True
-        """No request need have to do with its end: neither did it end itself, nor is a step without end."""
+        """Whether no request need have caused its end: it did not exit by itself, and no step ran too long."""
 
     @classmethod
     def begin(cls, config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool = False) -> Self:
-        """Start the process. Raises `StartError` where the system does not let it, of which nothing is left."""
+        """Start the process. Raises `StartError`, and leaves nothing behind, if the system refuses."""
         supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby)
         try:
             client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.seal)
@@ -43,13 +43,13 @@ class EngineHandle:
         return handle
 
     async def ended(self) -> str:
-        """Return once the process is gone or hangs, and in words how it came to that."""
+        """Wait until the process is gone or hangs; returns in words what happened."""
         wait = asyncio.create_task(self.supervisor.wait())
         hang = asyncio.create_task(self._hang())
         try:
             await asyncio.wait((wait, hang), return_when=asyncio.FIRST_COMPLETED)
             if wait.done():
-                self.is_external_kill = wait.result() == -signal.SIGKILL  # which nobody sends itself
+                self.is_external_kill = wait.result() == -signal.SIGKILL  # a process does not send this to itself
             return f"the engine process {describe_exit(wait.result()) if wait.done() else hang.result()}"
         finally:
             wait.cancel()
@@ -66,11 +66,11 @@ class EngineHandle:
                 return reason
 
     async def kill(self) -> None:
-        """End the process, also one that is stopped or hangs; what it shared can still be read."""
+        """End the process, even if it is stopped or hangs. Its shared memory can still be read."""
         self.supervisor.kill()
         await self.supervisor.wait()
 
     def discard(self) -> None:
-        """Take away what is left of it."""
+        """Remove its files, shared memory and sockets."""
         self.supervisor.discard()
         self.client.close()

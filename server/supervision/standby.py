@@ -1,7 +1,7 @@
-"""Keeps a standby beside the engine that serves: a process that has read its libraries and waits to be promoted.
+"""Keeps a standby beside the serving engine: a process that has loaded its libraries and waits to be promoted.
 
-Started once an engine serves, and again, each time later, where it dies or hangs or was needed soon: it never ends the
-server. Knows no requests and no router.
+The standby starts once an engine serves. If it dies, hangs or is soon promoted, another starts after a growing delay;
+it never ends the server. Knows no requests and no router.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ logger = logging.getLogger("inferd")
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.25, 30.0
 _MAX_DOUBLINGS = 10
-"""More than it takes to the longest delay, and few enough for a float."""
+"""Enough to reach the longest delay, and few enough for a float."""
 _SOON_S = 60.0
-"""A start so soon after the last one waits twice as long as that did."""
+"""A start within so many seconds of the last one waits twice as long as that one did."""
 _FRESH_S = 1.0
-"""Four beats: without one for longer, what is about to be promoted is taken for hung and killed instead."""
+"""Four heartbeats: a standby that was silent for longer counts as hung, and is killed instead of promoted."""
 
 
 class Standby:
@@ -32,7 +32,7 @@ class Standby:
     def __init__(self, begin: Callable[[int], EngineHandle], on_change: Callable[[bool], None]) -> None:
         """`begin` starts the standby of an epoch, and may raise `StartError`.
 
-        `on_change` is told whether one waits to be promoted.
+        `on_change` is called with whether a standby waits to be promoted.
         """
         self._begin, self._on_change = begin, on_change
         self._keeper: asyncio.Task[None] | None = None
@@ -42,12 +42,12 @@ class Standby:
         self._num_soon = 0
 
     def keep(self, epoch: int) -> None:
-        """From now on, until `take`, see to it that there is one, with that epoch."""
+        """From now on, until `take`, keep a standby of that epoch running."""
         assert self._keeper is None, "a standby is kept already"
         self._keeper = asyncio.create_task(self._keep(epoch))
 
     async def take(self) -> EngineHandle | None:
-        """The standby, where there is one that can be promoted; nothing is left of another. Keeps none from here on."""
+        """Stop keeping a standby; returns the current one if it can be promoted, and otherwise kills it."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -72,10 +72,10 @@ class Standby:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 logger.exception("a standby failed")
-            logger.warning("the standby is gone (%s): another will be started", reason)
+            logger.warning("the standby ended (%s): another will be started", reason)
 
     async def _run_one(self, epoch: int) -> str:
-        """One standby, to its end; returns how it ended. Left alone where this is cancelled."""
+        """Run one standby to its end; returns how it ended. If this is cancelled, the standby goes on."""
         handle = self._handle = self._begin(epoch)
         said, ended = asyncio.create_task(self._wait_ready(handle)), asyncio.create_task(handle.ended())
         try:
@@ -94,7 +94,7 @@ class Standby:
                 await _end(handle)
 
     async def _wait_ready(self, handle: EngineHandle) -> str | None:
-        """None where it says that it is ready to be promoted; else what is wrong with it."""
+        """None once the standby says that it can be promoted; else what is wrong with it."""
         try:
             while isinstance(message := await handle.client.receive(), Phase):
                 if message.name == STANDBY:

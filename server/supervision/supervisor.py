@@ -1,6 +1,7 @@
-"""Engine after engine: starts one, sees it die or hang, starts the next, and has every request go on there.
+"""The supervisor: starts an engine, notices when it dies or hangs, starts the next, and has every request continue
+there.
 
-The only room that knows both the engines' lives and the router. Raises where no other start can help.
+The only module that knows both the engine processes and the router. It raises if no further start can help.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from inferd.server.supervision.standby import Standby
 logger = logging.getLogger("inferd")
 
 _LAST_WORDS_S = 0.2
-"""A child that refuses to start says why before it exits: that message wins over its exit code."""
+"""A child that refuses to start says why before it exits: this message is preferred to its exit code."""
 
 
 class EngineSupervisor:
-    """The engines of one server. `run` ends only by an error, or cancelled."""
+    """Keeps one engine running for one server. `run` ends only by an error or cancelled."""
 
     def __init__(
         self, router: Router, config: EngineConfig, log_style: LogStyle, on_standby: Callable[[bool], None]
     ) -> None:
-        """`on_standby` is told whether a standby waits to be promoted."""
+        """`on_standby` is called with whether a standby waits to be promoted."""
         self._router, self._config, self._log_style = router, config, log_style
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
@@ -39,7 +40,7 @@ class EngineSupervisor:
         router.on_up, router.on_recovered = self._keep_standby, self._log_recovered
 
     async def run(self) -> NoReturn:
-        """Raises `StartError` where the first engine cannot start, and `EngineDeadError` where engines die at once."""
+        """Raises `StartError` if the first engine cannot start, and `EngineDeadError` if engines keep dying."""
         try:
             while True:
                 reason = await self._run_one()
@@ -56,7 +57,7 @@ class EngineSupervisor:
             await self._drop_standby()
 
     async def _run_one(self) -> str:
-        """One engine, from its start or its promotion to its end; returns how it ended. Nothing is left of it."""
+        """Run one engine, from its start or promotion to its end; returns how it ended."""
         try:
             handle = await self._next()
         except StartError as error:
@@ -75,7 +76,7 @@ class EngineSupervisor:
             handle.discard()
 
     async def _next(self) -> EngineHandle:
-        """The standby, if there is one, or a process that starts from nothing. Raises `StartError`."""
+        """The standby if it can be promoted, else a newly started process. Raises `StartError`."""
         handle = await self._standby.take()
         if handle is None:
             handle = self._begin(self._epoch, is_standby=False)
@@ -90,7 +91,7 @@ class EngineSupervisor:
         return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby)
 
     def _keep_standby(self) -> None:
-        """Once an engine serves: until then it needs the cores itself."""
+        """Called once an engine serves: until then it needs the cores itself."""
         if self._config.standby:
             self._standby.keep(self._epoch + 1)
 
@@ -101,7 +102,7 @@ class EngineSupervisor:
             handle.discard()
 
     async def _end_of(self, handle: EngineHandle) -> str:
-        """How the engine ended, or why it has to. Raises `StartError` where the first one says that it cannot start."""
+        """How the engine ended, or why it must. Raises `StartError` if the first one says that it cannot start."""
         receive, ended = asyncio.create_task(self._receive()), asyncio.create_task(handle.ended())
         try:
             await asyncio.wait((receive, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +115,7 @@ class EngineSupervisor:
             await asyncio.gather(receive, ended, return_exceptions=True)
 
     async def _receive(self) -> str:
-        """Why the engine's messages end. Raises `StartError` where the first one says that it cannot start."""
+        """Why the engine's messages end. Raises `StartError` if the first one says that it cannot start."""
         try:
             await self._router.run()
         except StartError as error:

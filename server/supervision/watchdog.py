@@ -1,8 +1,8 @@
-"""Tells a hung engine from a busy one by its heartbeat, without asking it, and a lost frame from one that is under way.
+"""Tells a hung engine from a busy one by its heartbeat, and a lost frame from one that is under way.
 
-A thread of the engine beats whatever its step does; a stopped process is silent. Times count only while this process
-runs itself: after both were suspended the engine has time to beat again. A beat says how many frames the engine has
-sent and received: a frame that is lost is missed when the next one comes, and the last one by that count.
+A thread of the engine beats whatever its step does; a stopped process is silent. Time counts only while this process
+runs itself, so after a suspension of both the engine has time to beat again. A beat carries how many frames the engine
+has sent and received. A lost frame is noticed when the next one comes, and a lost last frame by that count.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ TICK_S = 0.25
 MAX_SILENCE_S = 5.0
 """Twenty missed beats."""
 MAX_LATE_S = 3.0
-"""Of a frame, in which both sides run and no other comes. It takes less than a millisecond; but a thread of the wire's
-that gets no processor for a second, on a machine with eight times as much to do as it has cores, is no loss."""
+"""Seconds that a frame may be late while both sides run and no other frame comes. A frame takes less than a
+millisecond. But on a machine with eight times as much work as cores, the wire's thread may wait a second for a core."""
 _FIRST_BEAT_S = 120.0
-"""Until then an interpreter has started and read its libraries, from a cold disk too."""
+"""Enough for an interpreter to start and load its libraries, even from a cold disk."""
 _MAX_TICK_S = 4 * TICK_S
 
 
 class Watchdog:
-    """Over one engine."""
+    """Watches one engine."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -31,12 +31,12 @@ class Watchdog:
         self._silent_s = self._step_s = 0.0
         self._to_server, self._to_engine = _Direction(), _Direction()
         self.is_step_endless = False
-        """Why it was given up: not for its silence, nor for a frame."""
+        """Whether `look` gave the engine up because a step ran too long."""
 
     def look(self, pulse: Pulse | None, now: float, traffic: Traffic) -> str | None:
-        """Why the engine has to be replaced, or None. To be called every tick.
+        """Why the engine must be replaced, or None. Call it every tick.
 
-        `traffic`: of the server's end of the wire.
+        `traffic`: counters of the server's end of the wire.
         """
         passed_s, self._now = min(now - self._now, _MAX_TICK_S), now
         self._silent_s += passed_s
@@ -58,11 +58,11 @@ class Watchdog:
         return self._lost(pulse, traffic, min(passed_s, TICK_S) if has_run else 0.0, is_same_step)
 
     def _lost(self, pulse: Pulse, traffic: Traffic, run_s: float, is_same_step: bool) -> str | None:
-        """What was lost, or None. `run_s`: in which both sides ran since the last look."""
+        """The frame that was lost, in words, or None. `run_s`: seconds since the last look in which both sides ran."""
         awaited_s = run_s if traffic.is_awaited else 0.0
         if self._to_server.is_lost(pulse.num_frames_sent, traffic.num_received, awaited_s):
             return f"has sent frame {traffic.num_received}, which never came"
-        # It reads between two steps, once it serves.
+        # A serving engine reads between two steps.
         awaited_s = run_s if pulse.phase is EnginePhase.SERVING and not is_same_step else 0.0
         if self._to_engine.is_lost(traffic.num_sent, pulse.num_frames_received, awaited_s):
             return f"was sent frame {pulse.num_frames_received}, which it has never seen"
@@ -77,7 +77,7 @@ class _Direction:
         self._late_s = 0.0
 
     def is_lost(self, num_sent: int, num_received: int, awaited_s: float) -> bool:
-        """Whether a frame was sent and does not come. `awaited_s`: for so long it would have been seen."""
+        """Whether a frame was sent and does not come. `awaited_s`: seconds more in which it should have come."""
         if num_received >= num_sent or num_received != self._num_received:
             self._num_received, self._late_s = num_received, 0.0
         else:

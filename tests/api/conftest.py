@@ -205,9 +205,7 @@ class ScriptedRouter:
         """The next choices, in order; the last script serves all that follow."""
         self.scripts = list(scripts)
 
-    def check_queue(
-        self, tenant: str, num_tokens: int, ttft_target_s: float | None = None, num_choices: int = 1
-    ) -> None:
+    def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
         """There is always room."""
 
     def submit_choices(

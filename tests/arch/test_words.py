@@ -18,6 +18,8 @@ PLAIN = (
     "server/cli.py",
     "server/commands",
     "server/config",
+    "server/dispatch",
+    "server/supervision",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
     "engine/layers",
