@@ -72,9 +72,10 @@ class _Waiting:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds that a request arriving now would wait; None if that is not known, or nothing is ahead."""
-        if not self.num_requests or len(self.gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
+        gaps_s = tuple(self.gaps_s)  # a copy, so that another thread may ask while the event loop adds and clears
+        if not self.num_requests or len(gaps_s) < _LEAST_GAPS or now - self.paced_s > _PACE_HOLDS_S:
             return None
-        return (self.num_requests + 1) * sum(self.gaps_s) / len(self.gaps_s)
+        return (self.num_requests + 1) * sum(gaps_s) / len(gaps_s)
 
 
 class Backlog:
