@@ -1,7 +1,7 @@
-"""Which keys are known now: those of the settings and those of the keys file, which is read again when it changes.
+"""Holds the valid keys: those of the settings and those of the keys file, which it reads again when the file changes.
 
-A file that cannot be read whole changes nothing: the old keys stay, and log and metric say so. Nor does one that cannot
-be reached, as on a network mount that hangs: the log and the age of the keys say so. Knows no HTTP.
+If the file is malformed or cannot be reached (a network mount hangs), the old keys stay valid. The log and the metrics
+then say so. This file knows no HTTP.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ logger = logging.getLogger("inferd.keys")
 T = TypeVar("T")
 
 LOOK_S = 1.0
-"""Between two looks at the file; where a volume swaps symbolic links, the inode behind them changes."""
+"""Seconds between two checks of the file. If a volume swaps symbolic links, the inode behind them changes."""
 
 OVERDUE_S = 10.0
-"""A look at the file that takes longer is reported."""
+"""Seconds after which a check of the file that has not ended is reported."""
 
 _Mark = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who a key belongs to."""
+    """The holder of a key."""
 
     digest: bytes
     tenant: str
-    """What its prefixes, stored responses and fair share are kept under."""
+    """Id under which cached prefixes, stored responses and the fair share are kept."""
     weight: float = 1.0
     account: KeyAccount | None = None
-    """None: no quota."""
+    """Use of the key's quota; None for keys without one."""
     is_admin: bool = False
 
 
 class Keyring:
-    """Belongs to the event loop; the file is read on a thread."""
+    """All valid keys. It belongs to the event loop, and reads the file on a thread."""
 
     def __init__(
         self,
@@ -59,23 +59,24 @@ class Keyring:
         on_read: Callable[[int, bool], None] = lambda num_keys, is_good: None,
         on_age: Callable[[float], None] = lambda age_s: None,
     ) -> None:
-        """`on_read`: told of each reading of the file, with the keys now known from it. `on_age`: told at each look how
-        many seconds ago the keys in force were last seen to be the file's. Raises `ConfigError`.
+        """`on_read` is called after each reading of the file, with the number of its keys that are now valid and
+        whether the reading succeeded. `on_age` is called at each check, with the seconds since the valid keys were last
+        found to match the file. Raises `ConfigError`.
         """
         self._path, self._on_read, self._on_age = path, on_read, on_age
         self._known_s = time.monotonic()
-        """When the keys in force were last seen to be those of the file."""
+        """When the valid keys were last found to match the file."""
         self._fixed = {digest: Holder(digest, tenant_id(digest)) for digest in map(digest_of, keys)}
         self._fixed |= {
             digest: Holder(digest, tenant_id(digest), is_admin=True) for digest in map(digest_of, admin_keys)
         }
         self._from_file: Mapping[bytes, Holder] = {}
         self._mark: _Mark | None = None
-        """Version of the file at the last look."""
+        """Version of the file at the last check."""
         self._known_mark: _Mark | None = None
-        """Version of the file whose keys are in force."""
+        """Version of the file that holds the valid keys."""
         self._complaint = ""
-        """What was wrong with the file when it was last read."""
+        """Error of the last reading of the file; empty if there was none."""
         if path is not None:
             self._mark = self._known_mark = _mark_of(path)
             self._replace(read_keys(path))
@@ -86,29 +87,29 @@ class Keyring:
 
     @property
     def is_open(self) -> bool:
-        """Whether callers need no key; an admin's alone closes nothing but the admin routes."""
+        """Whether clients need no key. An admin key alone protects nothing but the admin routes."""
         return self._path is None and all(holder.is_admin for holder in self._fixed.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no key at all."""
+        """Whether there is neither a client's nor an admin's key."""
         return self._path is None and not self._fixed
 
     def find(self, key: str) -> Holder | None:
-        """Whose key it is. The table is asked by the key's digest, of which a caller cannot choose a digit, so that
-        what looking it up takes says nothing about a key; digests are then compared whole and in constant time."""
+        """The holder of a key. The lookup is by digest, whose digits a caller cannot choose, so that its duration says
+        nothing about a key. Digests are then compared in constant time."""
         digest = digest_of(key)
         holder = self._fixed.get(digest) or self._from_file.get(digest)
         return holder if holder is not None and hmac.compare_digest(holder.digest, digest) else None
 
     async def watch(self, look_s: float = LOOK_S) -> None:
-        """Read the file again whenever it changes, until cancelled."""
+        """Read the file again whenever it changes, until this task is cancelled."""
         while self._path is not None:
             await asyncio.sleep(look_s)
             await self.look()
 
     async def look(self, tick_s: float = LOOK_S) -> None:
-        """Read the file if it is another one than last time. Reports the age of the keys every `tick_s` meanwhile."""
+        """Read the file if it changed since the last check. Reports the age of the keys every `tick_s` meanwhile."""
         assert self._path is not None, "there is no keys file"
         began_s, is_overdue = time.monotonic(), False
         reading = _in_daemon_thread(partial(_read_if_changed, self._path, self._mark))
@@ -117,7 +118,7 @@ class Keyring:
             if not is_overdue and time.monotonic() - began_s > OVERDUE_S:
                 is_overdue = True
                 logger.error(
-                    "reading the keys file %s hangs: its changes, such as a revoked key, take effect afterwards",
+                    "reading the keys file %s hangs: changes, such as revoked keys, take effect only when it is read",
                     self._path,
                 )
         if is_overdue:
@@ -135,14 +136,14 @@ class Keyring:
         self._on_age(time.monotonic() - self._known_s)
 
     def _complain(self, mark: _Mark | None, error: Exception) -> None:
-        """Report once what is wrong. A malformed file is read again when it changes, an unreadable one at each look."""
+        """Log a new error once. A malformed file is read again when it changes, an unreadable one at each check."""
         if not isinstance(error.__cause__, OSError):
             self._mark = mark
         if str(error) == self._complaint:
             return
         self._complaint = str(error)
         logger.error(
-            "%s; the %d keys read before stay in force",
+            "%s; the %d keys that were read before stay valid",
             error,
             len(self._from_file),
             exc_info=None if isinstance(error, ConfigError) else error,
@@ -150,7 +151,7 @@ class Keyring:
         self._on_read(len(self._from_file), False)
 
     def _replace(self, entries: Iterable[KeyEntry]) -> None:
-        """All at once; a key that stays keeps what it used of its quota."""
+        """Replace all keys of the file at once. A key that stays keeps its use of the quota."""
         self._from_file = {entry.digest: self._holder(entry) for entry in entries}
         self._on_read(len(self._from_file), True)
 
@@ -166,7 +167,7 @@ class Keyring:
 
 
 def _read_if_changed(path: Path, mark: _Mark | None) -> tuple[_Mark | None, tuple[KeyEntry, ...] | Exception | None]:
-    """(what tells its version, its entries or what is wrong with it); None: it is the version of `mark`."""
+    """(version of the file, its entries or its error). The second is None if the version is still `mark`."""
     found = _mark_of(path)
     if found == mark:
         return found, None
@@ -177,7 +178,7 @@ def _read_if_changed(path: Path, mark: _Mark | None) -> tuple[_Mark | None, tupl
 
 
 def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """As `asyncio.to_thread`, but a thread that never ends keeps neither the loop nor the process from ending.
+    """Like `asyncio.to_thread`, but a thread that never ends does not keep the loop or the process from ending.
 
     `work` raises nothing.
     """
@@ -198,7 +199,7 @@ def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _mark_of(path: Path) -> _Mark | None:
-    """What tells one version of a file from another; None: it is not there."""
+    """The version of a file, by inode, time and size; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

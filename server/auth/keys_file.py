@@ -1,8 +1,8 @@
-"""The keys file: who may call, for which tenant, and how much. Reads it, checks all of it, and makes new entries.
+"""The keys file, which lists keys with their tenants and quotas. Reads and checks it, and makes new entries.
 
-A key stands there as its SHA-256 alone. That is enough because keys are 256 random bits: no list of likely keys can be
-tried against the digest, which is what slow hashes of passwords are for, and a slow hash would be paid at each request.
-Knows no requests and no clock.
+The file holds only the SHA-256 of a key. A slow hash, as for passwords, would protect against lists of likely keys, and
+each request would pay for it. Keys are 256 random bits, so there is no such list. This file knows no requests and no
+clock.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from inferd.server.config.regular_file import read_regular
 KEY_PREFIX = "sk-inferd-"
 _KEY_BYTES = 32
 MAX_FILE_BYTES = 4 * 2**20
-"""Some 20,000 keys."""
+"""Maximum size of the file: about 20,000 keys."""
 _MAX_SHOWN = 5
-"""Problems of a file that its refusal names."""
+"""Maximum number of problems that a refusal of the file names."""
 
 
 def _is_digest(text: str) -> str:
     if len(text) != 64 or set(text.lower()) - set("0123456789abcdef"):
-        raise ValueError("must be the 64 hexadecimal digits of a key's SHA-256; `inferd keys new` makes an entry")
+        raise ValueError("must be the 64 hexadecimal digits of a key's SHA-256; `inferd keys new` makes such an entry")
     return text.lower()
 
 
@@ -49,22 +49,23 @@ _Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class KeyEntry(BaseModel):
-    """One key. Quotas are of the key; None: no bound."""
+    """One key with its quota. None means unlimited."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     sha256: Annotated[str, AfterValidator(_is_digest)]
-    """Of the key, in hexadecimal."""
+    """SHA-256 of the key, in hexadecimal."""
     name: _Name
-    """What logs call it."""
+    """Name of the key in logs."""
     tenant: _Name | None = None
-    """Keys of one tenant share cached prefixes, stored responses and one fair share; None: the key is alone."""
+    """Tenant of the key. Keys of one tenant share cached prefixes, stored responses and a fair share; None: no other
+    key shares them."""
     weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 1.0
-    """Of the tenant's fair share, where others want the machine too."""
+    """Weight of the tenant's fair share, which counts when other tenants wait too."""
     concurrent_requests: _Limit | None = None
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
-    """Of prompts and answers together."""
+    """Maximum number of tokens per minute, prompts and answers together."""
 
     @property
     def digest(self) -> bytes:
@@ -72,7 +73,7 @@ class KeyEntry(BaseModel):
 
     @property
     def tenant_id(self) -> str:
-        """What keeps its prefixes apart from others': never a name that another key's digest could be."""
+        """Id that separates this tenant's prefixes from others'. No named tenant's id equals that of a lone key."""
         return tenant_id(self.digest) if self.tenant is None else "tenant-" + _hex(self.tenant.encode())
 
 
@@ -83,12 +84,12 @@ class _KeysFile(BaseModel):
 
 
 def digest_of(key: str) -> bytes:
-    """What a key is known by."""
+    """The digest by which a key is stored and found."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 def tenant_id(digest: bytes) -> str:
-    """Of a key that is a tenant of its own."""
+    """The id of a key that is a tenant of its own."""
     return digest.hex()[:32]
 
 
@@ -97,7 +98,7 @@ def _hex(data: bytes) -> str:
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
-    """All entries of a file, YAML or JSON. Raises `ConfigError`, with every problem up to a few, and no digest."""
+    """All entries of a YAML or JSON file. Raises `ConfigError`, which names the first problems and no digest."""
     return parse_keys(_read(path), path)
 
 
@@ -109,31 +110,31 @@ def _read(path: Path) -> bytes:
 
 
 def parse_keys(data: bytes, path: Path) -> tuple[KeyEntry, ...]:
-    """Raises `ConfigError`; `path` is for its text alone."""
+    """Parse a file's content. Raises `ConfigError`; only its text uses `path`."""
     try:
         entries = _KeysFile.model_validate(_Loader(data.decode("utf-8")).get_single_data()).keys
     except UnicodeDecodeError as error:
         raise ConfigError(f"the keys file {path} is not UTF-8 at byte {error.start}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark is not None else "its start"
-        raise ConfigError(f"the keys file {path}, {where}: {getattr(error, 'problem', error)}") from error
+        place = f"line {mark.line + 1}" if mark is not None else "its start"
+        raise ConfigError(f"the keys file {path}, {place}: {getattr(error, 'problem', error)}") from error
     except (ValidationError, RecursionError) as error:
         raise ConfigError(f"the keys file {path}: {_problems(error)}") from error
     except (ArithmeticError, AttributeError, LookupError, ValueError) as error:
-        # Of YAML's own types: a name such as 2024-02-30 is a date to it, and no such day.
-        raise ConfigError(f"the keys file {path} holds a value that cannot be read; quote it") from error
+        # YAML's own types raise these: it reads a name such as 2024-02-30 as a date, and that day does not exist.
+        raise ConfigError(f"the keys file {path} holds a value that YAML cannot read; put it in quotes") from error
     _check_apart(entries, path)
     return tuple(entries)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, without anchors that grow, and without a key that stands twice and would win in silence."""
+    """YAML's safe loader, which also refuses aliases (they can grow without bound) and repeated keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases are not read here", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed here", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -149,7 +150,7 @@ _TOLD = {
     "missing": "the entry needs this field",
     "extra_forbidden": f"there is no such field; an entry may have {', '.join(KeyEntry.model_fields)}",
 }
-"""By pydantic's type of error, what is said in place of its message."""
+"""Pydantic's type of error -> the text that replaces its message."""
 
 
 def _problems(error: ValidationError | RecursionError) -> str:
@@ -157,17 +158,17 @@ def _problems(error: ValidationError | RecursionError) -> str:
         return "it is nested too deeply"
     texts = []
     for detail in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in detail["loc"])
-        if where in ("", "keys"):
+        place = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in detail["loc"])
+        if place in ("", "keys"):
             return "expected `keys:` and a list of entries, as `inferd keys new` makes them"
         told = _TOLD.get(detail["type"], detail["msg"].removeprefix("Value error, "))
-        texts.append(f"{where}: {told}")
+        texts.append(f"{place}: {told}")
     more = f"; and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return "; ".join(texts[:_MAX_SHOWN]) + more
 
 
 def _check_apart(entries: Iterable[KeyEntry], path: Path) -> None:
-    """Raises `ConfigError` where one key, or one name, is two entries, or a tenant has two weights."""
+    """Raises `ConfigError` if two entries have the same key or name, or if a tenant has two weights."""
     digests: dict[str, str] = {}
     names: set[str] = set()
     weights: dict[str, float] = {}
@@ -176,43 +177,43 @@ def _check_apart(entries: Iterable[KeyEntry], path: Path) -> None:
             raise ConfigError(f"the keys file {path}: {digests[entry.sha256]!r} and {entry.name!r} are the same key")
         if entry.name in names:
             raise ConfigError(
-                f"the keys file {path}: two keys have the name {entry.name!r}, and logs could not tell them: choose "
-                "another name, or remove one of them"
+                f"the keys file {path}: two keys have the name {entry.name!r}, so logs could not distinguish them: "
+                "choose another name, or remove one of them"
             )
         if entry.tenant is not None and weights.setdefault(entry.tenant, entry.weight) != entry.weight:
             raise ConfigError(
                 f"the keys file {path}: the keys of tenant {entry.tenant!r} have weights {weights[entry.tenant]:g} and "
-                f"{entry.weight:g}; a tenant has one"
+                f"{entry.weight:g}; give them one weight"
             )
         digests[entry.sha256] = entry.name
         names.add(entry.name)
 
 
 def new_key() -> str:
-    """256 random bits, in letters that no shell and no header needs quotes for."""
+    """A key of 256 random bits. Its characters need no quotes in a shell or a header."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def entry_of(**fields: object) -> KeyEntry:
-    """Raises `ConfigError` for what no entry may say."""
+    """Make an entry. Raises `ConfigError` if a field breaks a rule."""
     try:
         return KeyEntry.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(f"no such key can be made: {_problems(error)}") from error
+        raise ConfigError(f"this key cannot be made: {_problems(error)}") from error
 
 
 def entry_text(entry: KeyEntry) -> str:
-    """An item of the list, in YAML."""
+    """The entry as an item of a YAML list."""
     fields = entry.model_dump(exclude_defaults=True)
-    # As JSON writes it: a name such as `yes`, and a digest of digits alone, must stay texts.
+    # Values are written as in JSON: a name such as `yes`, and a digest of digits alone, must stay texts.
     lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
     return "  - " + "\n    ".join(lines) + "\n"
 
 
 def append_entry(path: Path, entry: KeyEntry) -> None:
-    """Write the file anew with one entry more, at once: who reads it meanwhile sees the old or the new one.
+    """Write the file again with one more entry. A reader sees either the old file or the new one.
 
-    Two at once wait for each other. Raises `ConfigError` where the file, or what it would become, is none.
+    Two writers wait for each other. Raises `ConfigError` if the file is invalid, or would be with the entry.
     """
     try:
         path = path.resolve()
@@ -224,13 +225,13 @@ def append_entry(path: Path, entry: KeyEntry) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Of the directory, as the file in it is another one after each change, and is not there before the first."""
+    """Lock the directory. The file cannot be locked: each change replaces it, and at first it does not exist."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise ConfigError(f"cannot add to a keys file in {directory}: {error.strerror or error}") from error
     try:
-        with contextlib.suppress(OSError):  # some network file systems lock no directories
+        with contextlib.suppress(OSError):  # some network file systems cannot lock directories
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

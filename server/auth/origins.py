@@ -1,8 +1,8 @@
-"""Which web pages may talk to this server, and by which names a server without keys may be asked.
+"""Refuses requests of web pages that may not call this server.
 
-A browser reaches a loopback address for whatever page is open. If the server asks for a key, that page has none. If
-not, two headers that no page can change give it away: `Origin` names the page, and `Host` is the page's own name if
-its DNS answers with a loopback address (DNS rebinding). Knows no routes and no keys.
+Any page that is open in a browser can send requests to a loopback address. If the server requires a key, the page has
+none. Otherwise two headers reveal the page, because it cannot change them: `Origin` names it, and `Host` holds the
+page's own name if its DNS answers with a loopback address (DNS rebinding). This file knows no routes and no keys.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _AUTHORITY = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@\s]+))(?::\d*)?")
 
 
 class Origins:
-    """Refuses requests of web pages that the operator did not list, in every shape that has an effect."""
+    """Refuses requests of web pages that the operator did not list, preflights included."""
 
     def __init__(
         self, app: ASGIApp, allowed_origins: Collection[str], allowed_hosts: Collection[str] | None, *, asks_keys: bool
     ) -> None:
-        """`allowed_hosts`: names besides those of the loopback; None: the server may be asked by any name."""
+        """`allowed_hosts`: names that `Host` may hold besides those of the loopback; None allows any."""
         self._app, self._origins, self._hosts = app, allowed_origins, allowed_hosts
         self._asks_keys = asks_keys
 
@@ -54,19 +54,19 @@ class Origins:
     def _is_known(self, host: str) -> bool:
         assert self._hosts is not None
         name = host_name(host)
-        # HTTP/1.0 has none; browsers always send one.
+        # HTTP/1.0 needs no Host, but browsers always send one.
         return not name or is_loopback_name(name) or name in self._hosts or ANY in self._hosts
 
 
 def host_name(host: str) -> str:
-    """The name or address in a `Host` header or an origin's authority, without its port; all of what is neither."""
+    """The name or address of a `Host` header or an origin, without its port. Malformed text is returned unchanged."""
     host = host.strip().lower()
     match = _AUTHORITY.fullmatch(host)
     return host if match is None else (match[1] or match[2]).removesuffix(".")
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether only this machine is meant. No DNS answers for names below localhost (RFC 6761)."""
+    """Whether the name stands for this machine. No DNS answers for names below localhost (RFC 6761)."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -76,7 +76,7 @@ def is_loopback_name(name: str) -> bool:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether a page is this server's own, or one that this machine serves."""
+    """Whether the page comes from this server, or from another server on this machine."""
     scheme, _, authority = origin.partition("://")
     return scheme in ("http", "https") and (authority == host.lower() or is_loopback_name(host_name(authority)))
 
@@ -84,8 +84,8 @@ def _is_own(origin: str, host: str) -> bool:
 def _unknown_host(host: str) -> RequestError:
     shown = errors.shown(host)
     message = (
-        f"The header 'Host' is '{shown}', but a server without keys answers only to names of this machine, such as "
-        "localhost. If a proxy passes this name on, start the server with --allowed-hosts and the name, or with keys."
+        f"The header 'Host' is '{shown}', but a server without keys accepts only names of this machine, such as "
+        "localhost. If a proxy forwards this name, start the server with --allowed-hosts and the name, or with keys."
     )
     return RequestError("origin_not_allowed", message)
 

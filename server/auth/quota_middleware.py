@@ -1,7 +1,7 @@
-"""Lets a request on as far as its key's quota goes, and tells every caller with a quota what is left of it.
+"""Middleware that counts requests toward the quota of their key, and tells clients how much of it is left.
 
-Pure ASGI, behind `middleware.Keys`, which says whose the key is; before the body is read, so that a refusal costs
-nothing. Knows the quotas of keys and no queue.
+It is pure ASGI. It runs after `middleware.Keys`, which finds the key's holder, and before the body is read, so that a
+refusal is cheap. It knows the quotas of keys and no queue.
 """
 
 from __future__ import annotations

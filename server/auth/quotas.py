@@ -1,7 +1,7 @@
-"""What one key may ask for: requests at a time, requests a minute, tokens a minute. Refusals, and OpenAI's headers.
+"""Quotas of a key: concurrent requests, requests per minute and tokens per minute, with OpenAI's rate limit headers.
 
-A minute's bound is a bucket that holds as much and fills evenly. A prompt is taken from it before the request goes on,
-an answer as it ends, so that what runs at a time is the most that is ever owed. Belongs to the event loop.
+A limit per minute is a token bucket of that size, which fills evenly. A prompt is charged before its request goes on,
+an answer when it ends. A bucket's debt is therefore at most the answers that run. It all belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATE_LIMIT_HEADERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """None: no bound."""
+    """Limits of a key. None means unlimited."""
 
     concurrent_requests: int | None = None
     requests_per_minute: int | None = None
@@ -30,39 +30,35 @@ class Quota:
 
 
 class Account(Protocol):
-    """Who pays for a request."""
+    """The account that a request is charged to."""
 
     def take(self, num_tokens: int) -> None:
-        """Pay for prompts. Raises `RequestError` where they cannot be paid for now."""
+        """Charge prompt tokens. Raises `RequestError` if the quota does not cover them now."""
         ...
 
     def owe(self, num_tokens: int) -> None:
-        """Pay for an answer; a negative number gives back what was taken."""
+        """Charge the tokens of an answer. A negative number gives tokens back."""
         ...
 
     def stay(self) -> None:
-        """What was let in goes on behind the answer to its request; `leave` when it is over."""
+        """Count one more running request, which goes on after its HTTP answer. It ends with `leave`."""
         ...
 
     def leave(self) -> None:
-        """A request is over."""
+        """A running request ended."""
         ...
 
 
 class Unlimited:
-    """An account without bounds."""
+    """An account without a quota, which counts nothing and refuses nothing."""
 
-    def take(self, num_tokens: int) -> None:
-        """Never refuses."""
+    def take(self, num_tokens: int) -> None: ...
 
-    def owe(self, num_tokens: int) -> None:
-        """Nothing is kept."""
+    def owe(self, num_tokens: int) -> None: ...
 
-    def stay(self) -> None:
-        """Any number may."""
+    def stay(self) -> None: ...
 
-    def leave(self) -> None:
-        """Nothing is counted."""
+    def leave(self) -> None: ...
 
 
 UNLIMITED = Unlimited()
@@ -70,26 +66,26 @@ UNLIMITED = Unlimited()
 
 @dataclass(slots=True)
 class _Bucket:
-    """`limit` a minute, filled evenly; may be owed to."""
+    """A token bucket that fills evenly with `limit` per minute. Its level may be negative."""
 
     limit: int
     level: float
     at_s: float
 
     def fill(self, now: float) -> float:
-        """What is in it at `now`."""
+        """Fill the bucket up to `now`. Returns its level."""
         self.level = min(float(self.limit), self.level + (now - self.at_s) * self.limit / _MINUTE_S)
         self.at_s = now
         return self.level
 
     def resize(self, limit: int, now: float) -> None:
-        """Another bound: the same part of it is left, and fills in the same time."""
+        """Change the limit. The same share of it is left, and fills in the same time."""
         self.fill(now)
         self.level = self.level * limit / self.limit
         self.limit = limit
 
     def seconds_to(self, level: float) -> float:
-        """Until it holds so much."""
+        """Seconds until the bucket holds `level`."""
         return max(0.0, (level - self.level) * _MINUTE_S / self.limit)
 
 
@@ -102,22 +98,25 @@ class KeyAccount:
         self._requests: _Bucket | None = None
         self._tokens: _Bucket | None = None
         self.num_active = 0
-        """Requests that were let in and are not over."""
+        """Number of requests that entered and have not left."""
         self.apply(quota)
 
     def apply(self, quota: Quota) -> None:
-        """Go by another quota from now on."""
+        """Use this quota from now on."""
         now = self._clock()
         self._concurrent = quota.concurrent_requests
         self._requests = _resized(self._requests, quota.requests_per_minute, now)
         self._tokens = _resized(self._tokens, quota.tokens_per_minute, now)
 
     def enter(self) -> None:
-        """A request begins; `leave` when it is over. Raises `RequestError` where it may not."""
+        """Count a request that begins. It ends with `leave`. Raises `RequestError` if the quota does not allow it."""
         now = self._clock()
         if self._concurrent is not None and self.num_active >= self._concurrent:
-            message = f"This key has {self.num_active} requests running, the most that it may have at a time."
-            raise RequestError("slow_down", f"{message} Wait for one to end.")
+            message = (
+                f"This key has {self.num_active} requests running, and its quota allows {self._concurrent} at the same "
+                "time. Wait until one ends."
+            )
+            raise RequestError("slow_down", message)
         tokens, requests = self._tokens, self._requests
         if tokens is not None and tokens.fill(now) < 1.0:
             raise _refusal("tokens", tokens, tokens.seconds_to(1.0))
@@ -140,8 +139,8 @@ class KeyAccount:
             return
         if num_tokens > tokens.limit:
             message = (
-                f"The prompt has {num_tokens} tokens, and this key may use {tokens.limit} a minute: it never fits. "
-                "Send a shorter one, or ask for a larger quota."
+                f"The prompt has {num_tokens} tokens, but the quota of this key is {tokens.limit} per minute, so it "
+                "will never fit. Send a shorter prompt, or ask for a larger quota."
             )
             raise RequestError("rate_limit_exceeded", message, retry_after_s=_MINUTE_S)
         if tokens.fill(self._clock()) < num_tokens:
@@ -154,7 +153,7 @@ class KeyAccount:
             self._tokens.level -= num_tokens
 
     def headers(self) -> dict[str, str]:
-        """`x-ratelimit-*` as OpenAI writes them; only of what is bounded."""
+        """OpenAI's headers `x-ratelimit-*`, for the limits that the key has."""
         now = self._clock()
         made: dict[str, str] = {}
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
@@ -167,7 +166,7 @@ class KeyAccount:
 
 
 def duration_text(seconds: float) -> str:
-    """As OpenAI writes one: "20ms", "1s", "6m0s", "1h2m3s"; rounded up, so that who waits for it is not early."""
+    """A duration as OpenAI writes it: "20ms", "1s", "6m0s", "1h2m3s". Rounded up, so that a client is not early."""
     if seconds < 1.0:
         return f"{math.ceil(seconds * 1e3)}ms"
     whole = math.ceil(seconds)

@@ -15,6 +15,7 @@ PLAIN = (
     *(f"docs/{path.name}" for path in files("docs") if path.name != "api.md" and path.suffix == ".md"),
     "docs/assets",
     "docs/hooks.py",
+    "server/auth",
     "server/cli.py",
     "server/commands",
     "server/config",

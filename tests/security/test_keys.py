@@ -75,15 +75,15 @@ _DIGEST = digest_of(ONE).hex()
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    requests_per_minute: -1\n", "keys.1.requests_per_minute"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    tokens_per_minute: 1.5\n", "keys.1.tokens_per_minute"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: a\n    name: b\n", "'name' appears twice"),
-        (f"keys:\n  - &a {{sha256: {_DIGEST}, name: a}}\n  - *a\n", "aliases are not read"),
+        (f"keys:\n  - &a {{sha256: {_DIGEST}, name: a}}\n  - *a\n", "aliases are not allowed"),
         (f"keys:\n  - {{sha256: {_DIGEST}, name: a}}\n  - {{sha256: {_DIGEST}, name: b}}\n", "are the same key"),
         (
             f"keys:\n  - {{sha256: {_DIGEST}, name: a}}\n  - {{sha256: {'f' * 64}, name: a}}\n",
             "two keys have the name",
         ),
         ("keys: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
-        (f"keys:\n  - sha256: {_DIGEST}\n    name: 2024-02-30\n", "a value that cannot be read; quote it"),
-        (f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n", "a value that cannot be read; quote it"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: 2024-02-30\n", "a value that YAML cannot read; put it in quotes"),
+        (f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n", "a value that YAML cannot read; put it in quotes"),
         ("keys: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_bad_file_ends_the_start_before_anything_is_loaded(tmp_path: Path) -> 
 
 def test_a_tenant_has_one_weight(tmp_path: Path) -> None:
     entries = (entry(ONE, tenant="t", weight=2.0), entry(TWO, tenant="t", weight=3.0))
-    with pytest.raises(ConfigError, match="weights 2 and 3; a tenant has one"):
+    with pytest.raises(ConfigError, match="weights 2 and 3; give them one weight"):
         read_keys(written(tmp_path / "keys", *entries))
 
 
@@ -177,7 +177,7 @@ def test_a_change_is_taken_whole_and_a_bad_one_not_at_all(tmp_path: Path, caplog
         for _ in range(3):
             asyncio.run(keyring.look())
     assert keyring.find(TWO) and not keyring.find(ONE)
-    assert [record.getMessage().endswith("the 1 keys read before stay in force") for record in caplog.records] == [True]
+    assert [record.getMessage().endswith("the 1 keys that were read before stay valid") for record in caplog.records] == [True]
     path.unlink()
     for _ in range(2):
         asyncio.run(keyring.look())
@@ -435,7 +435,7 @@ def test_a_bucket_fills_evenly_and_says_when() -> None:
 def test_tokens_are_taken_before_and_owed_after() -> None:
     clock = Clock()
     account = KeyAccount(Quota(tokens_per_minute=600), clock)
-    with pytest.raises(RequestError, match="it never fits"):
+    with pytest.raises(RequestError, match="it will never fit"):
         account.take(601)
     account.take(500)
     with pytest.raises(RequestError, match=r"limit 600, remaining 100\. Please try again in 10s"):

@@ -68,7 +68,7 @@ def test_a_prompt_is_paid_for_before_and_an_answer_after() -> None:
     key.account.take(60)
     error = key.refusal(61)
     assert (error.code, error.retry_after_s) == ("rate_limit_exceeded", 60.0)
-    assert "has 61 tokens, and this key may use 60 a minute: it never fits" in str(error)
+    assert "has 61 tokens, but the quota of this key is 60 per minute, so it will never fit" in str(error)
 
 
 def test_another_quota_leaves_the_same_part() -> None:
