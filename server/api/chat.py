@@ -37,7 +37,7 @@ class ChatApi:
         body = await read_body(request, service, ChatRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, body.wire.n or 1)
-        taken = await while_asked(request, caller.deadline_s, service.intake.chat(body.wire, caller))
+        taken = await while_asked(request, caller.deadline, service.intake.chat(body.wire, caller))
         service.metrics.request_arrived("chat")
         return await respond(request, service, taken, shape, ChatRendering(service, taken, shape), body.headers)
 

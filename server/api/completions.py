@@ -42,7 +42,7 @@ class CompletionsApi:
         body = await read_body(request, service, CompletionRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, len(body.wire.prompt) * (body.wire.n or 1))
-        taken = await while_asked(request, caller.deadline_s, service.intake.completion(body.wire, caller))
+        taken = await while_asked(request, caller.deadline, service.intake.completion(body.wire, caller))
         service.metrics.request_arrived("completions")
         return await respond(request, service, taken, shape, TextRendering(service, taken, shape), body.headers)
 

@@ -35,9 +35,9 @@ class EmbeddingsApi:
         # The engine is given its inputs as others leave it room: one place in the queue is enough to begin.
         caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
-        taken = await while_asked(request, caller.deadline_s, self._intake.take(body.wire, caller, hidden_size))
+        taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size))
         service.metrics.request_arrived("embeddings")
-        vectors = await while_asked(request, caller.deadline_s, embed(service.router, taken))
+        vectors = await while_asked(request, caller.deadline, embed(service.router, taken))
         is_base64 = body.wire.encoding_format == "base64"
         data = await service.lanes.run(
             lambda: written(name, vectors, taken.num_tokens, is_base64=is_base64),

@@ -42,7 +42,7 @@ class RenderApi:
         body = await read_body(request, service, kind)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request, body.wire.timeout)
-        taken = await while_asked(request, caller.deadline_s, take(body.wire, caller))
+        taken = await while_asked(request, caller.deadline, take(body.wire, caller))
         data = await self._written(taken, is_list=is_list)
         return Response(data, headers=dict(body.headers), media_type="application/json")
 

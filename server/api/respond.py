@@ -22,7 +22,7 @@ from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
 from inferd.server.errors import table as errors
-from inferd.server.generate.deadline import until, within
+from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller
 from inferd.server.generate.ports import Router
@@ -90,25 +90,24 @@ def admit(
 def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
     """`timeout_s`: the request's own field. Raises `RequestError` if a header is no valid timeout or target."""
     arrival_s = request.state.arrival_s
-    limit_s = timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER))
-    deadline_s = None if limit_s is None else arrival_s + limit_s
+    deadline = Deadline.after(arrival_s, timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER)))
     targets = targets_of(request.headers)
     holder: Holder | None = request.state.holder
     return Caller(
         tenant=request.state.tenant,
         arrival_s=arrival_s,
-        deadline_s=deadline_s,
+        deadline=deadline,
         targets=targets,
         weight=1.0 if holder is None else holder.weight,
         account=UNLIMITED if holder is None or holder.account is None else holder.account,
     )
 
 
-async def while_asked(request: Request, deadline_s: float | None, work: Awaitable[T]) -> T:
+async def while_asked(request: Request, deadline: Deadline | None, work: Awaitable[T]) -> T:
     """What `work` gives. Ends it and raises `ClientGoneError` where the client goes first, and `RequestError` at the
     deadline (None: there is none). Only once the body has been read.
     """
-    return await sse.unless_disconnected(request.receive, within(deadline_s, work))
+    return await sse.unless_disconnected(request.receive, within(deadline, work))
 
 
 def check_ready(router: Router) -> None:
@@ -144,7 +143,7 @@ async def respond(
     """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
     headers = warned(headers, taken.warnings)
     streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
-    events = until(taken.deadline_s, streams.events())
+    events = until(taken.deadline, streams.events())
 
     def extra() -> Json:
         return {"metrics": streams.metrics()} if shape.include_metrics else {}

@@ -1,6 +1,6 @@
-"""The moment by which an answer must be complete: what goes on past it is ended, whoever waits.
+"""Deadlines of answers: work that is not done in time is cancelled, and its request gets an error.
 
-Moments are of `time.monotonic`, so that setting the wall clock ends nothing early.
+Times are of `time.monotonic`, so that a change of the wall clock ends nothing early.
 """
 
 from __future__ import annotations
@@ -8,18 +8,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from inferd.engine.api.errors import RequestError
 
 T = TypeVar("T")
 
 
-async def within(deadline_s: float | None, work: Awaitable[T]) -> T:
-    """What `work` gives. Cancels it and raises `RequestError` at the deadline; None: there is none."""
-    if deadline_s is None:
+class Deadline(NamedTuple):
+    """The time at which an answer must be complete."""
+
+    at_s: float
+    timeout_s: float
+    """The request's timeout, which the error names."""
+
+    @classmethod
+    def after(cls, arrival_s: float, timeout_s: float | None) -> Deadline | None:
+        """The deadline of a request; None if it has no timeout."""
+        return None if timeout_s is None else cls(arrival_s + timeout_s, timeout_s)
+
+
+async def within(deadline: Deadline | None, work: Awaitable[T]) -> T:
+    """The result of `work`. At the deadline, cancels `work` and raises `RequestError`. None waits without end."""
+    if deadline is None:
         return await work
-    limit = asyncio.timeout(deadline_s - time.monotonic())
+    limit = asyncio.timeout(deadline.at_s - time.monotonic())
     try:
         async with limit:
             return await work
@@ -28,28 +41,28 @@ async def within(deadline_s: float | None, work: Awaitable[T]) -> T:
             raise
     finally:
         del limit
-    # Not from the one that says so, nor beside the limit: both lead to the task that this error ends, and so to itself.
-    raise passed()
+    # Raised without the TimeoutError and without `limit`, because both refer to the task that this error ends: the
+    # error would keep itself alive.
+    message = (
+        f"The answer was not complete within the request's timeout of {deadline.timeout_s:g} s. Ask for fewer tokens, "
+        "or set a longer timeout."
+    )
+    raise RequestError("deadline_exceeded", message)
 
 
-def until(deadline_s: float | None, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """`events`, and `RequestError` at the deadline in place of the next one. Closes `events`, however it ends."""
-    return events if deadline_s is None else _until(deadline_s, events)
+def until(deadline: Deadline | None, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yields `events`. Raises `RequestError` at the deadline. Always closes `events`."""
+    return events if deadline is None else _until(deadline, events)
 
 
-async def _until(deadline_s: float, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def _until(deadline: Deadline, events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     try:
         while True:
-            # Never open across a yield: what the reader does meanwhile must not be cancelled.
+            # The limit is never open across a yield, so that it does not cancel work of the reader.
             try:
-                event = await within(deadline_s, anext(events))
+                event = await within(deadline, anext(events))
             except StopAsyncIteration:
                 return
             yield event
     finally:
         await events.aclose()
-
-
-def passed() -> RequestError:
-    """Of a deadline that is over."""
-    return RequestError("deadline_exceeded", "The answer was not complete within the request's timeout.")

@@ -14,6 +14,7 @@ from inferd.engine.api.wire.params import ParamError, SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
+from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.ports import Grammars
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
 from inferd.server.generate.request import GenerateRequest, Prompt
@@ -47,8 +48,8 @@ class Caller:
     """Prefix blocks are shared only within one; empty where there are no keys."""
     arrival_s: float
     """`time.monotonic` when the request arrived."""
-    deadline_s: float | None = None
-    """When its answer must be complete; None: whenever it is."""
+    deadline: Deadline | None = None
+    """When the answer must be complete, or None."""
     targets: Targets = NO_TARGETS
     """What it asks for itself."""
     weight: float = 1.0
@@ -198,7 +199,7 @@ class Intake:
             priority=wire.priority or 0,
             cache_salt=f"{caller.tenant}/{wire.cache_salt}" if wire.cache_salt else caller.tenant,
             arrival_s=caller.arrival_s,
-            deadline_s=caller.deadline_s,
+            deadline=caller.deadline,
             repetition=wire.repetition_detection,
             targets=caller.targets.over(self._targets),
             tenant=caller.tenant,

@@ -10,6 +10,7 @@ import msgspec
 from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
+from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.schema.targets import NO_TARGETS, Targets
@@ -47,8 +48,8 @@ class GenerateRequest:
     priority: int
     cache_salt: str
     arrival_s: float
-    deadline_s: float | None = None
-    """When the answer must be complete (`time.monotonic`); None: whenever it is."""
+    deadline: Deadline | None = None
+    """When the answer must be complete, or None."""
     repetition: RepetitionRule | None = None
     targets: Targets = NO_TARGETS
     tenant: str = ""

@@ -83,7 +83,10 @@ _DIGEST = digest_of(ONE).hex()
         ),
         ("keys: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         (f"keys:\n  - sha256: {_DIGEST}\n    name: 2024-02-30\n", "a value that YAML cannot read; put it in quotes"),
-        (f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n", "a value that YAML cannot read; put it in quotes"),
+        (
+            f"keys:\n  - sha256: {_DIGEST}\n    name: !!timestamp soon\n",
+            "a value that YAML cannot read; put it in quotes",
+        ),
         ("keys: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
     ],
 )
@@ -177,7 +180,9 @@ def test_a_change_is_taken_whole_and_a_bad_one_not_at_all(tmp_path: Path, caplog
         for _ in range(3):
             asyncio.run(keyring.look())
     assert keyring.find(TWO) and not keyring.find(ONE)
-    assert [record.getMessage().endswith("the 1 keys that were read before stay valid") for record in caplog.records] == [True]
+    assert [
+        record.getMessage().endswith("the 1 keys that were read before stay valid") for record in caplog.records
+    ] == [True]
     path.unlink()
     for _ in range(2):
         asyncio.run(keyring.look())

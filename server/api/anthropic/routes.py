@@ -39,7 +39,7 @@ class MessagesApi:
         caller = admit(request, service, None, num_choices=1)
         chat = chat_of(wire, service.model, reads_late_system=await self._reads_late_system(wire))
         work = service.intake.chat(chat, caller, prefix="msg_", most=wire.max_tokens)
-        taken = await _in_anthropic_words(while_asked(request, caller.deadline_s, work))
+        taken = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         service.metrics.request_arrived("messages")
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
         return await respond(request, service, taken, _shape(name, wire), rendering, body.headers)
@@ -52,7 +52,7 @@ class MessagesApi:
         caller = caller_of(request)
         reads = await self._reads_late_system(body.wire)
         work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
-        token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline_s, work))
+        token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
         data = orjson.dumps({"input_tokens": len(token_ids)})
         return Response(data, headers=dict(body.headers), media_type="application/json")
 

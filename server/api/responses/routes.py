@@ -56,7 +56,7 @@ class ResponsesApi:
         conversation = await self._conversation(wire, caller.tenant, num_bytes)
         with in_callers_words():
             work = service.intake.chat(conversation.chat, caller, prefix="resp_")
-            taken = await while_asked(request, caller.deadline_s, work)
+            taken = await while_asked(request, caller.deadline, work)
         service.metrics.request_arrived("responses")
         draft = ResponseDraft(service, wire, taken, model)
         if wire.background:
@@ -134,7 +134,7 @@ class ResponsesApi:
         job = Job(
             tenant=caller.tenant,
             draft=draft,
-            events=until(taken.deadline_s, streams.events()),
+            events=until(taken.deadline, streams.events()),
             abort=streams.abort,
             snapshot=partial(stored_of, conversation, draft),
             keep=keep,
