@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.errors import table as errors
 
 _MINUTE_S = 60.0
 RATE_LIMIT_HEADERS = tuple(
@@ -161,17 +162,8 @@ class KeyAccount:
                 level = bucket.fill(now)
                 made[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
                 made[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(level)))
-                made[f"x-ratelimit-reset-{name}"] = duration_text(bucket.seconds_to(bucket.limit))
+                made[f"x-ratelimit-reset-{name}"] = errors.duration_text(bucket.seconds_to(bucket.limit))
         return made
-
-
-def duration_text(seconds: float) -> str:
-    """A duration as OpenAI writes it: "20ms", "1s", "6m0s", "1h2m3s". Rounded up, so that a client is not early."""
-    if seconds < 1.0:
-        return f"{math.ceil(seconds * 1e3)}ms"
-    whole = math.ceil(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def _resized(bucket: _Bucket | None, limit: int | None, now: float) -> _Bucket | None:
@@ -184,8 +176,6 @@ def _resized(bucket: _Bucket | None, limit: int | None, now: float) -> _Bucket |
 
 
 def _refusal(what: str, bucket: _Bucket, wait_s: float) -> RequestError:
-    message = (
-        f"Rate limit reached for {what} per min: limit {bucket.limit}, remaining {max(0, math.floor(bucket.level))}. "
-        f"Please try again in {duration_text(wait_s)}."
-    )
-    return RequestError("rate_limit_exceeded", message, retry_after_s=wait_s)
+    remaining = max(0, math.floor(bucket.level))
+    message = f"Rate limit reached for {what} per min: limit {bucket.limit}, remaining {remaining}."
+    return errors.TryAgainError("rate_limit_exceeded", message, wait_s)

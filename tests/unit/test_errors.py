@@ -35,6 +35,37 @@ def test_who_may_come_back_is_told_when() -> None:
         assert int(headers["Retry-After"]) * 1_000 >= int(headers["Retry-After-Ms"]) >= 1_000
 
 
+@pytest.mark.parametrize("wait_s", [0.02, 1.0, 58.0, 3_000.0])
+def test_the_message_and_the_headers_name_the_same_wait(wait_s: float) -> None:
+    waits = set()
+    for _ in range(50):
+        error = errors.TryAgainError("rate_limit_exceeded", "Too fast.", wait_s)
+        headers = errors.headers_of(error)
+        wait_ms = int(headers["Retry-After-Ms"])
+        assert wait_s * 1e3 <= wait_ms <= 2 * wait_s * 1e3
+        named_s = wait_ms / 1e3 if wait_ms < 1_000 else int(headers["Retry-After"])
+        assert error.message == f"Too fast. Please try again in {errors.duration_text(named_s)}."
+        waits.add(wait_ms)
+    assert len(waits) > 5, "callers refused together must not come back together"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0ms"),
+        (0.0201, "21ms"),
+        (0.999, "999ms"),
+        (1.0, "1s"),
+        (59.1, "1m0s"),
+        (61.0, "1m1s"),
+        (360.0, "6m0s"),
+        (3_723.0, "1h2m3s"),
+    ],
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert errors.duration_text(seconds) == text
+
+
 def test_nothing_of_an_engines_death_is_told() -> None:
     body = errors.body_of(EngineDeadError("killed by signal 9: /home/someone/core"))
     assert body["error"] == {
