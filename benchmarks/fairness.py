@@ -22,7 +22,7 @@ from benchmarks.goodput import BLOCK_SIZE, Arrival, Setting, arrivals
 from benchmarks.slo import SETTINGS
 from benchmarks.tables import Cell, markdown
 from inferd.engine.api.wire.messages import StepOutput, Submit
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.fairness.fair import OUTPUT_COST, PROMPT_COST
@@ -85,9 +85,7 @@ class _Tenants:
                     request_id=str(self._next),
                     prompt_ids=(1,) * arrival.num_prompt,
                     params=SamplingParams(max_tokens=arrival.num_output, seed=0),
-                    arrival_s=at_s,
-                    tpot_target_s=self._setting.tpot_s,
-                    tenant=tenant,
+                    scheduling=SchedulingParams(arrival_s=at_s, tpot_target_s=self._setting.tpot_s, tenant=tenant),
                 )
                 self._core.submit(submit, now_s)
             self._next += 1

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from inferd.engine.api.wire.messages import StepModel, StepOutput, Submit
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.latency.step_time import Seed
@@ -229,9 +229,11 @@ class _Run:
                 request_id=str(i),
                 prompt_ids=(1,) * arrival.num_prompt,
                 params=SamplingParams(max_tokens=arrival.num_output, seed=0),
-                arrival_s=arrival.at_s,
-                ttft_target_s=self._setting.ttft_s if self._policy.has_ttft else None,
-                tpot_target_s=self._setting.tpot_s if self._policy.has_tpot else None,
+                scheduling=SchedulingParams(
+                    arrival_s=arrival.at_s,
+                    ttft_target_s=self._setting.ttft_s if self._policy.has_ttft else None,
+                    tpot_target_s=self._setting.tpot_s if self._policy.has_tpot else None,
+                ),
             )
             self._core.submit(submit, now_s)
 

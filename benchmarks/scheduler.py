@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
@@ -103,6 +103,15 @@ def _params() -> SamplingParams:
     return SamplingParams(max_tokens=100_000, seed=0)
 
 
+def _scheduling(case: Case, number: int) -> SchedulingParams:
+    return SchedulingParams(
+        arrival_s=float(number),
+        tenant=f"tenant {number % case.num_tenants}",
+        ttft_target_s=case.ttft_target_s,
+        tpot_target_s=case.tpot_target_s,
+    )
+
+
 def _prompt(case: Case, number: int) -> tuple[int, ...]:
     return tuple((number * 31 + i) % 32_000 for i in range(case.num_prompt))
 
@@ -124,11 +133,8 @@ def _loaded_scheduler(case: Case) -> Scheduler:
                 str(i),
                 prompt,
                 _params(),
+                _scheduling(case, i),
                 max_model_len=1 << 18,
-                arrival_s=float(i),
-                tpot_target_s=case.tpot_target_s,
-                ttft_target_s=case.ttft_target_s,
-                tenant=f"tenant {i % case.num_tenants}",
             )
         )
     return scheduler
@@ -162,9 +168,8 @@ def _measure_core(case: Case, num_steps: int) -> list[float]:
     core = EngineCore(_new_scheduler(case), InstantDevice(), vocab_size=32_000)
     for i in range(case.num_running + case.num_waiting):
         submit = Submit(
-            request_id=str(i), prompt_ids=_prompt(case, i), params=_params(), tpot_target_s=case.tpot_target_s,
-            ttft_target_s=case.ttft_target_s, tenant=f"tenant {i % case.num_tenants}",
-        )  # fmt: skip
+            request_id=str(i), prompt_ids=_prompt(case, i), params=_params(), scheduling=_scheduling(case, i)
+        )
         core.submit(submit, float(i))
     step_ms: list[float] = []
     for step in range(num_steps):

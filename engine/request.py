@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import NO_SCHEDULING, SamplingParams, SchedulingParams
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -20,24 +20,12 @@ class Request:
 
     request_id: str
     params: SamplingParams
+    scheduling: SchedulingParams
     ids: list[int]
     """Ids known on the host: prompt and applied output."""
     num_prompt: int
     max_total: int
     """Tokens the sequence may reach: the prompt and `max_tokens`, bounded by the model's length."""
-    arrival_s: float
-    priority: int = 0
-    cache_salt: str = ""
-    alone_until: int = 0
-    """A suspect's: it runs alone until so many positions are computed. 0: no suspect."""
-    ttft_target_s: float | None = None
-    """From arrival to the first token; None: whenever it comes."""
-    tpot_target_s: float | None = None
-    """A token after the first, in the mean; None: any."""
-    tenant: str = ""
-    """Tenants share the machine by weight, whatever each asks for."""
-    weight: float = 1.0
-    """Its tenant's."""
 
     cached: int = 0
     """Positions that the last admission took from the prefix cache."""
@@ -67,33 +55,19 @@ class Request:
         request_id: str,
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
+        scheduling: SchedulingParams = NO_SCHEDULING,
         *,
         max_model_len: int,
-        arrival_s: float,
-        priority: int = 0,
-        cache_salt: str = "",
         emitted_ids: tuple[int, ...] = (),
-        alone_until: int = 0,
-        ttft_target_s: float | None = None,
-        tpot_target_s: float | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
     ) -> Request:
         """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
         return cls(
             request_id=request_id,
             params=params,
+            scheduling=scheduling,
             ids=[*prompt_ids, *emitted_ids],
             num_prompt=len(prompt_ids),
             max_total=min(len(prompt_ids) + params.max_tokens, max_model_len),
-            arrival_s=arrival_s,
-            priority=priority,
-            cache_salt=cache_salt,
-            alone_until=alone_until,
-            ttft_target_s=ttft_target_s,
-            tpot_target_s=tpot_target_s,
-            tenant=tenant,
-            weight=weight,
         )
 
     @property

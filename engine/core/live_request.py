@@ -9,7 +9,7 @@ from inferd.engine.api.process.flight_recorder import tag_of
 from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, WireLogprobs
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
-from inferd.engine.sched.plan import TokenLogprobs
+from inferd.engine.sched.plan import NO_RESULT, RowResult, TokenLogprobs
 from inferd.engine.sched.scheduler import AppliedRow
 
 
@@ -110,29 +110,31 @@ class LiveRequest:
 
     def delta(
         self,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[WireLogprobs, ...] = (),
-        prompt_logprobs: tuple[WireLogprobs, ...] = (),
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
+        *,
+        result: RowResult = NO_RESULT,
+        prompt_logprobs: tuple[WireLogprobs, ...] = (),
         failure: Failure | None = None,
-        embedding: bytes = b"",
     ) -> Delta:
+        """The next delta: what a row gave, and how the request ends, if it does.
+
+        `prompt_logprobs`: as many of the row's as were not sent before.
+        """
         request = self.request
         scheduled_s = request.scheduled_s if self._is_first_delta else None
         self._is_first_delta = False
         return Delta(
             request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=result.token_ids,
+            logprobs=wire_logprobs(result.logprobs),
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=request.num_cached_tokens or 0,
             scheduled_s=scheduled_s,
             failure=failure,
-            embedding=embedding,
+            embedding=result.embedding,
         )
 
 

@@ -28,7 +28,7 @@ from inferd.engine.api.wire.messages import (
 )
 from inferd.engine.api.wire.params import ParamError
 from inferd.engine.core import parse_submit as submission
-from inferd.engine.core.live_request import LiveRequest, wire_logprobs
+from inferd.engine.core.live_request import LiveRequest
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
@@ -132,13 +132,13 @@ class EngineCore:
         live = LiveRequest(request, submit.num_prompt_logprobs)
         ended = live.ended_before()
         if ended is not None:
-            self._outbox.append(live.delta(finish_reason=ended[0], stop_token_id=ended[1]))
+            self._outbox.append(live.delta(*ended))
             return
         self._live[submit.request_id] = live
         if live.needs_grammar:
             params = submit.params
             ending_ids = params.eos_token_ids + params.stop_token_ids
-            pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids, submit.tenant)
+            pending = self._grammars.open(params.grammar, submit.emitted_ids, ending_ids, submit.scheduling.tenant)
             self._compiling[submit.request_id] = pending
         else:
             self._queue(live, now)
@@ -150,7 +150,7 @@ class EngineCore:
             if live is not None:
                 if self._compiling.pop(request_id, None) is None:
                     self._scheduler.finish(live.request)
-                self._outbox.append(live.delta(finish_reason="abort"))
+                self._outbox.append(live.delta("abort"))
 
     def reset_prefix_cache(self) -> None:
         """Drop every cached block that no request holds."""
@@ -262,12 +262,12 @@ class EngineCore:
                 continue
             del self._live[request_id]
             failure = live.grammar_failure if ended[0] == "error" else None
-            self._outbox.append(live.delta(finish_reason=ended[0], failure=failure))
+            self._outbox.append(live.delta(ended[0], failure=failure))
 
     def _refuse(self, live: LiveRequest, failure: Failure) -> None:
         """End a request that the scheduler does not have."""
         del self._live[live.request.request_id]
-        self._outbox.append(live.delta(finish_reason="error", failure=failure))
+        self._outbox.append(live.delta("error", failure=failure))
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -375,15 +375,7 @@ class EngineCore:
             self._end(live)
         elif not result.token_ids and not prompt_logprobs:
             return None
-        return live.delta(
-            token_ids=result.token_ids,
-            logprobs=wire_logprobs(result.logprobs),
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            failure=failure,
-            embedding=result.embedding,
-        )
+        return live.delta(finish_reason, stop_token_id, result=result, prompt_logprobs=prompt_logprobs, failure=failure)
 
     def _fail(self, live: LiveRequest, applied: AppliedRow) -> Delta:
         """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
@@ -395,7 +387,7 @@ class EngineCore:
         self._end(live, forget_blocks=applied.result.status is RowStatus.NUMERICAL_ERROR)
         prompt_logprobs = live.new_prompt_logprobs(applied) if failure is None else ()
         reason: FinishReason = "stop" if failure is None else "error"
-        return live.delta(finish_reason=reason, failure=failure, prompt_logprobs=prompt_logprobs)
+        return live.delta(reason, failure=failure, prompt_logprobs=prompt_logprobs)
 
     def _end(self, live: LiveRequest, *, forget_blocks: bool = False) -> None:
         del self._live[live.request.request_id]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.cache.table import BlockTable
 from inferd.engine.request import Request
 
@@ -61,7 +62,7 @@ class Entry:
     """Tokens, prompt and output together, that its tenant's share was charged for."""
 
 
-def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
+def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:
     """A priority level is worth `ageing_s` seconds of waiting.
 
     A waiting request gains a level every `ageing_s` seconds. All gain alike, so the order of two never changes and no
@@ -72,6 +73,7 @@ def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
     as none, so that priorities stay first.
     """
     urgency_s = 0.0
-    if request.ttft_target_s is not None:
-        urgency_s = ageing_s - min(request.ttft_target_s, ageing_s)
-    return (request.arrival_s + request.priority * ageing_s - urgency_s, request.arrival_s, sequence)
+    if scheduling.ttft_target_s is not None:
+        urgency_s = ageing_s - min(scheduling.ttft_target_s, ageing_s)
+    arrival_s = scheduling.arrival_s
+    return (arrival_s + scheduling.priority * ageing_s - urgency_s, arrival_s, sequence)

@@ -114,6 +114,9 @@ class RowResult(NamedTuple):
     """The pooled state, fp32 in little-endian bytes, of a row that ends a prompt, where asked for."""
 
 
+NO_RESULT = RowResult()
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of a plan's rows, in the plan's order."""

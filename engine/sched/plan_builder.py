@@ -27,8 +27,10 @@ class PlanDraft:
                 self.updates.append(TableUpdate(slot, *appended))
         start = request.scheduled
         self.budget.spend(start, num_tokens)
-        if start < request.num_prompt <= start + num_tokens and request.ttft_target_s is not None:
-            self.budget.end_by(request.arrival_s + request.ttft_target_s)
+        if start < request.num_prompt <= start + num_tokens:
+            target_s = request.scheduling.ttft_target_s
+            if target_s is not None:
+                self.budget.end_by(request.scheduling.arrival_s + target_s)
         self.rows.append(Row(slot, start, num_tokens, request.launch(num_tokens)))
         self.entries.append(entry)
 

@@ -19,7 +19,7 @@ from inferd.engine.sched.entry import NO_SLOT, Entry, State, rank_of
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.forecast import Forecast
-from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing, has_target
+from inferd.engine.sched.latency.policy import LatencyPolicy, Pace, Timing
 from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
@@ -121,29 +121,30 @@ class Scheduler:
         """Queue a request. Raises `Refusal` for one that can never fit, and at `now` for one whose first token would
         come later than its target says."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
-        table = self._cache.open(request)
-        self._shares.arrive(request.tenant, request.weight, self._now if now is None else now)
-        rank = rank_of(request, self._num_added, self.config.ageing_s)
-        entry = Entry(request, table, rank, prefix_key=prefix_key_of(request, table))
+        scheduling, table = request.scheduling, self._cache.open(request)
+        self._shares.arrive(scheduling.tenant, scheduling.weight, self._now if now is None else now)
+        rank = rank_of(scheduling, self._num_added, self.config.ageing_s)
+        entry = Entry(request, table, rank, prefix_key=prefix_key_of(scheduling, table))
         try:
             self._expect(entry, now)
         except Refusal:
-            self._shares.leave(request.tenant)
+            self._shares.leave(scheduling.tenant)
             self._cache.close(table)
             self.stats.num_shed += 1
             raise
         self._num_added += 1
         self._entries[request] = entry
         self._prefix_groups.add(entry)
-        self.latency.num_timed += has_target(request)
-        if request.alone_until:
+        self.latency.num_timed += scheduling.has_target
+        if scheduling.alone_until:
             self._suspects.add(entry)
         else:
             self._waiting.push(entry)
 
     def _expect(self, entry: Entry, now: float | None) -> None:
         """How much an entry will have to compute, and by when it has to start."""
-        request, target_s, group = entry.request, entry.request.ttft_target_s, self._prefix_groups.of(entry.prefix_key)
+        request, group = entry.request, self._prefix_groups.of(entry.prefix_key)
+        scheduling, target_s = request.scheduling, request.scheduling.ttft_target_s
         num_shared = entry.table.num_hittable * self._cache.block_size if group else 0
         entry.num_to_compute = request.total - num_shared
         if target_s is None:
@@ -153,8 +154,8 @@ class Scheduler:
         if request.num_output:
             return  # a replay: its first token was in time, or was not
         estimate = self._forecast.ttft_estimate(request, entry.num_to_compute, group)
-        if now is not None and not request.alone_until:
-            estimate.check(target_s, request.arrival_s + target_s - now)
+        if now is not None and not scheduling.alone_until:
+            estimate.check(target_s, scheduling.arrival_s + target_s - now)
         entry.start_by_s = self._forecast.start_by(request, estimate.own_s)
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
@@ -167,8 +168,9 @@ class Scheduler:
             if self._forecast.is_late(entry, now):
                 self.finish(entry.request)
                 self.stats.num_shed += 1
-                assert entry.request.ttft_target_s is not None, "no target to be late for"
-                yield entry.request, too_late(entry.request.ttft_target_s)
+                target_s = entry.request.scheduling.ttft_target_s
+                assert target_s is not None, "no target to be late for"
+                yield entry.request, too_late(target_s)
 
     def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
         """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
@@ -177,8 +179,8 @@ class Scheduler:
         """
         entry = self._entries.pop(request)
         self._prefix_groups.remove(entry)
-        self._shares.leave(request.tenant)
-        self.latency.num_timed -= has_target(request)
+        self._shares.leave(request.scheduling.tenant)
+        self.latency.num_timed -= request.scheduling.has_target
         if entry.state is State.RUNNING:
             self._forecast.completion_rate.add(self._now, is_awaited=len(self._waiting) > 0)
         if forget_blocks:
@@ -321,7 +323,7 @@ class Scheduler:
             may_start = may_start and self._slots.claimant is None
         begun: dict[str, deque[Entry]] = {}
         for entry in prompts:
-            begun.setdefault(entry.request.tenant, deque()).append(entry)
+            begun.setdefault(entry.request.scheduling.tenant, deque()).append(entry)
         while True:
             # The decodes' at first: while they were planned no counter moved, nor who gives way to whom.
             for i in range(num_charged, len(draft.rows)):

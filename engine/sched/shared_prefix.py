@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.cache.table import BlockTable
-from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, PrefixKey
 
 
@@ -102,11 +102,11 @@ class SharedPrefixGroups:
                 del self._groups[entry.prefix_key]
 
 
-def prefix_key_of(request: Request, table: BlockTable) -> PrefixKey | None:
+def prefix_key_of(scheduling: SchedulingParams, table: BlockTable) -> PrefixKey | None:
     """Key of the prompt blocks that a group has in common.
 
-    None if `request` can share no block. None also if it has no target: nobody forecasts for it, and hashing a long
+    None if the request can share no block. None also if it has no target: nobody forecasts for it, and hashing a long
     prompt takes milliseconds.
     """
-    num_blocks = table.num_hittable if request.ttft_target_s is not None else 0
-    return (request.tenant, request.priority, table.key(num_blocks - 1)) if num_blocks else None
+    num_blocks = table.num_hittable if scheduling.ttft_target_s is not None else 0
+    return (scheduling.tenant, scheduling.priority, table.key(num_blocks - 1)) if num_blocks else None

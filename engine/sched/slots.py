@@ -39,7 +39,7 @@ class SlotTable:
         """A slot for an entry that was admitted to the cache behind `num_cached` positions: it runs."""
         entry.state, entry.slot = State.RUNNING, self.free_slots.pop()
         self.running.add(entry)
-        self._shares.runs(entry.request.tenant, 1)
+        self._shares.runs(entry.request.scheduling.tenant, 1)
         if self._cache.shares_prefixes:
             first_own = num_cached // self._cache.block_size
             own_keys = entry.table.keys(first_own, entry.table.num_full)
@@ -89,7 +89,7 @@ class SlotTable:
         """It is given no more rows; slot and blocks it keeps."""
         self.running.remove(entry)
         self._drop_claim(entry)
-        self._shares.runs(entry.request.tenant, -1)
+        self._shares.runs(entry.request.scheduling.tenant, -1)
         self._wake(self.sharing.leave(entry))
 
     def retire(self, entry: Entry) -> None:

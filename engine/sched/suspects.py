@@ -75,4 +75,4 @@ def needs_more(entry: Entry) -> bool:
 
 def goal_of(request: Request) -> int:
     """Positions by which a suspect is cleared: no more than are ever computed."""
-    return min(request.alone_until, request.num_needed)
+    return min(request.scheduling.alone_until, request.num_needed)

@@ -67,11 +67,13 @@ class Journal:
         `alone`: it runs by itself until it is past the position at which the last engine died.
         """
         self._num_replayed = len(self.emitted_ids)
+        # It was admitted once; the outage must not make it late.
+        scheduling = structs.replace(
+            self.submit.scheduling, ttft_target_s=None, alone_until=self.reached if alone else 0
+        )
         return structs.replace(
             self.submit,
+            scheduling=scheduling,
             emitted_ids=tuple(self.emitted_ids),
             num_prompt_logprobs=self.num_prompt_logprobs,
-            alone_until=self.reached if alone else 0,
-            # It was admitted once; the outage must not make it late.
-            ttft_target_s=None,
         )

@@ -167,7 +167,7 @@ class Router:
         ]
         for stream in streams:
             self._streams[stream.request_id] = stream
-            self._backlog.add(first.tenant, stream.num_waiting_tokens)
+            self._backlog.add(first.scheduling.tenant, stream.num_waiting_tokens)
         self._is_idle.clear()
         if not self.is_up or self._unsent:
             self._unsent.update((stream.request_id, stream) for stream in streams)
@@ -316,10 +316,10 @@ class Router:
             raise RequestError("server_is_overloaded", "The model is still loading; retry in a few seconds.")
         if not self.is_ready:
             raise RequestError("server_is_overloaded", "The engine is being restarted; retry in a few seconds.")
-        left_s = None
-        if submit.ttft_target_s is not None:
-            left_s = submit.arrival_s + submit.ttft_target_s - time.monotonic()
-        self.check_queue(submit.tenant, num_tokens, left_s, num_choices)
+        scheduling, left_s = submit.scheduling, None
+        if scheduling.ttft_target_s is not None:
+            left_s = scheduling.arrival_s + scheduling.ttft_target_s - time.monotonic()
+        self.check_queue(scheduling.tenant, num_tokens, left_s, num_choices)
 
     def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
         """Raises `RequestError` if the queue has no place now for so many choices with at least so many prompt tokens.
@@ -356,7 +356,7 @@ class Router:
         several steps in one turn and would see no time between them."""
         if delta.scheduled_s is not None and not stream.has_begun:
             stream.scheduled_s = delta.scheduled_s
-            self._backlog.remove(stream.submit.tenant, stream.num_waiting_tokens)
+            self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens)
         stream.journal.record(delta)
         if not delta.token_ids:
             return
@@ -364,7 +364,7 @@ class Router:
         num_gaps, since_s = len(delta.token_ids), stream.last_token_s
         if since_s is None:
             stream.first_token_s = since_s = step_ended_s
-            self._metrics.first_token(step_ended_s - stream.submit.arrival_s)
+            self._metrics.first_token(step_ended_s - stream.submit.scheduling.arrival_s)
             num_gaps -= 1
         if num_gaps:
             self._metrics.tokens(num_gaps, step_ended_s - since_s)
@@ -379,10 +379,10 @@ class Router:
         if not self._streams:
             self._is_idle.set()
         if not stream.has_begun:
-            self._backlog.remove(stream.submit.tenant, stream.num_waiting_tokens, has_begun=False)
+            self._backlog.remove(stream.submit.scheduling.tenant, stream.num_waiting_tokens, has_begun=False)
         self._metrics.request_finished(
             RequestRecord(
-                arrival_s=stream.submit.arrival_s,
+                scheduling=stream.submit.scheduling,
                 scheduled_s=stream.scheduled_s,
                 first_token_s=stream.first_token_s,
                 finished_s=time.monotonic() if stream.last_token_s is None else stream.last_token_s,
@@ -390,8 +390,6 @@ class Router:
                 num_generation_tokens=stream.num_generated,
                 num_cached_tokens=stream.journal.num_cached,
                 finish_reason=stream.abort_reason or delta.finish_reason,
-                ttft_target_s=stream.submit.ttft_target_s,
-                tpot_target_s=stream.submit.tpot_target_s,
                 e2e_target_s=self._options.e2e_target_s,
             )
         )

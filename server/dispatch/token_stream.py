@@ -109,15 +109,11 @@ def merge(deltas: Sequence[Delta]) -> Delta:
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]
-    return Delta(
-        request_id=last.request_id,
+    return msgspec.structs.replace(
+        last,
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
         prompt_logprobs=tuple(logprobs for delta in deltas for logprobs in delta.prompt_logprobs),
-        finish_reason=last.finish_reason,
-        stop_token_id=last.stop_token_id,
         num_cached_tokens=max(delta.num_cached_tokens for delta in deltas),
         scheduled_s=next((delta.scheduled_s for delta in deltas if delta.scheduled_s is not None), None),
-        failure=last.failure,
-        embedding=last.embedding,
     )

@@ -14,7 +14,7 @@ from functools import partial
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure, Submit
-from inferd.engine.api.wire.params import Pooling, SamplingParams
+from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
@@ -39,12 +39,7 @@ class EmbedRequest:
     engine_id: str
     inputs: tuple[tuple[int, ...], ...]
     params: SamplingParams
-    priority: int
-    cache_salt: str
-    arrival_s: float
-    tenant: str = ""
-    weight: float = 1.0
-    """Of its tenant."""
+    scheduling: SchedulingParams
     account: Account = UNLIMITED
     """Pays for its tokens."""
 
@@ -60,11 +55,7 @@ class EmbedRequest:
                 request_id=f"{self.engine_id}-{i}",
                 prompt_ids=token_ids,
                 params=self.params,
-                priority=self.priority,
-                cache_salt=self.cache_salt,
-                arrival_s=self.arrival_s,
-                tenant=self.tenant,
-                weight=self.weight,
+                scheduling=self.scheduling,
             )
 
 
@@ -103,11 +94,7 @@ class EmbedIntake:
             engine_id=f"embd-{secrets.token_hex(8)}",
             inputs=inputs,
             params=SamplingParams(max_tokens=0, seed=0, pooling=pooling),
-            priority=wire.priority or 0,
-            cache_salt=caller.tenant,
-            arrival_s=caller.arrival_s,
-            tenant=caller.tenant,
-            weight=caller.weight,
+            scheduling=caller.scheduling(wire),
             account=caller.account,
         )
 

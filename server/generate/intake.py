@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.wire.params import ParamError, SamplingParams
+from inferd.engine.api.wire.params import ParamError, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
@@ -21,6 +21,7 @@ from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
@@ -56,6 +57,21 @@ class Caller:
     """Of its tenant's share of the machine, where others want it too."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
+
+    def scheduling(
+        self, wire: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
+    ) -> SchedulingParams:
+        """How a request of this caller shares the engine with others. `defaults`: targets of a caller that has none."""
+        targets = self.targets.over(defaults)
+        return SchedulingParams(
+            arrival_s=self.arrival_s,
+            priority=wire.priority or 0,
+            cache_salt=f"{self.tenant}/{cache_salt}" if cache_salt else self.tenant,
+            tenant=self.tenant,
+            weight=self.weight,
+            ttft_target_s=targets.ttft_s,
+            tpot_target_s=targets.tpot_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +212,9 @@ class Intake:
             include_stop=bool(wire.include_stop_str_in_output),
             skip_special_tokens=skip_special,
             echo=echo,
-            priority=wire.priority or 0,
-            cache_salt=f"{caller.tenant}/{wire.cache_salt}" if wire.cache_salt else caller.tenant,
-            arrival_s=caller.arrival_s,
+            scheduling=caller.scheduling(wire, wire.cache_salt, self._targets),
             deadline=caller.deadline,
             repetition=wire.repetition_detection,
-            targets=caller.targets.over(self._targets),
-            tenant=caller.tenant,
-            weight=caller.weight,
             account=caller.account,
             grammar_param="" if answer is None else answer.param,
             seed=seed,

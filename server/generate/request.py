@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.repetition import RepetitionRule
-from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables
 from inferd.server.tools.answer_parser import ParserConfig
 
@@ -45,16 +44,10 @@ class GenerateRequest:
     include_stop: bool
     skip_special_tokens: bool
     echo: bool
-    priority: int
-    cache_salt: str
-    arrival_s: float
+    scheduling: SchedulingParams
     deadline: Deadline | None = None
     """When the answer must be complete, or None."""
     repetition: RepetitionRule | None = None
-    targets: Targets = NO_TARGETS
-    tenant: str = ""
-    weight: float = 1.0
-    """Of its tenant."""
     account: Account = UNLIMITED
     """Pays for its tokens."""
     parser_config: ParserConfig | None = None
@@ -95,11 +88,5 @@ class GenerateRequest:
                 request_id=f"{self.engine_id}-{choice}",
                 prompt_ids=prompt.token_ids,
                 params=msgspec.structs.replace(params, seed=choice_seed(params.seed, choice - first)),
-                priority=self.priority,
-                cache_salt=self.cache_salt,
-                arrival_s=self.arrival_s,
-                ttft_target_s=self.targets.ttft_s,
-                tpot_target_s=self.targets.tpot_s,
-                tenant=self.tenant,
-                weight=self.weight,
+                scheduling=self.scheduling,
             )

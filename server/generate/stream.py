@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Self
 
+from msgspec import structs
+
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta
 from inferd.server.generate.choice import Choice
@@ -72,7 +74,7 @@ class ChoiceStreams:
         """How long it took; None for several choices, of which no one number is true."""
         if len(self._streams) > 1:
             return None
-        return metrics_of(self._streams[0], self.request.arrival_s)
+        return metrics_of(self._streams[0], self.request.scheduling.arrival_s)
 
     def abort(self) -> None:
         for stream in self._streams:
@@ -123,12 +125,11 @@ def _slices(delta: Delta) -> list[Delta]:
         return [delta]
     starts = range(0, len(delta.token_ids), _SLICE)
     return [
-        Delta(
-            request_id=delta.request_id,
+        structs.replace(
+            delta,
             token_ids=delta.token_ids[start : start + _SLICE],
             logprobs=delta.logprobs[start : start + _SLICE],
             prompt_logprobs=delta.prompt_logprobs if start == 0 else (),
-            num_cached_tokens=delta.num_cached_tokens,
             finish_reason=delta.finish_reason if start == starts[-1] else None,
             stop_token_id=delta.stop_token_id if start == starts[-1] else None,
             failure=delta.failure if start == starts[-1] else None,

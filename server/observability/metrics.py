@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 
 from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.wire.messages import EngineStats, FinishReason, Phase, Ready, StepOutput
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.server.observability.efficiency import Efficiency, PhaseSummary
 from inferd.server.observability.instruments import Counter, Export, Gauge, Histogram
 from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT, show_vllm_names
@@ -43,7 +44,7 @@ _COUNTS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 
 class RequestRecord:
     """One generated choice, when it is over. The `_s` fields are monotonic times; None where it never came so far."""
 
-    arrival_s: float
+    scheduling: SchedulingParams
     scheduled_s: float | None
     first_token_s: float | None
     finished_s: float
@@ -51,8 +52,6 @@ class RequestRecord:
     num_generation_tokens: int
     num_cached_tokens: int
     finish_reason: FinishReason
-    ttft_target_s: float | None = None
-    tpot_target_s: float | None = None
     e2e_target_s: float | None = None
 
     def attainment(self) -> dict[str, bool]:
@@ -60,8 +59,8 @@ class RequestRecord:
         token has no TPOT, and meets any."""
         is_served = self.finish_reason in ("stop", "length")
         seen = (
-            ("ttft", self.ttft_target_s, self.ttft_s),
-            ("tpot", self.tpot_target_s, self.tpot_s or 0.0),
+            ("ttft", self.scheduling.ttft_target_s, self.ttft_s),
+            ("tpot", self.scheduling.tpot_target_s, self.tpot_s or 0.0),
             ("e2e", self.e2e_target_s, self.e2e_s),
         )
         return {
@@ -72,11 +71,11 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+        return None if self.first_token_s is None else self.first_token_s - self.scheduling.arrival_s
 
     @property
     def queue_s(self) -> float | None:
-        return None if self.scheduled_s is None else self.scheduled_s - self.arrival_s
+        return None if self.scheduled_s is None else self.scheduled_s - self.scheduling.arrival_s
 
     @property
     def prefill_s(self) -> float | None:
@@ -92,7 +91,7 @@ class RequestRecord:
 
     @property
     def e2e_s(self) -> float:
-        return self.finished_s - self.arrival_s
+        return self.finished_s - self.scheduling.arrival_s
 
     @property
     def tpot_s(self) -> float | None:

@@ -116,7 +116,7 @@ class ScriptedStream:
         start, self._at = self._at, min(limit, self._at + size)
         self._num_deltas += 1
         # Times that a test can work out: the first step 1 s after arrival, a token every 10 ms from 0.25 s later on.
-        self.scheduled_s = self._submit.arrival_s + 1.0
+        self.scheduled_s = self._submit.scheduling.arrival_s + 1.0
         self.first_token_s = self.scheduled_s + 0.25
         self.last_token_s = self.first_token_s + 0.01 * (self._at - 1)
         ends_here = self._at == limit and self._script.ends and not (self._script.failure or self._script.dies)

@@ -80,7 +80,7 @@ def delta_of(submit: Submit) -> Delta:
         logprobs=tuple(scored([TOKEN], params.logprobs)) if params.max_tokens else (),
         prompt_logprobs=tuple(scored(submit.prompt_ids[1:], params.prompt_logprobs)),
         finish_reason="length",
-        scheduled_s=submit.arrival_s,
+        scheduled_s=submit.scheduling.arrival_s,
         embedding=bytes(4 * params.pooling.num_components) if params.pooling is not None else b"",
     )
 

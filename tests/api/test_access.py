@@ -82,7 +82,7 @@ def test_prefixes_are_shared_only_within_a_key_and_a_salt(locked: str, router: A
         for salt in (None, "s"):
             body = {**TEXT, "cache_salt": salt}
             assert httpx.post(f"{locked}/v1/completions", json=body, headers=bearer(key)).status_code == 200
-    salts = [submit.cache_salt for submit in router.submits]
+    salts = [submit.scheduling.cache_salt for submit in router.submits]
     assert len(set(salts)) == 4
     assert all(key not in salt for key in KEYS for salt in salts)
 
@@ -90,7 +90,7 @@ def test_prefixes_are_shared_only_within_a_key_and_a_salt(locked: str, router: A
 def test_without_keys_everyone_shares(http: httpx.Client, router: Any) -> None:
     for headers in ({}, bearer("anything")):
         assert http.post("/v1/completions", json=TEXT, headers=headers).status_code == 200
-    assert [submit.cache_salt for submit in router.submits] == ["", ""]
+    assert [submit.scheduling.cache_salt for submit in router.submits] == ["", ""]
 
 
 def test_a_sane_request_id_is_repeated_and_another_replaced(http: httpx.Client) -> None:

@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_submitted(http: httpx.Client, router: Any) -> None
     http.post(PATH, json={"input": [1, 2, 3, 4], "truncate_prompt_tokens": 3})
     first, second, third = router.submits
     assert first.params.pooling == Pooling("last", HIDDEN_SIZE)
-    assert first.priority == -2
+    assert first.scheduling.priority == -2
     assert second.params.pooling == Pooling("mean", 2, is_normalized=False)
     assert (second.prompt_ids, third.prompt_ids) == ((1, 2, 3, 4), (2, 3, 4))
 

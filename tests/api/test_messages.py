@@ -378,7 +378,7 @@ def test_numbers_reach_the_sampler(http: httpx.Client, router: Any) -> None:
     http.post("/v1/messages", json={**ASKED, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "max_tokens": 12})
     params = router.submits[0].params
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.5, 7, 0.9, 12)
-    assert not router.submits[0].cache_salt
+    assert not router.submits[0].scheduling.cache_salt
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_refused_in_the_words_that_agents_know(http: httpx.Client) -> None:

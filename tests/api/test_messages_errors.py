@@ -224,5 +224,5 @@ def test_a_key_is_one_tenant_whichever_header_it_came_in(locked: str, router: An
         httpx.post(f"{locked}/v1/messages", json=ASKED, headers=[header])
     httpx.post(f"{locked}/v1/chat/completions", json={"messages": ASKED["messages"]}, headers=[BEARER])
     httpx.post(f"{locked}/v1/messages", json=ASKED, headers=[("x-api-key", "second-key")])
-    mine, same, chats, other = [submit.cache_salt for submit in router.submits]
+    mine, same, chats, other = [submit.scheduling.cache_salt for submit in router.submits]
     assert mine == same == chats != other

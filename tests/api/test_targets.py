@@ -30,6 +30,12 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
+def targets_of(router: Any) -> list[tuple[float | None, float | None]]:
+    """The targets of each choice that was submitted."""
+    asked = [submit.scheduling for submit in router.submits]
+    return [(scheduling.ttft_target_s, scheduling.tpot_target_s) for scheduling in asked]
+
+
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
     ("headers", "expected"),
@@ -45,7 +51,7 @@ def test_a_header_wins_over_the_servers_target(
 ) -> None:
     base = serve(AppOptions(targets=Targets(0.2, 0.03)))
     assert httpx.post(base + path, json=ROUTES[path], headers=headers).status_code == 200
-    assert [(submit.ttft_target_s, submit.tpot_target_s) for submit in router.submits] == [expected]
+    assert targets_of(router) == [expected]
 
 
 @pytest.mark.parametrize("path", [*ROUTES, "/v1/embeddings"])
@@ -96,7 +102,7 @@ def test_rendering_asks_for_no_place_in_the_queue(
 
 def test_without_targets_none_is_submitted(http: httpx.Client, router: Any) -> None:
     http.post("/v1/completions", json={"prompt": "hi"})
-    assert [(submit.ttft_target_s, submit.tpot_target_s) for submit in router.submits] == [(None, None)]
+    assert targets_of(router) == [(None, None)]
 
 
 @pytest.mark.parametrize("name", ["X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"])

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.prefix import blake2b_block
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
@@ -54,12 +54,12 @@ class CacheMachine(RuleBasedStateMachine):
         for group, (window, blocks) in enumerate(zip(self.cache.windows, table.block_ids, strict=True)):
             for i in range(end // size):
                 if window is None or (i + 1) * size > end - window + 1:
-                    yield blocks[i], (group, request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+                    yield blocks[i], (group, request.scheduling.cache_salt, tuple(request.ids[: (i + 1) * size]))
 
     @rule(ids=_IDS, salt=st.sampled_from(["", "", "a"]), num_tokens=st.integers(0, _MAX_STEP))
     def begin(self, ids: tuple[int, ...], salt: str, num_tokens: int) -> None:
         params = SamplingParams(max_tokens=50, seed=0)
-        request = Request.create("r", ids, params, max_model_len=999, arrival_s=0.0, cache_salt=salt)
+        request = Request.create("r", ids, params, SchedulingParams(cache_salt=salt), max_model_len=999)
         table = self.cache.open(request)
         self.waiting.append((request, table))
         self.admit(request, table)
@@ -108,7 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
         for group, blocks in enumerate(table.block_ids):
             for i in range(start // size, request.computed // size):
                 assert self.cache.pool.num_refs(blocks[i]) == 1, "a block is written that others read"
-                self.content[blocks[i]] = (group, request.cache_salt, tuple(request.ids[: (i + 1) * size]))
+                self.content[blocks[i]] = (group, request.scheduling.cache_salt, tuple(request.ids[: (i + 1) * size]))
         table.commit(request.computed)
 
     @precondition(lambda self: self.admitted)

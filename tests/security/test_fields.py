@@ -20,7 +20,7 @@ from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import Supervisor
 from inferd.engine.api.wire.client import EngineClient
 from inferd.engine.api.wire.messages import Abort, Delta, Failed, Ready, StepOutput, Submit
-from inferd.engine.api.wire.params import Pooling, SamplingParams
+from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from tests.e2e.conftest import Daemon, daemon
 
 __all__ = ["daemon"]
@@ -74,14 +74,19 @@ HOSTILE_SUBMITS: tuple[dict[str, Any], ...] = (
     {"emitted_ids": (1,) * 7},
 )
 
+
+def shared(**fields: Any) -> dict[str, Any]:
+    return {"scheduling": SchedulingParams(**fields)}
+
+
 ODD_SUBMITS: tuple[dict[str, Any], ...] = (
-    *({"arrival_s": value} for value in (math.nan, math.inf, -math.inf, -1.0, 1e308)),
-    *({"priority": value} for value in (2**62, -(2**62))),
+    *(shared(arrival_s=value) for value in (math.nan, math.inf, -math.inf, -1.0, 1e308)),
+    *(shared(priority=value) for value in (2**62, -(2**62))),
     *({"num_prompt_logprobs": value} for value in (-1, 2**62)),
-    *({"alone_until": value} for value in (-1, 2**62)),
-    *({"ttft_target_s": value} for value in (math.nan, math.inf, -1.0, 0.0, 1e-320)),
-    *({"tpot_target_s": value} for value in (math.nan, math.inf, -1.0, 0.0, 1e-320)),
-    {"cache_salt": "\u0000" * 100_000},
+    *(shared(alone_until=value) for value in (-1, 2**62)),
+    *(shared(ttft_target_s=value) for value in (math.nan, math.inf, -1.0, 0.0, 1e-320)),
+    *(shared(tpot_target_s=value) for value in (math.nan, math.inf, -1.0, 0.0, 1e-320)),
+    shared(cache_salt="\u0000" * 100_000),
     {"request_id": ""},
 )
 """What the server reckons and no caller states: whatever it is, the request ends one way or the other."""

@@ -13,7 +13,7 @@ from random import Random
 import httpx
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
@@ -125,7 +125,7 @@ def test_a_collision_of_hashes_crosses_no_salt() -> None:
 
     def hits(salt: str) -> int:
         params = SamplingParams(max_tokens=1, seed=0)
-        request = Request.create("r", ids, params, max_model_len=64, arrival_s=0.0, cache_salt=salt)
+        request = Request.create("r", ids, params, SchedulingParams(cache_salt=salt), max_model_len=64)
         table = cache.open(request)
         match = table.match()
         assert table.admit(match, len(ids))

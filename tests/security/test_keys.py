@@ -523,9 +523,10 @@ def test_keys_of_the_file_open_and_quotas_refuse(locked: tuple[str, Path, Metric
     assert (refused.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
     assert error["message"].endswith(f"Please try again in {refused.headers['retry-after']}s.")
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-    assert (router.submits[0].tenant, router.submits[0].weight) != (router.submits[1].tenant, router.submits[1].weight)
-    assert router.submits[1].weight == 4.0
-    assert router.submits[0].tenant == router.submits[0].cache_salt
+    first, second = (submit.scheduling for submit in router.submits[:2])
+    assert (first.tenant, first.weight) != (second.tenant, second.weight)
+    assert second.weight == 4.0
+    assert first.tenant == first.cache_salt
 
 
 def test_a_prompt_beyond_the_tokens_left_is_refused_and_not_submitted(

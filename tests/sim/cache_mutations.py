@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
@@ -147,7 +149,7 @@ def hash_ignores_the_salt(patch: Patch) -> None:
     open_table = KVCache.open
 
     def unsalted(self: KVCache, request: Request) -> BlockTable:
-        request.cache_salt = ""
+        request.scheduling = structs.replace(request.scheduling, cache_salt="")
         return open_table(self, request)
 
     patch.setattr(KVCache, "open", unsalted)

@@ -28,13 +28,7 @@ def _submit_of(job: Job) -> Submit:
         request_id=job.request_id,
         prompt_ids=job.prompt_ids,
         params=job.params,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-        arrival_s=asyncio.get_running_loop().time(),
-        ttft_target_s=job.ttft_target_s,
-        tpot_target_s=job.tpot_target_s,
-        tenant=job.tenant,
-        weight=job.weight,
+        scheduling=job.scheduling(asyncio.get_running_loop().time()),
     )
 
 
@@ -126,7 +120,7 @@ class Callers:
             assert error.code == "engine_error", error
             return
         waiting = self._waiting()
-        num_own = sum(tokens.submit.tenant == job.tenant for tokens in waiting)
+        num_own = sum(tokens.submit.scheduling.tenant == job.tenant for tokens in waiting)
         num_free = run.scenario.max_waiting - len(waiting)
         if error.code == "rate_limit_exceeded":
             assert job.ttft_target_s is not None and waiting, f"refused for a target, with none or no queue: {error}"

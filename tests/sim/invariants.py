@@ -34,13 +34,13 @@ class Invariants:
         ageing_s = self._limits.ageing_s
         ranks: Ranks = {}
         for entry in self._engine.scheduler._running:
-            request, rank = entry.request, entry.rank[0]
-            due = request.arrival_s + request.priority * ageing_s
-            if request.ttft_target_s is None:
+            request, scheduling, rank = entry.request, entry.request.scheduling, entry.rank[0]
+            due = scheduling.arrival_s + scheduling.priority * ageing_s
+            if scheduling.ttft_target_s is None:
                 assert rank == due, f"{request.request_id} ranks at {rank}, not at {due}"
             else:
                 assert due - ageing_s <= rank <= due, f"{request.request_id} ranks at {rank}, its arrival at {due}"
-            ranks[request.request_id] = (request.tenant, rank, request.arrival_s)
+            ranks[request.request_id] = (scheduling.tenant, rank, scheduling.arrival_s)
         return ranks
 
     def check_launch(self, plan: StepPlan) -> None:
@@ -60,7 +60,7 @@ class Invariants:
         scheduler = self._engine.scheduler
         requests = {entry.request for _, entries in scheduler._launched for entry in entries}
         for request in scheduler._entries.keys() - self._cleared:
-            if request.computed >= min(request.alone_until, request.num_needed):
+            if request.computed >= min(request.scheduling.alone_until, request.num_needed):
                 self._cleared.add(request)
             elif request in requests:
                 assert len(requests) == 1, f"{request.request_id} is a suspect, and {len(requests) - 1} run beside it"
@@ -103,7 +103,7 @@ class Invariants:
             for row, entry in zip(plan.rows, entries, strict=True)
             if row.num_tokens == 1 and row.samples and row.slot not in admitted
         ]
-        targets = [request.tpot_target_s for request in decodes if request.tpot_target_s is not None]
+        targets = [target_s for request in decodes if (target_s := request.scheduling.tpot_target_s) is not None]
         load = StepLoad.of(plan.rows)
         if not load.pairs:
             self._num_starved += 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from tests.sim.grammar import VOCAB_SIZE, Rule, SimulatedGrammar
 
 _MIX = 0x9E3779B97F4A7C15
@@ -65,7 +65,19 @@ class Job:
     tpot_target_s: float | None = None
     tenant: str = ""
     weight: float = 1.0
-    """Of its tenant."""
+    """Weight of its tenant."""
+
+    def scheduling(self, arrival_s: float, alone_until: int = 0) -> SchedulingParams:
+        return SchedulingParams(
+            arrival_s=arrival_s,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            tenant=self.tenant,
+            weight=self.weight,
+            ttft_target_s=self.ttft_target_s,
+            tpot_target_s=self.tpot_target_s,
+            alone_until=alone_until,
+        )
 
 
 @dataclass(frozen=True, slots=True)

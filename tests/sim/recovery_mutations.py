@@ -93,7 +93,8 @@ def outage_makes_requests_late(patch: Patch) -> None:
     replay = Journal.replay
 
     def as_asked(self: Journal, *, alone: bool) -> Submit:
-        return structs.replace(replay(self, alone=alone), ttft_target_s=self.submit.ttft_target_s)
+        submit, target_s = replay(self, alone=alone), self.submit.scheduling.ttft_target_s
+        return structs.replace(submit, scheduling=structs.replace(submit.scheduling, ttft_target_s=target_s))
 
     patch.setattr(Journal, "replay", as_asked)
 

@@ -168,7 +168,7 @@ def aborted_in_the_queue_counts_as_waiting(patch: Patch) -> None:
 
     def leak(self: Router, stream: TokenStream, delta: Delta) -> None:
         if delta.finish_reason is not None and not stream.has_begun:
-            self._backlog.add(stream.submit.tenant, len(stream.submit.prompt_ids))
+            self._backlog.add(stream.submit.scheduling.tenant, len(stream.submit.prompt_ids))
         push(self, stream, delta)
 
     patch.setattr(Router, "_push", leak)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import scheduler as scheduler_module
@@ -90,8 +91,8 @@ def nobody_is_preempted(patch: Patch) -> None:
 def waiting_does_not_age(patch: Patch) -> None:
     """Starvation: better priorities that keep coming are always first."""
 
-    def rank_of(request: Request, sequence: int, ageing_s: float) -> Rank:
-        return (float(request.priority), request.arrival_s, sequence)
+    def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:
+        return (float(scheduling.priority), scheduling.arrival_s, sequence)
 
     patch.setattr(scheduler_module, "rank_of", rank_of)
 
@@ -184,8 +185,8 @@ def begun_requests_are_shed(patch: Patch) -> None:
 
     def shed(self: Scheduler, now: float) -> Iterator[tuple[Request, Refusal]]:
         for entry in list(self._entries.values()):
-            target_s = entry.request.ttft_target_s
-            if target_s is not None and entry.request.arrival_s + target_s < now:
+            target_s = entry.request.scheduling.ttft_target_s
+            if target_s is not None and entry.request.scheduling.arrival_s + target_s < now:
                 self.finish(entry.request)
                 yield entry.request, too_late(target_s)
 

@@ -97,16 +97,9 @@ class Simulation:
             request_id=job.request_id,
             prompt_ids=job.prompt_ids,
             params=job.params,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            arrival_s=_START_S + job.arrival_tick * TICK_S,
+            scheduling=job.scheduling(_START_S + job.arrival_tick * TICK_S, alone_until),
             emitted_ids=tuple(stream.token_ids),
             num_prompt_logprobs=len(stream.prompt_logprobs),
-            alone_until=alone_until,
-            ttft_target_s=job.ttft_target_s,
-            tpot_target_s=job.tpot_target_s,
-            tenant=job.tenant,
-            weight=job.weight,
         )
         self.engine.core.submit(submit, self._now)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
 
 from inferd.engine.api.cost.step_cost import VisibleKeys, WorkModel
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.limits import SchedulerConfig
@@ -69,11 +68,18 @@ def make(script: Script | None = None, depth: int = 1, **limits: int) -> EngineC
     return EngineCore(scheduler, script or Script(), vocab_size=VOCAB, depth=depth, clock=lambda: 0.0)
 
 
+SCHEDULING = SchedulingParams(arrival_s=3.0)
+
+
 def submit(
-    name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), emitted: tuple[int, ...] = (), **params: Any
+    name: str = "r",
+    prompt: tuple[int, ...] = (1, 2, 3),
+    emitted: tuple[int, ...] = (),
+    scheduling: SchedulingParams = SCHEDULING,
+    **params: Any,
 ) -> Submit:
     sampling = SamplingParams(**{"max_tokens": 4, "seed": 0, **params})
-    return Submit(request_id=name, prompt_ids=prompt, params=sampling, emitted_ids=emitted, arrival_s=3.0)
+    return Submit(request_id=name, prompt_ids=prompt, params=sampling, scheduling=scheduling, emitted_ids=emitted)
 
 
 def run(core: EngineCore, *submits: Submit, now: float = 5.0) -> list[Delta]:
@@ -366,9 +372,8 @@ def test_the_first_delta_says_when_it_ran_and_each_what_was_cached() -> None:
 def test_arrival_is_the_servers_unless_it_is_absent_or_to_come() -> None:
     core = make()
     for name, arrival_s in (("stated", 3.0), ("absent", 0.0), ("to come", 9.0), ("nan", float("nan"))):
-        message = submit(name)
-        core.submit(Submit(request_id=name, prompt_ids=(1,), params=message.params, arrival_s=arrival_s), 5.0)
-    arrivals = {request.request_id: request.arrival_s for request in core._scheduler._entries}
+        core.submit(submit(name, scheduling=SchedulingParams(arrival_s=arrival_s)), 5.0)
+    arrivals = {request.request_id: request.scheduling.arrival_s for request in core._scheduler._entries}
     assert arrivals == {"stated": 3.0, "absent": 5.0, "to come": 5.0, "nan": 5.0}
 
 
@@ -393,7 +398,7 @@ def test_a_request_that_would_be_late_is_told_when_to_come_back() -> None:
     core = make(max_num_seqs=4, max_num_batched_tokens=4)
     core.submit(submit("ahead", tuple(range(20))), 3.0)
     core.step(3.0)
-    core.submit(msgspec.structs.replace(submit("late"), ttft_target_s=1e-6), 3.0)
+    core.submit(submit("late", scheduling=SchedulingParams(arrival_s=3.0, ttft_target_s=1e-6)), 3.0)
     output = core.flush()
     assert output is not None
     (delta,) = output.deltas
@@ -401,7 +406,8 @@ def test_a_request_that_would_be_late_is_told_when_to_come_back() -> None:
     assert (delta.request_id, delta.finish_reason, delta.failure.code) == ("late", "error", "rate_limit_exceeded")
     assert 0 < (delta.failure.retry_after_s or 0) < 1
     assert output.stats.num_shed == 1
-    deltas = run(core, msgspec.structs.replace(submit("soon"), ttft_target_s=60.0), submit("whenever"), now=3.0)
+    soon = SchedulingParams(arrival_s=3.0, ttft_target_s=60.0)
+    deltas = run(core, submit("soon", scheduling=soon), submit("whenever"), now=3.0)
     ends = {delta.request_id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
     assert ends == dict.fromkeys(("ahead", "soon", "whenever"), "length")
 
@@ -410,7 +416,7 @@ def test_a_request_that_waits_in_vain_is_told_so() -> None:
     core = make(max_num_seqs=1)
     core.submit(submit("runs"), 3.0)
     core.step(3.0)
-    core.submit(msgspec.structs.replace(submit("waits"), ttft_target_s=5.0), 3.0)
+    core.submit(submit("waits", scheduling=SchedulingParams(arrival_s=3.0, ttft_target_s=5.0)), 3.0)
     deltas = run(core, now=30.0)
     failed = [delta for delta in deltas if delta.request_id == "waits"]
     assert [(delta.finish_reason, delta.failure and delta.failure.code) for delta in failed] == [

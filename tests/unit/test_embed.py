@@ -10,7 +10,7 @@ import pytest
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, Submit
-from inferd.engine.api.wire.params import Pooling, SamplingParams
+from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import Unlimited
 from inferd.server.dispatch.token_stream import merge
 from inferd.server.generate.embed import MAX_AT_ONCE, MAX_TOKENS_AT_ONCE, EmbedRequest, embed
@@ -58,6 +58,9 @@ class Router:
         return self.streams[-1]
 
 
+SCHEDULING = SchedulingParams(arrival_s=1.5, priority=3, cache_salt="salt")
+
+
 class Paid(Unlimited):
     """An account whose use is counted."""
 
@@ -74,9 +77,7 @@ def request(num_inputs: int) -> EmbedRequest:
         engine_id="e",
         inputs=tuple((i,) for i in range(num_inputs)),
         params=SamplingParams(max_tokens=0, seed=0, pooling=Pooling()),
-        priority=3,
-        cache_salt="salt",
-        arrival_s=1.5,
+        scheduling=SCHEDULING,
     )
 
 
@@ -113,7 +114,7 @@ def test_answers_that_come_in_any_order_are_given_in_that_of_the_inputs() -> Non
         submits = [stream.submit for stream in router.streams]
         assert [submit.request_id for submit in submits] == [f"e-{i}" for i in range(5)]
         assert [submit.prompt_ids for submit in submits] == [(i,) for i in range(5)]
-        assert {(submit.priority, submit.cache_salt, submit.arrival_s) for submit in submits} == {(3, "salt", 1.5)}
+        assert [submit.scheduling for submit in submits] == [SCHEDULING] * 5
 
     asyncio.run(run())
 

@@ -7,10 +7,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from benchmarks.fairness import SHARED, flooded, percentile, share_errors
 from inferd.engine.api.wire.messages import Submit
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
@@ -34,10 +35,9 @@ class World:
         """`name`: of which the first letter is the tenant."""
         self.now += 1e-3
         params = SamplingParams(max_tokens=max_tokens, seed=0)
-        request = Request.create(
-            name, (1,) * num_prompt, params, max_model_len=4096, arrival_s=self.now,
-            tenant=name[0] if tenant is None else tenant, **asked,
-        )  # fmt: skip
+        tenant = name[0] if tenant is None else tenant
+        scheduling = SchedulingParams(arrival_s=self.now, tenant=tenant, **asked)
+        request = Request.create(name, (1,) * num_prompt, params, scheduling, max_model_len=4096)
         self.scheduler.add(request, self.now)
         return request
 
@@ -241,9 +241,8 @@ def test_anothers_queue_is_not_ahead_of_a_tenant_with_a_target() -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     core = EngineCore(World().scheduler, None, vocab_size=8)  # type: ignore[arg-type]
-    core.submit(
-        Submit(request_id="r", prompt_ids=(1,), params=SamplingParams(max_tokens=1, seed=0), weight=weight), 0.0
-    )
+    params, scheduling = SamplingParams(max_tokens=1, seed=0), SchedulingParams(weight=weight)
+    core.submit(Submit(request_id="r", prompt_ids=(1,), params=params, scheduling=scheduling), 0.0)
     output = core.flush()
     assert output is not None
     assert output.deltas[0].failure is not None
@@ -360,7 +359,10 @@ def test_r15_shares_of_tokens_are_even_whatever_is_asked_for() -> None:
 
 def test_r15_would_see_a_queue_by_order_of_arrival_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     create = Request.create
-    one_for_all = staticmethod(lambda *args, **asked: create(*args, **{**asked, "tenant": ""}))
+
+    def one_for_all(name: str, ids: Any, params: Any, scheduling: SchedulingParams, **asked: Any) -> Request:
+        return create(name, ids, params, structs.replace(scheduling, tenant=""), **asked)
+
     monkeypatch.setattr(Request, "create", one_for_all)
     alone, beside = flooded(SHARED, 12.0, 1)
     assert len(beside) < 0.9 * len(alone) or percentile(beside, 0.99) > 4 * percentile(alone, 0.99)

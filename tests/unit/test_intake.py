@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.wire.params import MAX_SEED
+from inferd.engine.api.wire.params import MAX_SEED, SchedulingParams
 from inferd.server.generate.intake import Caller, Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.generate.request import GenerateRequest
@@ -92,7 +92,8 @@ def test_defaults_are_the_checkpoints_then_openais(ask: Asker) -> None:
         None,
     )
     assert params.eos_token_ids == ask.model.eos_token_ids
-    assert (taken.n, taken.priority, taken.cache_salt, taken.arrival_s) == (1, 0, "tenant", 1.5)
+    assert taken.n == 1
+    assert taken.scheduling == SchedulingParams(arrival_s=1.5, cache_salt="tenant", tenant="tenant")
     assert taken.prompts[0].max_tokens == 20
 
 
@@ -109,7 +110,7 @@ def test_what_is_given_wins(ask: Asker) -> None:
     assert (params.logit_bias, params.stop_token_ids, params.eos_token_ids) == (((2, -100.0), (7, 3.0)), (5,), ())
     assert (params.allowed_token_ids, params.logprobs, params.prompt_logprobs) == ((1, 2), 3, 1)
     assert (taken.stop.stops, taken.include_stop, taken.skip_special_tokens) == (("x",), True, False)
-    assert (taken.priority, taken.cache_salt) == (-4, "tenant/s")
+    assert (taken.scheduling.priority, taken.scheduling.cache_salt) == (-4, "tenant/s")
 
 
 def test_null_is_not_given(ask: Asker) -> None:

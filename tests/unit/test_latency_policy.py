@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
@@ -36,7 +36,7 @@ class World:
     def add(self, name: str, num_prompt: int, max_tokens: int = 50, emitted: int = 0, **asked: Any) -> Request:
         request = Request.create(
             name, tuple(range(num_prompt)), SamplingParams(max_tokens=max_tokens, seed=0), max_model_len=1 << 16,
-            emitted_ids=(7,) * emitted, **{"arrival_s": self.now, **asked},
+            scheduling=SchedulingParams(**{"arrival_s": self.now, **asked}), emitted_ids=(7,) * emitted,
         )  # fmt: skip
         self.scheduler.add(request, self.now)
         self.tokens[name] = []
@@ -190,8 +190,9 @@ def ranked(*asked: dict[str, Any]) -> list[int]:
     entries = []
     for i, one in enumerate(asked):
         params = SamplingParams(max_tokens=1, seed=0)
-        request = Request.create(str(i), (1,), params, max_model_len=9, **{"arrival_s": 100.0, **one})
-        entries.append(Entry(request, cache.open(request), rank_of(request, i, 10.0)))
+        scheduling = SchedulingParams(**{"arrival_s": 100.0, **one})
+        request = Request.create(str(i), (1,), params, scheduling, max_model_len=9)
+        entries.append(Entry(request, cache.open(request), rank_of(scheduling, i, 10.0)))
     return [int(entry.request.request_id) for entry in sorted(entries, key=lambda entry: entry.rank)]
 
 
@@ -288,7 +289,7 @@ def test_choices_of_one_request_are_not_ahead_of_each_other() -> None:
     with pytest.raises(Refusal):
         engine.add("another", 8 * 4001, max_tokens=1, ttft_target_s=target_s)
     engine.run()
-    assert all(engine.tokens[choice.request_id][0] <= choice.arrival_s + target_s for choice in choices)
+    assert all(engine.tokens[choice.request_id][0] <= choice.scheduling.arrival_s + target_s for choice in choices)
 
 
 def test_choices_that_could_never_be_in_time_are_taken_as_one_is() -> None:

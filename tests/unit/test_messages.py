@@ -26,7 +26,7 @@ from inferd.engine.api.wire.messages import (
     decode_to_engine,
     encode,
 )
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.api.wire.split_output import parts_of
 from inferd.server.dispatch.token_stream import merge
 
@@ -35,9 +35,7 @@ TO_ENGINE: list[ToEngine] = [
         request_id="a",
         prompt_ids=(1, 2, 3),
         params=SamplingParams(max_tokens=4, seed=5, logit_bias=((1, -2.5),), bad_words=((1, 2),), logprobs=3),
-        priority=-2,
-        cache_salt="salt",
-        arrival_s=1.25,
+        scheduling=SchedulingParams(priority=-2, cache_salt="salt", arrival_s=1.25, ttft_target_s=0.5),
         emitted_ids=(9,),
     ),
     Abort(("a", "b")),

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepModel, StepOutput
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.server.observability.instruments import Histogram
 from inferd.server.observability.metrics import FINISH_REASONS, Metrics, RequestRecord
 from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
@@ -39,8 +40,10 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def record(**changes: object) -> RequestRecord:
+    targets = {name: changes.pop(name) for name in ("ttft_target_s", "tpot_target_s") if name in changes}
     fields: dict[str, object] = {
-        "arrival_s": 100.0, "scheduled_s": 101.0, "first_token_s": 103.0, "finished_s": 107.0, "num_prompt_tokens": 10,
+        "scheduling": SchedulingParams(arrival_s=100.0, **targets),  # type: ignore[arg-type]
+        "scheduled_s": 101.0, "first_token_s": 103.0, "finished_s": 107.0, "num_prompt_tokens": 10,
         "num_generation_tokens": 5, "num_cached_tokens": 0, "finish_reason": "stop",
     }  # fmt: skip
     return RequestRecord(**{**fields, **changes})  # type: ignore[arg-type]

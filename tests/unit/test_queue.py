@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
@@ -19,10 +19,9 @@ _CACHE = KVCache(1, 1)
 
 def make(sequence: int, arrival_s: float = 0.0, priority: int = 0, ageing_s: float = 10.0, tenant: str = "") -> Entry:
     params = SamplingParams(max_tokens=1, seed=0)
-    request = Request.create(
-        str(sequence), (1,), params, max_model_len=9, arrival_s=arrival_s, priority=priority, tenant=tenant
-    )
-    return Entry(request, _CACHE.open(request), rank_of(request, sequence, ageing_s))
+    scheduling = SchedulingParams(arrival_s=arrival_s, priority=priority, tenant=tenant)
+    request = Request.create(str(sequence), (1,), params, scheduling, max_model_len=9)
+    return Entry(request, _CACHE.open(request), rank_of(scheduling, sequence, ageing_s))
 
 
 def drain(queue: WaitingQueue) -> list[str]:
@@ -63,7 +62,7 @@ def test_any_mix_of_pushes_and_removals_equals_sorting() -> None:
             model.remove(gone)
         assert len(queue) == len(model)
         for priority in (-1, 0, 1, 2):
-            until = [entry.num_to_compute for entry in model if entry.request.priority <= priority]
+            until = [entry.num_to_compute for entry in model if entry.request.scheduling.priority <= priority]
             assert queue.num_tokens_until(priority) == sum(until)
         assert queue.num_tokens == sum(until), "and all of them"
         assert queue.first() is min(model, key=lambda entry: entry.rank, default=None)
@@ -105,11 +104,11 @@ def test_a_queue_by_tenant_is_one_queue_each() -> None:
         queue.check()
         assert (len(queue), queue.num_tokens) == (len(model), sum(entry.num_to_compute for entry in model))
         assert {name: set(own.entries()) for name, own in queue.by_tenant.items()} == {
-            name: {entry for entry in model if entry.request.tenant == name}
-            for name in {entry.request.tenant for entry in model}
+            name: {entry for entry in model if entry.request.scheduling.tenant == name}
+            for name in {entry.request.scheduling.tenant for entry in model}
         }
         turn = shares.least()
-        own = [entry for entry in model if entry.request.tenant == turn]
+        own = [entry for entry in model if entry.request.scheduling.tenant == turn]
         assert queue.first() is min(own, key=lambda entry: entry.rank, default=None)
         for now in (0.0, 4.0, 9.5):
             overdue = queue.overdue(now)

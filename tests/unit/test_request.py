@@ -10,7 +10,7 @@ from inferd.engine.request import Request
 
 def make(prompt: int = 4, max_tokens: int = 3, **kwargs: object) -> Request:
     params = SamplingParams(max_tokens=max_tokens, seed=0)
-    return Request.create("r", tuple(range(prompt)), params, max_model_len=64, arrival_s=0.0, **kwargs)  # type: ignore[arg-type]
+    return Request.create("r", tuple(range(prompt)), params, max_model_len=64, **kwargs)  # type: ignore[arg-type]
 
 
 def counters(request: Request) -> tuple[int, int, int, int]:
@@ -59,7 +59,7 @@ def test_max_tokens_0_computes_the_whole_prompt_and_samples_nothing() -> None:
 
 def test_the_models_length_bounds_the_output() -> None:
     params = SamplingParams(max_tokens=50, seed=0)
-    request = Request.create("r", (1, 2), params, max_model_len=5, arrival_s=0.0)
+    request = Request.create("r", (1, 2), params, max_model_len=5)
     assert (request.max_total, request.num_needed) == (5, 4)
 
 
@@ -117,4 +117,4 @@ def test_check_finds_each_counter_out_of_order(wrong: dict[str, object]) -> None
 def test_prompt_logprobs_take_no_hit() -> None:
     assert make().takes_prefix_hits
     params = SamplingParams(max_tokens=1, seed=0, prompt_logprobs=0)
-    assert not Request.create("r", (1,), params, max_model_len=9, arrival_s=0.0).takes_prefix_hits
+    assert not Request.create("r", (1,), params, max_model_len=9).takes_prefix_hits

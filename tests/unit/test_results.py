@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import stream as stream_module
@@ -66,9 +66,7 @@ def request(
         include_stop=include_stop,
         skip_special_tokens=True,
         echo=False,
-        priority=0,
-        cache_salt="",
-        arrival_s=0.0,
+        scheduling=SchedulingParams(),
     )
 
 

@@ -29,7 +29,7 @@ from inferd.engine.api.wire.messages import (
     ToEngine,
     WireLogprobs,
 )
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
@@ -141,7 +141,7 @@ def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
         client.inbox.put_nowait(READY)
         running = asyncio.create_task(router.run())
         await router.became_ready.wait()
-        stream = router.submit(structs.replace(submit("a"), arrival_s=100.0))
+        stream = router.submit(structs.replace(submit("a"), scheduling=SchedulingParams(arrival_s=100.0)))
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1,), scheduled_s=101.0), ended_s=103.0))
         if dies:
             await until(lambda: stream.num_generated == 1)
@@ -191,7 +191,7 @@ def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
         client.inbox.put_nowait(READY)
         running = asyncio.create_task(router.run())
         await router.became_ready.wait()
-        stream = router.submit(structs.replace(submit("a"), arrival_s=1.0))
+        stream = router.submit(structs.replace(submit("a"), scheduling=SchedulingParams(arrival_s=1.0)))
         client.inbox.put_nowait(step(Delta(request_id="a", token_ids=(1, 2, 3), finish_reason="stop"), ended_s=2.0))
         await collect(stream)
         running.cancel()

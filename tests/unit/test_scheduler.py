@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.limits import Refusal, SchedulerConfig
@@ -28,15 +28,15 @@ class Engine:
     def add(
         self, name: str, prompt: tuple[int, ...], max_tokens: int = 4, arrival_s: float = 0.0, **kwargs: Any
     ) -> Request:
-        logprobs = kwargs.pop("prompt_logprobs", None)
+        logprobs, emitted_ids = kwargs.pop("prompt_logprobs", None), kwargs.pop("emitted_ids", ())
         params = SamplingParams(max_tokens=max_tokens, seed=0, prompt_logprobs=logprobs)
         request = Request.create(
             name,
             prompt,
             params,
+            SchedulingParams(arrival_s=arrival_s, **kwargs),
             max_model_len=self.scheduler.config.max_model_len,
-            arrival_s=arrival_s,
-            **kwargs,
+            emitted_ids=emitted_ids,
         )
         self.scheduler.add(request)
         self.requests[name] = request

@@ -12,7 +12,7 @@ _CACHE = KVCache(1, 1)
 
 
 def make(rank: int) -> Entry:
-    request = Request.create(str(rank), (1,), SamplingParams(max_tokens=1, seed=0), max_model_len=9, arrival_s=0.0)
+    request = Request.create(str(rank), (1,), SamplingParams(max_tokens=1, seed=0), max_model_len=9)
     return Entry(request, _CACHE.open(request), (float(rank), 0.0, rank))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry, rank_of
@@ -16,8 +16,9 @@ _CACHE = KVCache(1, 1)
 
 def entry_of(prompt: int, tenant: str) -> Entry:
     params = SamplingParams(max_tokens=9, seed=0)
-    request = Request.create("r", (1,) * prompt, params, max_model_len=64, arrival_s=0.0, tenant=tenant)
-    return Entry(request, _CACHE.open(request), rank_of(request, 0, 10.0))
+    scheduling = SchedulingParams(tenant=tenant)
+    request = Request.create("r", (1,) * prompt, params, scheduling, max_model_len=64)
+    return Entry(request, _CACHE.open(request), rank_of(scheduling, 0, 10.0))
 
 
 def served(shares: Shares, tenant: str) -> float:

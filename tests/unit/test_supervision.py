@@ -44,6 +44,10 @@ def give(each: Journal, *token_ids: int) -> None:
     each.record(Delta(request_id=each.submit.request_id, token_ids=token_ids))
 
 
+def suspected(quarantine: Quarantine, journals: list[Journal]) -> list[int]:
+    return [quarantine.replay(each).scheduling.alone_until for each in journals]
+
+
 # -- quarantine --------------------------------------------------------------------------------------------------------
 
 
@@ -53,9 +57,9 @@ def test_the_third_death_fails_who_was_alone_and_refuses_the_like() -> None:
     poison, good, waiting = journal("poison", 5), journal("good"), journal("waiting")
     live = [poison, good, waiting]
     assert quarantine.judge(dead(poison, good, reached=5), live) == []
-    assert [quarantine.replay(each).alone_until for each in live] == [0, 0, 0], "a first death is mostly by chance"
+    assert suspected(quarantine, live) == [0, 0, 0], "a first death is mostly by chance"
     assert quarantine.judge(dead(poison, good, reached=5), live) == []
-    assert [quarantine.replay(each).alone_until for each in live] == [5, 5, 0]
+    assert suspected(quarantine, live) == [5, 5, 0]
     give(good, 7, 8)
     assert quarantine.judge(dead(poison, reached=5), live) == [poison]
     assert good.num_deaths == good.reached == 0, "it got past there"
@@ -75,7 +79,7 @@ def test_a_kill_from_outside_takes_two_that_hit_the_same_alone() -> None:
         quarantine.judge(dead(unlucky, other, reached=4), [unlucky, other], is_external_kill=True)
     assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], is_external_kill=True) == []
     assert quarantine.judge(dead(other, reached=4), [unlucky, other], is_external_kill=True) == [], "another's"
-    assert quarantine.replay(unlucky).alone_until == 4, "it is tried once more"
+    assert quarantine.replay(unlucky).scheduling.alone_until == 4, "it is tried once more"
     assert quarantine.judge(dead(unlucky, reached=4), [unlucky, other], is_external_kill=True) == [unlucky]
 
 

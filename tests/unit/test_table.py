@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.group import Appended
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.request import Request
@@ -12,7 +12,7 @@ from inferd.engine.request import Request
 
 def open_table(cache: KVCache, ids: tuple[int, ...], salt: str = "", prompt_logprobs: int | None = None) -> BlockTable:
     params = SamplingParams(max_tokens=8, seed=0, prompt_logprobs=prompt_logprobs)
-    request = Request.create("r", ids, params, max_model_len=1000, arrival_s=0.0, cache_salt=salt)
+    request = Request.create("r", ids, params, SchedulingParams(cache_salt=salt), max_model_len=1000)
     return cache.open(request)
 
 

@@ -14,38 +14,23 @@ from zlib import crc32
 import msgspec
 
 from inferd.engine.api.cost.roofline import Peaks, StepPhase
-from inferd.engine.api.wire.params import SamplingParams
+from inferd.engine.api.wire.params import NO_SCHEDULING, SamplingParams, SchedulingParams
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
-    """Generate one choice. `emitted_ids` is not empty where a request is replayed after a restart."""
+    """Generate one choice. `emitted_ids` is not empty if a request is replayed after a restart."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    priority: int = 0
-    """Lower runs first; ties by arrival."""
-    cache_salt: str = ""
-    """Requests share prefix blocks only under the same salt."""
-    arrival_s: float = 0.0
-    """Monotonic clock of this machine, when the HTTP request arrived."""
+    scheduling: SchedulingParams = NO_SCHEDULING
     emitted_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int = 0
-    """Of a replay: prompt positions, counted after the first, whose logprobs were delivered before."""
-    alone_until: int = 0
-    """Of a replay that may be what ended the engine: it runs alone until so many of its positions are computed."""
-    ttft_target_s: float | None = None
-    """From arrival to the first token; a request that cannot make it is refused. None: whenever it comes."""
-    tpot_target_s: float | None = None
-    """A token after the first, in the mean, that other requests' prompts may not hold up; None: any."""
-    tenant: str = ""
-    """Tenants share the engine by weight, whatever each of them asks for."""
-    weight: float = 1.0
-    """Of the tenant; above 0."""
+    """Prompt positions, counted after the first, whose logprobs were delivered before a replay."""
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices", kw_only=True):

@@ -118,6 +118,44 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_token_ids("bad_words", word, vocab_size)
 
 
+class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request shares the engine with others. No field changes its tokens, only when they come."""
+
+    arrival_s: float = 0.0
+    """Time of this machine's monotonic clock at which the HTTP request arrived; 0: when the engine received it."""
+    priority: int = 0
+    """Lower runs first; ties by arrival."""
+    cache_salt: str = ""
+    """Requests share prefix blocks only if they have the same salt."""
+    tenant: str = ""
+    """Tenants share the engine by weight, however much each of them asks for."""
+    weight: float = 1.0
+    """Weight of the tenant; above 0."""
+    ttft_target_s: float | None = None
+    """Seconds from arrival to the first token. A request that cannot make it is refused. None: no target."""
+    tpot_target_s: float | None = None
+    """Mean seconds per token after the first, which other requests' prompts may not delay; None: no target."""
+    alone_until: int = 0
+    """A replayed request that may have crashed the engine runs alone until this many positions are computed; 0: it is
+    no suspect."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the request has a latency target."""
+        return self.ttft_target_s is not None or self.tpot_target_s is not None
+
+    def arrived_by(self, now: float) -> SchedulingParams:
+        """The same, with `now` in place of an arrival that is absent or later."""
+        return self if 0.0 < self.arrival_s <= now else msgspec.structs.replace(self, arrival_s=now)
+
+    def check(self) -> None:
+        """Raise `ParamError` for a value that the scheduler cannot work with."""
+        if not 0.0 < self.weight < math.inf:
+            raise ParamError("weight", self.weight, "must be a number above 0")
+
+
+NO_SCHEDULING = SchedulingParams()
+
 _INT_BOUNDS: tuple[tuple[str, int, int | None], ...] = (
     ("max_tokens", 0, None),
     ("min_tokens", 0, None),

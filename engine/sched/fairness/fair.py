@@ -137,7 +137,7 @@ class Shares:
             cost += OUTPUT_COST if end > entry.num_charged else 0.0
         if end > entry.num_charged:
             entry.num_charged = end
-        account = self._accounts[request.tenant]
+        account = self._accounts[request.scheduling.tenant]
         account.served += cost / account.weight
 
     def in_order(self, entries: Iterable[Entry]) -> list[Entry]:
@@ -145,7 +145,7 @@ class Shares:
         return sorted(entries, key=self._place)
 
     def _place(self, entry: Entry) -> tuple[float, Rank]:
-        return self._accounts[entry.request.tenant].served, entry.rank
+        return self._accounts[entry.request.scheduling.tenant].served, entry.rank
 
     def least(self) -> str | None:
         """Whose turn it is of those who wait; None where nobody does."""
@@ -209,7 +209,7 @@ class Shares:
     def check(self, entries: Iterable[Entry], running: Iterable[Entry]) -> None:
         """Raises `AssertionError`."""
         counted = {tenant: (account.num_live, account.num_running) for tenant, account in self._accounts.items()}
-        live, seated = (Counter([entry.request.tenant for entry in some]) for some in (entries, running))
+        live, seated = (Counter([entry.request.scheduling.tenant for entry in some]) for some in (entries, running))
         expected = {tenant: (live[tenant], seated[tenant]) for tenant in {*counted, *live}}
         assert counted == expected, f"tenants are counted as {counted}, and are {expected}"
         assert self._num_without == sum(account.is_without for account in self._accounts.values())

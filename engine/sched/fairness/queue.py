@@ -59,7 +59,7 @@ class WaitingQueue:
         return tuple(self._entries)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        num_tokens, level = sign * entry.num_to_compute, entry.request.priority
+        num_tokens, level = sign * entry.num_to_compute, entry.request.scheduling.priority
         self.num_tokens += num_tokens
         count = self._by_priority.pop(level, 0) + num_tokens
         if count:
@@ -87,7 +87,7 @@ class FairQueue:
         return self._queues
 
     def push(self, entry: Entry) -> None:
-        tenant = entry.request.tenant
+        tenant = entry.request.scheduling.tenant
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = WaitingQueue()
@@ -105,7 +105,7 @@ class FairQueue:
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out, wherever it stands."""
-        tenant = entry.request.tenant
+        tenant = entry.request.scheduling.tenant
         queue = self._queues[tenant]
         queue.remove(entry)
         self._num_entries -= 1

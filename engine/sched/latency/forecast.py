@@ -42,14 +42,15 @@ class Forecast:
     def ttft_estimate(self, request: Request, num_tokens: int, group: Iterable[Entry] = ()) -> TtftEstimate:
         """Of a request with `num_tokens` to compute. What its `group` has yet to compute is its own as well: of the
         prompt that all of them have one computes most, and none is ahead of the others."""
-        demand = Demand.of(self._running, self._waiting, request)
-        num_ahead, num_before = demand.ahead(self._shares, request.tenant, num_tokens)
+        tenant = request.scheduling.tenant
+        demand = Demand.of(self._running, self._waiting, request.scheduling)
+        num_ahead, num_before = demand.ahead(self._shares, tenant, num_tokens)
         num_in_group = sum(
             [member.request.num_pending if member.slot != NO_SLOT else member.num_to_compute for member in group]
         )
         num_shared = min(num_ahead, num_in_group)
         num_ahead, num_tokens = num_ahead - num_shared, num_tokens + num_shared
-        has_slot = self._shares.may_start(request.tenant, len(self._free_slots))
+        has_slot = self._shares.may_start(tenant, len(self._free_slots))
         is_short = not has_slot or self._watermark.is_awaited_by(self._waiting.first())
         return TtftEstimate(
             pace=self.pace(num_tokens // 2),
@@ -62,10 +63,10 @@ class Forecast:
     def start_by(self, request: Request, own_s: float) -> float:
         """When a request has to start that takes `own_s` to its first token, launched steps included; infinite where it
         need not. One that could not be in time alone may start until its target has passed."""
-        target_s = request.ttft_target_s
+        target_s = request.scheduling.ttft_target_s
         if target_s is None:
             return inf
-        return request.arrival_s + target_s - (own_s if own_s <= target_s else self._latency.launched_s)
+        return request.scheduling.arrival_s + target_s - (own_s if own_s <= target_s else self._latency.launched_s)
 
     def is_late(self, entry: Entry, now: float) -> bool:
         """Whether one that had to start before `now` is late indeed. If not, it is told by when it has to start now."""

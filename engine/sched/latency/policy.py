@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.latency.budget import MARGIN, StepBudget, TimedBudget, chunk_s, largest_chunk
 from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad, StepTimeModel
@@ -112,8 +111,8 @@ class LatencyPolicy:
         """Of prompts `depth` tokens deep, while these decode."""
         costs = self.model.chunked
         base_s = costs.predict(StepLoad(len(decodes), _context(decodes), 0))
-        targets = [entry.request.tpot_target_s for entry in decodes if entry.request.tpot_target_s is not None]
-        allowance_s = MARGIN * min(targets, default=inf)
+        targets_s = [entry.request.scheduling.tpot_target_s for entry in decodes]
+        allowance_s = MARGIN * min([target_s for target_s in targets_s if target_s is not None], default=inf)
         room = max(1, self._max_num_batched_tokens - len(decodes))
         num_tokens = largest_chunk(costs, depth, allowance_s - base_s, room)
         return Pace(costs, base_s, max(num_tokens, min(room, self._split / STARVED_STEPS)))
@@ -123,7 +122,7 @@ class LatencyPolicy:
         least_s = inf
         for entry in decodes:
             request = entry.request
-            target_s = request.tpot_target_s
+            target_s = request.scheduling.tpot_target_s
             if target_s is None:
                 continue
             due_s = target_s
@@ -134,11 +133,6 @@ class LatencyPolicy:
             if due_s < least_s:
                 least_s = due_s
         return MARGIN * least_s
-
-
-def has_target(request: Request) -> bool:
-    """Whether time counts for it."""
-    return request.ttft_target_s is not None or request.tpot_target_s is not None
 
 
 def _context(decodes: Iterable[Entry]) -> int:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferd.engine.request import Request
+from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.sched.entry import Entry
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
@@ -58,19 +58,19 @@ class Demand:
     """In the queue."""
 
     @classmethod
-    def of(cls, running: Iterable[Entry], waiting: FairQueue, request: Request) -> Demand:
+    def of(cls, running: Iterable[Entry], waiting: FairQueue, scheduling: SchedulingParams) -> Demand:
         tokens: dict[str, float] = {}
         requests: dict[str, float] = {}
         for tenant, queue in waiting.by_tenant.items():
             tokens[tenant], requests[tenant] = queue.num_tokens, len(queue)
-        own = waiting.by_tenant.get(request.tenant)
+        own = waiting.by_tenant.get(scheduling.tenant)
         if own is not None:
             # Priorities order the requests of one tenant; another's are ahead whatever theirs.
-            tokens[request.tenant] = own.num_tokens_until(request.priority)
+            tokens[scheduling.tenant] = own.num_tokens_until(scheduling.priority)
         for entry in running:
             num_pending = entry.request.num_pending
             if num_pending > 1:
-                tenant = entry.request.tenant
+                tenant = entry.request.scheduling.tenant
                 tokens[tenant] = tokens.get(tenant, 0) + num_pending
         return cls(tokens, requests)
 

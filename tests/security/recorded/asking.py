@@ -268,9 +268,9 @@ def _asked_for(submits: list[Submit]) -> bytes:
     told = (
         (
             one.prompt_ids,
-            one.priority,
-            one.ttft_target_s,
-            one.tpot_target_s,
+            one.scheduling.priority,
+            one.scheduling.ttft_target_s,
+            one.scheduling.tpot_target_s,
             msgspec.structs.replace(one.params, seed=0),
         )
         for one in submits
