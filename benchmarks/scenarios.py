@@ -32,9 +32,9 @@ from benchmarks.machine import describe, measure_machine
 from benchmarks.roofline import Load
 from benchmarks.scenario_results import Measurement, Results, Start, as_json, render
 from inferd.server.commands.bench.lengths import Fixed
-from inferd.server.commands.bench.load import Run
+from inferd.server.commands.bench.load import LoadRun
 from inferd.server.commands.bench.options import LoadOptions
-from inferd.server.commands.bench.report import Report, failures, summarize, warnings
+from inferd.server.commands.bench.report import BenchReport, failures, summarize, warnings
 from inferd.server.commands.bench.session import measure
 
 QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
@@ -106,7 +106,7 @@ def _measure_all(
                 yield _measurement(model, precision, name, target, repetition, report, failures(finished.outcomes))
 
 
-def _load(target: Target, load: Load, vocab_size: int, seed: str) -> Run:
+def _load(target: Target, load: Load, vocab_size: int, seed: str) -> LoadRun:
     """`seed` names the run: every target gets the same prompts, every run its own."""
     options = LoadOptions(
         base_url=target.url,
@@ -124,7 +124,7 @@ def _load(target: Target, load: Load, vocab_size: int, seed: str) -> Run:
 
 
 def _measurement(
-    model: str, precision: str, scenario: str, target: Target, repetition: int, report: Report, failed: str
+    model: str, precision: str, scenario: str, target: Target, repetition: int, report: BenchReport, failed: str
 ) -> Measurement:
     return Measurement(
         model=model,
