@@ -1,6 +1,6 @@
 """One choice's text as events: content, reasoning and calls in order, and how many of its tokens are reasoning.
 
-The bridge between a `AnswerParser`, which knows text alone, and the events of a choice.
+Connects an `AnswerParser`, which only knows text, to the events of a choice.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _SHORT_ID_LENGTH = 9
 
 
 class Answer(Protocol):
-    """The text of one choice on its way to events."""
+    """Turns the text of one choice into events."""
 
     @property
     def num_calls(self) -> int:
-        """Calls whose name is known."""
+        """Number of calls whose name is known."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """The answer ends here: no further call is wanted."""
+        """Whether the answer ends here, because no further call is wanted."""
         ...
 
     def token(self, offset: int) -> None:
-        """A token whose text begins `offset` characters into the choice's."""
+        """Add a token whose text begins `offset` characters into the choice's text."""
         ...
 
     def feed(self, text: str) -> None:
-        """More of the text, of which nothing will be taken back."""
+        """Add text; none of it will be taken back."""
         ...
 
     def finish(self) -> None:
-        """No more text comes."""
+        """Called when no more text comes."""
         ...
 
     def events(
         self, token_ids: tuple[int, ...], scored: tuple[ScoredToken, ...], num_cached_tokens: int, num_unsent: int = 0
     ) -> Iterator[Event]:
-        """What became certain since the last call, with the tokens it came with."""
+        """The events that became certain since the last call, with the tokens that came meanwhile."""
         ...
 
 
@@ -63,7 +63,7 @@ def answer_of(choice: int, parser_config: ParserConfig | None) -> Answer:
 
 
 class PlainAnswer:
-    """All of the text is content."""
+    """All of the text is content; the format of the model is not known."""
 
     num_calls = 0
     is_full = False
@@ -90,14 +90,14 @@ class PlainAnswer:
 
 
 class ParsedAnswer:
-    """Content, reasoning and calls, told apart."""
+    """Separates content, reasoning and calls."""
 
     def __init__(self, choice: int, parser_config: ParserConfig) -> None:
         self.num_calls = 0
         self._choice, self._config = choice, parser_config
         self._parser = parser_config.new_parser()
         self._offsets: list[int] = []
-        """Characters of the text before each token; rising, for those that add none are counted too."""
+        """Number of characters before each token, never falling. Tokens without text count too."""
         self._num_reasoning = 0
         self._pieces: list[Piece] = []
 
@@ -147,7 +147,7 @@ class ParsedAnswer:
         return f"call_{secrets.token_hex(12)}"
 
     def _more_reasoning(self) -> int:
-        """Tokens that begin inside reasoning, markers included, beyond those already counted."""
+        """Number of tokens that begin inside reasoning, markers included, and are not counted yet."""
         spans = self._parser.reasoning_spans
         total = sum(bisect_left(self._offsets, end) - bisect_left(self._offsets, start) for start, end in spans)
         if self._parser.reasoning_start is not None:

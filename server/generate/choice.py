@@ -1,8 +1,8 @@
 """One choice: deltas of ids in, events with text out.
 
-Owns the order detokenize -> stop strings -> reasoning and calls, token by token, so that the text, the ids counted and
-the place where a stop string ends them are the same however the engine's deltas were cut or merged. Knows no router and
-no HTTP.
+Each token passes detokenizer, stop strings, and the parser of reasoning and calls, in this order. So the text, the ids
+counted and the end by a stop string do not depend on how the engine's deltas were cut or merged. Knows no router and no
+HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 
 
 class Choice:
-    """The text side of one choice while it runs."""
+    """Text and events of one choice while it runs."""
 
     def __init__(self, index: int, request: GenerateRequest, table: TokenBytes) -> None:
         self.index = index
@@ -44,12 +44,12 @@ class Choice:
         self._prompt_logprobs: list[WireLogprobs] = []
         self._num_tokens = self._num_chars = self._num_prompt_chars = 0
         self._num_partial = 0
-        """Tokens since the last that completed a character."""
+        """Number of tokens since the last one that completed a character."""
         self._unsent: deque[int] = deque()
-        """Characters up to the end of each token before those whose text may not be out."""
+        """Number of characters up to the end of each token whose text may not be sent yet."""
 
     def feed(self, delta: Delta) -> Iterator[Event]:
-        """The events of one delta. Raises `RequestError` where the engine failed the choice."""
+        """The events of one delta. Raises `RequestError` if the engine failed the choice."""
         assert not self.is_finished, "a delta after the end"
         if delta.finish_reason == "error":
             raise self._error_of(delta.failure or _UNNAMED)
@@ -72,13 +72,13 @@ class Choice:
             yield from self._end(delta)
 
     def _error_of(self, failure: Failure) -> RequestError:
-        """The engine knows a grammar, and not the field that it comes from."""
+        """The engine's error, with the request's field that the grammar comes from: the engine does not know it."""
         if failure.param == "grammar":
             return refusal(self._request.grammar_param, failure.message)
         return RequestError(failure.code, failure.message, failure.param, failure.retry_after_s)
 
     def _read(self, delta: Delta) -> Iterator[Event]:
-        """Read the ids up to the one that completes a stop string, or the last call that is wanted."""
+        """Read the ids up to the one that completes a stop string or the last wanted call."""
         scored: list[ScoredToken] = []
         num_read = 0
         for i, token_id in enumerate(delta.token_ids):
@@ -96,7 +96,7 @@ class Choice:
                 self._num_partial = 0
                 self._answer.feed(self._stops.feed(piece, self._num_tokens > self._request.params.min_tokens))
             repeats = self._repetition.feed(token_id) and self._num_tokens >= self._request.params.min_tokens
-            # An end of the model's own, which its last token is, goes first.
+            # If the last token also ends the answer by itself, that end is the reason.
             self._repeats = repeats and not (num_read == len(delta.token_ids) and delta.finish_reason is not None)
             if self._stops.match is not None or self._repeats or self._answer.is_full:
                 break
@@ -106,10 +106,10 @@ class Choice:
         yield from self._answer.events(delta.token_ids[:num_read], tuple(scored), delta.num_cached_tokens, num_unsent)
 
     def _end(self, delta: Delta) -> Iterator[Event]:
-        """The text still held back, then the end. Raises `RequestError` for an answer that was given up."""
+        """The text still held back, then the end. Raises `RequestError` for an answer that the server gave up."""
         assert delta.finish_reason is not None
         if delta.finish_reason == "abort":
-            # Nobody reads a choice that its own reader aborted: this one the server gave up.
+            # A choice that its reader aborted is not read any more, so the server aborted this one.
             raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")
         yield from self._close(Finished(self.index, delta.finish_reason, self._stop_reason(delta)), delta)
 
@@ -119,13 +119,13 @@ class Choice:
         if self._stops.match is None:
             tail += self._stops.finish()
         else:
-            # The caller's stop string is U+FFFD itself.
+            # The last character stays incomplete, and its U+FFFD completes a stop string.
             end = Finished(self.index, "stop", self._stops.match.stop)
         self._answer.feed(tail)
         yield from self._finished(end, delta)
 
     def _finished(self, end: Finished, delta: Delta) -> Iterator[Event]:
-        """What the answer still holds back, then the end: of a model that stopped to call, the calls are the reason."""
+        """The events still held back, then the end. If the model stopped after calls, the reason is `tool_calls`."""
         self._answer.finish()
         yield from self._answer.events((), (), delta.num_cached_tokens)
         yield replace(end, reason="tool_calls") if end.reason == "stop" and self._answer.num_calls else end
@@ -148,14 +148,17 @@ class Choice:
 
 
 class RepetitionDetector:
-    """Watches one choice's tokens. A token costs a comparison for each size a pattern may have."""
+    """Finds an answer that repeats itself: its last tokens are `min_count` copies of one pattern (vLLM's definition).
+
+    Each token costs one comparison for each size that a pattern may have.
+    """
 
     def __init__(self, rule: RepetitionRule | None) -> None:
-        """None: nothing is ever found."""
+        """`rule`: None finds nothing."""
         self._rule = rule
         self._ids: list[int] = []
         self._runs = [0] * (rule.max_pattern_size + 1 if rule else 0)
-        """Size p -> how many tokens, up to the last, equal the one p places before them."""
+        """Size p -> how many of the last tokens in a row equal the token p places before them."""
 
     def feed(self, token_id: int) -> bool:
         """Whether this token completes the last copy."""

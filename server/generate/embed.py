@@ -1,7 +1,7 @@
-"""Inputs -> vectors: requests that draw no token, one for each input, which the engine batches as it does all others.
+"""Embeddings: inputs -> vectors. Each input is one request that draws no token; the engine batches it like any other.
 
-Owns what a valid request for embeddings is, and its way through the router. Whatever ends it early (a client that goes
-away, a deadline, an error of one input), every input still on its way is aborted. Knows no HTTP.
+Checks a request for embeddings and sends it through the router. If it ends early (the client leaves, a deadline
+passes, an input fails), every input still running is aborted. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from inferd.server.generate.prompts import PromptReader
 from inferd.server.schema.embeddings import EmbeddingRequest
 
 MAX_AT_ONCE = 256
-"""Inputs of one request that are with the engine at a time: enough to fill its steps, and the queue that all callers
-share keeps room for others."""
+"""Inputs of one request that are in the engine at a time: enough to fill its steps, and few enough to leave space in
+the queue that all callers share."""
 MAX_TOKENS_AT_ONCE = 2**14
-"""Their tokens, unless one input has more: two steps of most engines. Others of the same tenant wait for no more."""
+"""Tokens of these inputs, unless one input has more: two steps of most engines. The tenant's other requests wait for no
+more than that."""
 
 _UNNAMED = Failure("engine_error", "The engine could not serve this request.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest:
-    """Inputs that fit the model, and what is wanted of them. Made by the intake alone."""
+    """A valid request for embeddings, with inputs that fit the model. Only the intake makes one."""
 
     engine_id: str
     inputs: tuple[tuple[int, ...], ...]
     params: SamplingParams
     scheduling: SchedulingParams
     account: Account = UNLIMITED
-    """Pays for its tokens."""
+    """The account that its tokens are charged to."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs together."""
+        """Tokens of all inputs together."""
         return sum(map(len, self.inputs))
 
     def submits(self) -> Iterator[Submit]:
-        """One an input, in order."""
+        """One submit for each input, in order."""
         for i, token_ids in enumerate(self.inputs):
             yield Submit(
                 request_id=f"{self.engine_id}-{i}",
@@ -66,7 +67,7 @@ class EmbedIntake:
         self._prompts = prompts
 
     async def take(self, wire: EmbeddingRequest, caller: Caller, hidden_size: int) -> EmbedRequest:
-        """`hidden_size`: components that the model's vectors have; 0: it gives none. Raises `RequestError`."""
+        """`hidden_size`: components of the model's vectors; 0: it gives none. Raises `RequestError`."""
         if hidden_size == 0:
             message = "This server's engine gives no hidden states that embeddings could be made of."
             raise RequestError("not_implemented", message)
@@ -100,14 +101,14 @@ class EmbedIntake:
 
 
 def name_of(index: int, num_inputs: int) -> str:
-    """An input, as error messages name it."""
+    """Name of an input in error messages."""
     return "input" if num_inputs == 1 else f"input[{index}]"
 
 
 async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
-    """The vectors, fp32 in little-endian bytes, in the order of the inputs.
+    """The vectors in the order of the inputs, as little-endian fp32 bytes.
 
-    Raises `RequestError` or `EngineDeadError` where one input fails, and `RequestError` where one is not taken.
+    Raises `RequestError` or `EngineDeadError` if an input fails, and `RequestError` if one is not taken.
     """
     request.account.take(request.num_tokens)
     vectors = [b""] * len(request.inputs)
@@ -119,7 +120,7 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
     async def run() -> None:
         nonlocal num_left, num_running, is_taken
         while True:
-            async with turn:  # one waits for room at a time, so that inputs go in their order
+            async with turn:  # one task waits at a time, so that inputs are submitted in order
                 i, submit = next(waiting, (0, None))
                 if submit is None:
                     return
@@ -127,31 +128,32 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
                 while num_running and num_running + num_tokens > MAX_TOKENS_AT_ONCE:
                     ended.clear()
                     await ended.wait()
-                # All tasks begin in one turn, also where the first is refused: only one that was taken opens the way.
+                # All tasks begin in one turn, even if the first input is refused. Only a taken input exempts later
+                # ones.
                 stream = router.submit(submit, goes_on=is_taken)
                 num_left, num_running, is_taken = num_left - num_tokens, num_running + num_tokens, True
             vectors[i] = await _vector(stream, name_of(i, len(vectors)))
             num_running -= num_tokens
             ended.set()
 
-    # Not a `TaskGroup`, which keeps the errors that it raises, and they it: each failed request would leave its inputs.
+    # A `TaskGroup` and the errors that it raises refer to each other, so a failed request would keep its inputs alive.
     tasks = [asyncio.create_task(run()) for _ in range(min(MAX_AT_ONCE, len(vectors)))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in filter(asyncio.Task.done, tasks):
             task.result()
     finally:
-        # Those that fail after the first are ended by it, or fail for the same reason.
+        # Tasks that fail after the first one were ended by it, or fail for the same reason.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        del task, tasks  # an error names this frame, and would keep itself
-        request.account.owe(-num_left)  # nobody computes what was not taken
+        del task, tasks  # an error refers to this frame, and would keep itself alive
+        request.account.owe(-num_left)  # inputs that were not taken are not computed
     return tuple(vectors)
 
 
 async def _vector(stream: TokenStream, where: str) -> bytes:
-    """What one input gives. Raises `RequestError` and `EngineDeadError`."""
+    """The vector of one input. Raises `RequestError` and `EngineDeadError`."""
     try:
         async for delta in stream:
             if delta.finish_reason == "error":

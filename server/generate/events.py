@@ -1,7 +1,7 @@
-"""What happens to a choice, as typed events: the only thing that answers, streamed or plain, are made of.
+"""Typed events of a choice. All answers, streamed or plain, are made from them.
 
-The order for each choice is `PromptRead` (where asked for), any number of deltas, one `Finished`. Every token comes
-with a `TextDelta`, before what its text became. Choices interleave.
+The order for each choice is `PromptRead` (if asked for), any number of deltas, one `Finished`. Every token comes with a
+`TextDelta`, before the events made from its text. Choices interleave.
 """
 
 from __future__ import annotations
@@ -14,53 +14,54 @@ import msgspec
 from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
 
 EndReason = FinishReason | Literal["repetition", "tool_calls"]
-"""Why a choice ended; that it repeats itself or has called tools is seen here and not by the engine."""
+"""Why a choice ended. The server, not the engine, finds repetitions and tool calls."""
 
 REPETITION_DETECTED = "repetition_detected"
-"""The `stop_reason` of such a choice, in vLLM's words."""
+"""vLLM's `stop_reason` for a choice that repeats itself."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False):
-    """A token with its log probabilities and its place in the text. Made of a whole prompt in one turn of the loop."""
+    """A token with its log probabilities. A struct, because those of a whole prompt are made in one turn of the
+    loop."""
 
     logprobs: WireLogprobs
     offset: int
-    """Characters of the choice's text before this token."""
+    """Number of characters of the choice's text before this token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """The prompt went through the model; sent where its text or its log probabilities were asked for."""
+    """The model has read the prompt. Sent if the prompt's text or log probabilities were asked for."""
 
     choice: int
     text: str
-    """The prompt as text, where it is echoed."""
+    """Text of the prompt if it is echoed, else empty."""
     scored: tuple[ScoredToken | None, ...]
-    """One entry a prompt token, the first None; empty where not asked for."""
+    """One entry for each prompt token, the first None; empty if not asked for."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
-    """More of a choice. Text may follow its token late: while a character or a stop string is unfinished.
+    """New tokens and text of a choice. Text may come after its token, if a character or a stop string is incomplete.
 
-    Made once a token: a struct takes a fifth of the time of a frozen dataclass.
+    One is made for each token: a struct takes a fifth of the time of a frozen dataclass.
     """
 
     choice: int
     text: str
     token_ids: tuple[int, ...]
     scored: tuple[ScoredToken, ...]
-    """One for each of `token_ids`, where asked for."""
+    """One entry for each of `token_ids` if asked for, else empty."""
     num_cached_tokens: int
     num_reasoning_tokens: int = 0
-    """Tokens of this choice, these or earlier ones, that are now known to be reasoning."""
+    """Number of tokens of this choice, these or earlier ones, now known to be reasoning."""
     num_unsent_tokens: int = 0
-    """Tokens of this choice, these or earlier ones, whose text is held back: a part of a character, or what may become
-    a stop string."""
+    """Number of tokens of this choice, these or earlier ones, whose text is held back: a part of a character, or of a
+    possible stop string."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model reasons."""
+    """New text of the model's reasoning."""
 
     choice: int
     text: str
@@ -72,14 +73,14 @@ class ToolCallStart:
 
     choice: int
     index: int
-    """Among the choice's calls."""
+    """Index among the choice's calls."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments, as JSON."""
+    """New text of a call's arguments, as JSON."""
 
     choice: int
     index: int
@@ -93,7 +94,7 @@ class Finished:
     choice: int
     reason: EndReason
     stop_reason: str | int | None
-    """The caller's stop string or stop token id that ended it; None where the model or a limit did."""
+    """The caller's stop string or stop token id that ended it; None if the model or a limit did."""
 
 
 Event = PromptRead | TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | Finished

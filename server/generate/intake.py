@@ -1,7 +1,7 @@
-"""The only maker of a valid `GenerateRequest`: wire fields + the model's defaults and limits -> it, or a refusal.
+"""The only maker of a valid `GenerateRequest`, from a request's fields and the model's defaults and limits.
 
-Everything that can be wrong with a request is found here, so that the router and the engine are given only what they
-can do.
+Everything that can be wrong with a request is found here, so that the router and the engine only get what they can do.
+Knows no queue.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as far as it matters here."""
+    """The tenant that sends a request, and its settings that do not come from the body."""
 
     tenant: str
-    """Prefix blocks are shared only within one; empty where there are no keys."""
+    """Prefix blocks are shared only within one tenant; empty if there are no keys."""
     arrival_s: float
     """`time.monotonic` when the request arrived."""
     deadline: Deadline | None = None
-    """When the answer must be complete, or None."""
+    """When the answer must be complete; None: no deadline."""
     targets: Targets = NO_TARGETS
-    """What it asks for itself."""
+    """The request's own latency targets."""
     weight: float = 1.0
-    """Of its tenant's share of the machine, where others want it too."""
+    """Weight of its tenant's share of the machine when other tenants want it too."""
     account: Account = UNLIMITED
-    """Pays for its tokens."""
+    """The account that its tokens are charged to."""
 
     def scheduling(
         self, wire: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
@@ -76,14 +76,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    """Alternatives to report at each position; None: no log probabilities."""
+    """Number of alternatives to report at each position; None: no log probabilities."""
 
     output: int | None
     prompt: int | None
     prompt_param: str = "prompt_logprobs"
-    """The field that asks for those of the prompt."""
+    """Field that asks for the prompt's log probabilities."""
     num_each: int = 0
-    """Log probabilities of each prompt token that the answer shows, in all forms together."""
+    """Log probabilities that the answer shows for each prompt token, in all its forms together."""
 
 
 class Intake:
@@ -92,7 +92,7 @@ class Intake:
     def __init__(
         self, model: ServedModel, prompts: PromptReader, grammars: Grammars, targets: Targets = NO_TARGETS
     ) -> None:
-        """`targets`: of requests that ask for none."""
+        """`targets`: the server's, for requests that name none."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets
 
     def check_model(self, name: str | None) -> str:
@@ -106,7 +106,7 @@ class Intake:
     async def read_chat(
         self, wire: ChatRequest, check_size: CheckSize | None = None, kept: int | None = None
     ) -> Encoded:
-        """The conversation as the model reads it, whether it fits or not. Raises `RequestError`."""
+        """The conversation as the model's token ids, whether it fits the context or not. Raises `RequestError`."""
         _check_chat(wire)
         template = self._model.template
         conversation = conversation_of(
@@ -134,26 +134,25 @@ class Intake:
     async def chat(
         self, wire: ChatRequest, caller: Caller, *, prefix: str = "chatcmpl-", most: int | None = None
     ) -> GenerateRequest:
-        """Raises `RequestError`.
+        """A chat request as a `GenerateRequest`. Raises `RequestError`.
 
-        `prefix`: of the answer's id. `most`: tokens that the answer may have where `wire` does not say; more than the
-        context holds is no mistake.
+        `prefix`: prefix of the answer's id. `most`: default of `max_tokens`, which may exceed the context.
         """
         num_each = 0 if wire.prompt_logprobs is None else 1 + wire.prompt_logprobs
         num_top = (wire.top_logprobs or 0) if wire.logprobs else None
         logprobs = _Logprobs(num_top, wire.prompt_logprobs, num_each=num_each)
         default = self._model.defaults.max_new_tokens if most is None else most
-        asked_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
-        kept = self._prompts.kept(wire.truncate_prompt_tokens, asked_tokens, default)
+        max_tokens, default = self._answer_tokens(wire, default, 1, logprobs.output)
+        kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
         encoded = await self.read_chat(wire, self._check_size(wire, "messages"), kept)
-        prompt = self._prompts.fit("messages", encoded, asked_tokens, default, kept)
+        prompt = self._prompts.fit("messages", encoded, max_tokens, default, kept)
         rendered = encoded[1] or ""
         rules = await self._prompts.run(lambda: self._answer_rules(wire, rendered), len(rendered))
         taken = await self._request(prefix, "messages", wire, caller, (prompt,), logprobs, rules.answer, echo=False)
         return replace(taken, parser_config=rules.parser_config, warnings=warnings_of(wire, self._model))
 
     async def completion(self, wire: CompletionRequest, caller: Caller) -> GenerateRequest:
-        """Raises `RequestError`."""
+        """A completion request as a `GenerateRequest`. Raises `RequestError`."""
         _check_completion(wire)
         given_ids = sum(len(prompt) for prompt in wire.prompt if not isinstance(prompt, str))
         work.check_prompt_ids("prompt", given_ids, wire.n or 1)
@@ -162,20 +161,21 @@ class Intake:
         scored_by = "logprobs" if wire.prompt_logprobs is None else "prompt_logprobs"
         num_each = sum(1 + num_top for num_top in in_prompt)
         logprobs = _Logprobs(wire.logprobs, max(in_prompt, default=None), scored_by, num_each)
-        asked, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
-        kept = self._prompts.kept(wire.truncate_prompt_tokens, asked, default)
+        max_tokens, default = self._answer_tokens(wire, COMPLETION_MAX_TOKENS, len(wire.prompt), logprobs.output)
+        kept = self._prompts.kept(wire.truncate_prompt_tokens, max_tokens, default)
         all_encoded = await self._prompts.encode_all(
             wire.prompt,
             add_special=wire.add_special_tokens is not False,
             check_size=self._check_size(wire, "prompt"),
             kept=kept,
         )
-        prompts = tuple(self._prompts.fit("prompt", encoded, asked, default, kept) for encoded in all_encoded)
+        prompts = tuple(self._prompts.fit("prompt", encoded, max_tokens, default, kept) for encoded in all_encoded)
         answer = await self._prompts.run(lambda: self._answer_language(wire), 0) if asks_for_format(wire) else None
         return await self._request("cmpl-", "prompt", wire, caller, prompts, logprobs, answer, echo=bool(wire.echo))
 
     def _answer_rules(self, wire: ChatRequest, rendered: str) -> AnswerRules:
-        """On a thread: a tool's schema may be long, and so may the prompt that is searched for a begun answer."""
+        """Runs on a thread: a tool's schema may be long, and so may the prompt, which is searched for a begun
+        answer."""
         return answer_rules(wire, self._model, rendered, self._answer_language(wire))
 
     def _answer_language(self, wire: GenerationFields) -> AnswerLanguage | None:
@@ -229,14 +229,14 @@ class Intake:
         answer: AnswerLanguage | None,
         seed: int,
     ) -> SamplingParams:
-        """The parameters of choice 0, checked. Raises `RequestError`."""
+        """The checked parameters of choice 0. Raises `RequestError`."""
         num_choices = len(prompts) * (wire.n or 1)
         bad_words = await self._prompts.bad_words(wire.bad_words or ())
         grammar = ""
         if answer is not None:
             grammar = await self._grammars.check(answer.language.text(), answer.param, tenant)
             work.check_grammar(answer.param, len(grammar), num_choices)
-        # Checked with the least that any prompt leaves room for; each choice is submitted with its own.
+        # Checked with the smallest `max_tokens` of any prompt; each choice is submitted with its own.
         max_tokens = min(prompt.max_tokens for prompt in prompts)
         params = sampling_params(
             wire, self._model, seed, max_tokens, logprobs.output, logprobs.prompt, bad_words, grammar
@@ -248,22 +248,22 @@ class Intake:
     def _answer_tokens(
         self, wire: GenerationFields, default: int | None, num_prompts: int, num_top: int | None
     ) -> tuple[int | None, int | None]:
-        """(`max_tokens` as asked for, what it is if nothing was asked for); None: no bound but the context.
+        """(`max_tokens` of the request, its default); None: no bound but the context. Raises `RequestError`.
 
-        Many clients send both names; the newer one counts. `num_top`: log probabilities beside each token's
-        own. Raises `RequestError`.
+        Many clients send both names of the field; the newer one counts. `num_top`: alternatives with log probabilities
+        at each token.
         """
         name = "max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens"
-        asked: int | None = getattr(wire, name)
+        max_tokens: int | None = getattr(wire, name)
         num_choices = num_prompts * (wire.n or 1)
-        if asked is not None and asked > self._model.max_model_len:
-            raise errors.above_max(name, self._model.max_model_len, asked)
-        work.check_output_logprobs(name, asked, num_choices, num_top)
+        if max_tokens is not None and max_tokens > self._model.max_model_len:
+            raise errors.above_max(name, self._model.max_model_len, max_tokens)
+        work.check_output_logprobs(name, max_tokens, num_choices, num_top)
         bounds = [most for most in (default, work.most_scored_tokens(num_choices, num_top)) if most is not None]
-        return asked, min(bounds, default=None)
+        return max_tokens, min(bounds, default=None)
 
     def _check_params(self, wire: GenerationFields, params: SamplingParams) -> None:
-        """What depends on the model. Raises `RequestError`."""
+        """Check the parameters against the model. Raises `RequestError`."""
         self._prompts.check_ids(params.allowed_token_ids, "allowed_token_ids")
         self._prompts.check_ids(wire.stop_token_ids or (), "stop_token_ids")
         for token_id, _ in params.logit_bias:
@@ -278,7 +278,7 @@ class Intake:
 
 
 def _check_chat(wire: ChatRequest) -> None:
-    """Raises `RequestError`."""
+    """Raises `RequestError` for fields that are valid alone and wrong together."""
     _check_generation(wire)
     if wire.top_logprobs is not None and not wire.logprobs:
         raise _needs("top_logprobs", "'logprobs' is enabled")
@@ -288,7 +288,7 @@ def _check_chat(wire: ChatRequest) -> None:
 
 
 def _check_completion(wire: CompletionRequest) -> None:
-    """Raises `RequestError`."""
+    """As `_check_chat`."""
     _check_generation(wire)
     work.check_choices(len(wire.prompt), wire.n or 1)
 

@@ -1,6 +1,6 @@
-"""Prompts: text, conversations and ids -> token ids that fit the model.
+"""Prompts: texts, conversations and ids -> token ids that fit the model.
 
-Renders and encodes on threads. Knows nothing of sampling.
+Renders and tokenizes on threads. Knows nothing of sampling.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTo
 T = TypeVar("T")
 
 RENDER_LIMIT_S = 10.0
-"""A hundred times what 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
+"""A hundred times as long as 10,000 messages take (0.1 s; one core, AMD EPYC Zen 4, 2026-11-21)."""
 
 MANY_IDS = 2**20
-"""Most ids of a text, where the context does not hold more: as Python's numbers they take 40 MiB."""
+"""Most ids of a text, unless the context holds more: as Python's numbers they take 40 MiB."""
 
 Encoded = tuple[tuple[int, ...], str | None]
-"""(ids, text as the caller wrote it, where the caller did)."""
+"""(ids, the caller's text; None if the caller sent ids)."""
 
 
 CheckSize = Callable[[int, int], None]
-"""Told a text's bytes, and how many tokens they are at the least; raises `RequestError` where that is too much."""
+"""Called with a text's bytes and a lower bound of its tokens; raises `RequestError` if that is too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Result(Generic[T]):
-    """What work returned, after the sizes that it yielded."""
+    """The value that a generator returned after the sizes that it yielded."""
 
     value: T
 
@@ -53,7 +53,7 @@ class PromptReader:
         self._model, self._lanes, self._render_limit_s = model, lanes, render_limit_s
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """`work()` on a thread of those that prompts are read on. Raises what `work` raises."""
+        """Run `work()` on a thread of the pools that prompts are read on. Raises what `work` raises."""
         return await self._lanes.run(work, size)
 
     async def render(
@@ -64,7 +64,7 @@ class PromptReader:
         check_size: CheckSize | None = None,
         kept: int | None = None,
     ) -> Encoded:
-        """A conversation as the model reads it. Raises `RequestError` where it has no template, or that refuses.
+        """A conversation as the model reads it. Raises `RequestError` if the model has no template or it refuses.
 
         `check_size` (None: the prompt need not fit the context) and `kept` as for `encode_all`.
         """
@@ -91,7 +91,7 @@ class PromptReader:
         return await self._in_turns(work(), _num_chars(conversation.messages))
 
     async def encode(self, text: str, *, add_special: bool) -> tuple[int, ...]:
-        """The ids of a text, which need not fit the context."""
+        """The ids of a text. They need not fit the context."""
         return await self._in_turns(self._encode(text, add_special, "prompt", None, must_fit=False), 0)
 
     async def encode_all(
@@ -104,10 +104,10 @@ class PromptReader:
         kept: int | None = None,
         check_total: Callable[[int, int], None] | None = None,
     ) -> list[Encoded]:
-        """Texts encoded, ids checked, in order. Raises `RequestError` for an id that is no row of the embedding.
+        """Tokenize texts and check ids, in order. Raises `RequestError` for an id that is no row of the embedding.
 
-        `kept`: so many of a prompt's last ids are wanted, and one more where there are more. `check_total`: told, after
-        each prompt, how many were read and the ids of all of them.
+        `kept`: only so many of a prompt's last ids are needed; one more is returned if there are more. `check_total` is
+        called after each prompt with how many prompts were read, and how many ids they have together.
         """
         tokenizer = self._model.tokenizer
 
@@ -135,7 +135,7 @@ class PromptReader:
         return await self._in_turns(work(), max(map(len, prompts), default=0))
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is written at a text's start and after a space: to a caller, both are the word."""
+        """Each word's ids, both as it begins a text and as it follows a space."""
         if not words:
             return ()
         encode = self._model.tokenizer.encode
@@ -147,7 +147,7 @@ class PromptReader:
         return await self._lanes.run(work, sum(map(len, words)))
 
     async def read_back(self, prompts: tuple[Prompt, ...], skip_special: bool) -> tuple[Prompt, ...]:
-        """The prompts with what an answer may show of them: their text, and the place of each id in it."""
+        """The prompts with the text and the offset of each id, which an answer may show."""
         tokenizer = self._model.tokenizer
 
         def work() -> tuple[Prompt, ...]:
@@ -156,8 +156,8 @@ class PromptReader:
         return await self._lanes.run(work, sum(len(prompt.token_ids) for prompt in prompts))
 
     async def _in_turns(self, work: Generator[int, None, T], size: int) -> T:
-        """`work` on threads, step by step: others take their turn between two steps, and nothing goes on once the
-        caller has left. It yields the size of its next step; `size` is that of the first."""
+        """Run `work` on threads, step by step. Between two steps other requests take their turn, and work ends if the
+        caller has left. `work` yields the size of its next step; `size` is that of the first."""
 
         def step() -> int | _Result[T]:
             try:
@@ -174,7 +174,7 @@ class PromptReader:
     def _encode(
         self, text: str, add_special: bool, param: str, kept: int | None, *, must_fit: bool
     ) -> Generator[int, None, tuple[int, ...]]:
-        """Raises `RequestError` for a text of more tokens than the context holds, and than `MANY_IDS`, and for one that
+        """Raises `RequestError` for a text with more tokens than both the context and `MANY_IDS`, and for one that
         cannot be tokenized in parts."""
         limit = self._model.max_model_len
         most = max(MANY_IDS, limit)
@@ -197,23 +197,25 @@ class PromptReader:
             raise errors.below_min(place, 0, wrong) if wrong < 0 else errors.above_max(place, high, wrong)
 
     def check_least(self, param: str, num_bytes: int, least_tokens: int) -> None:
-        """Raises `RequestError` for a text that cannot fit, whatever its tokens are."""
+        """Raises `RequestError` for a text that cannot fit, judged by a lower bound of its tokens."""
         limit = self._model.max_model_len
         if least_tokens > limit:
             raise errors.text_too_long(param, limit, num_bytes, least_tokens)
 
-    def kept(self, truncate: int | None, asked: int | None, default: int | None) -> int | None:
-        """How many of a prompt's last ids are kept, because the caller said so; None: all. `truncate` -1: as many as
-        leave room for the answer."""
+    def kept(self, truncate: int | None, max_tokens: int | None, default: int | None) -> int | None:
+        """How many of a prompt's last ids the caller wants to keep; None: all. `truncate` -1: as many as leave space
+        for the answer. `max_tokens`, `default`: as for `fit`."""
         if truncate != -1:
             return truncate
-        return max(1, self._model.max_model_len - (asked if asked is not None else default or 1))
+        return max(1, self._model.max_model_len - (max_tokens if max_tokens is not None else default or 1))
 
-    def fit(self, param: str, encoded: Encoded, asked: int | None, default: int | None, kept: int | None) -> Prompt:
-        """A prompt with its `max_tokens`, within the context. Raises `RequestError`.
+    def fit(
+        self, param: str, encoded: Encoded, max_tokens: int | None, default: int | None, kept: int | None
+    ) -> Prompt:
+        """A prompt with the `max_tokens` that fit the context behind it. Raises `RequestError`.
 
-        `asked` tokens must fit whole; of `default` (None: all there is room for) as many as fit are allowed. `kept` is
-        what `kept` gave.
+        `max_tokens`: the caller's, which must fit completely. `default`: used if the caller names none, and cut to what
+        fits; None: all that fits. `kept`: the result of `kept`.
         """
         limit = self._model.max_model_len
         token_ids, text = encoded
@@ -221,16 +223,16 @@ class PromptReader:
             token_ids, text = token_ids[-kept:], None
         if not token_ids:
             raise RequestError("invalid_value", f"Invalid '{param}': it has no tokens. Expected at least one.", param)
-        room = limit - len(token_ids)
-        if asked is None and room >= 1:
-            return Prompt(token_ids, min(room, default or room), text)
-        if asked is not None and room >= asked:
-            return Prompt(token_ids, asked, text)
-        raise errors.context_too_long(param, limit, len(token_ids), asked or None)
+        num_free = limit - len(token_ids)
+        if max_tokens is None and num_free >= 1:
+            return Prompt(token_ids, min(num_free, default or num_free), text)
+        if max_tokens is not None and num_free >= max_tokens:
+            return Prompt(token_ids, max_tokens, text)
+        raise errors.context_too_long(param, limit, len(token_ids), max_tokens or None)
 
 
 def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prompt:
-    """A text that the caller wrote stays as it was written."""
+    """The caller's own text stays as it was written."""
     if prompt.text is not None:
         return replace(prompt, offsets=tokenizer.offsets(prompt.text, prompt.token_ids))
     detokenizer = Detokenizer(tokenizer.bytes, (), skip_special)
@@ -239,6 +241,6 @@ def _read_back(prompt: Prompt, tokenizer: Tokenizer, skip_special: bool) -> Prom
 
 
 def _num_chars(messages: Sequence[object]) -> int:
-    """Rough size of a conversation: what is long in it are strings."""
+    """Rough size of a conversation: the characters of its strings."""
     fields = (message.values() for message in messages if isinstance(message, dict))
     return sum(len(value) for values in fields for value in values if isinstance(value, str))

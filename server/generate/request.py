@@ -1,4 +1,4 @@
-"""A valid request, and the submits it becomes. Made by the intake alone."""
+"""A valid request and the submits that it becomes. Only the intake makes one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from inferd.server.tools.answer_parser import ParserConfig
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids that fit the model, with the most tokens that may follow them."""
+    """Token ids that fit the context, and how many tokens may follow them."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
     text: str | None = None
-    """As the caller wrote it, where the caller did; read back from the ids where an answer is to show it."""
+    """The text as the caller wrote it, if it was text; read back from the ids if an answer will show it."""
     offsets: tuple[int, ...] = ()
-    """Characters before each id, where an answer is to show them."""
+    """Number of characters before each id, if an answer will show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +39,25 @@ class GenerateRequest:
     prompts: tuple[Prompt, ...]
     n: int
     params: SamplingParams
-    """Of choice 0; `max_tokens` and `seed` are set for each choice."""
+    """Parameters of choice 0; `max_tokens` and `seed` are set for each choice."""
     stop: StopTables
     include_stop: bool
     skip_special_tokens: bool
     echo: bool
     scheduling: SchedulingParams
     deadline: Deadline | None = None
-    """When the answer must be complete, or None."""
+    """When the answer must be complete; None: no deadline."""
     repetition: RepetitionRule | None = None
     account: Account = UNLIMITED
-    """Pays for its tokens."""
+    """The account that its tokens are charged to."""
     parser_config: ParserConfig | None = None
-    """How reasoning and calls are told from the answer; None: all of it is the answer."""
+    """How reasoning and calls are separated from the content; None: all of the text is content."""
     grammar_param: str = ""
-    """The field, as the caller knows it, that the engine's grammar comes from."""
+    """Name of the request's field that the engine's grammar comes from."""
     seed: int = 0
-    """The caller's own, or the one chosen for it: what the answer carries. `params` has the engine's."""
+    """The caller's seed or the one chosen for it, which the answer carries. `params` has the engine's."""
     warnings: tuple[str, ...] = ()
-    """What of the request had no effect, or not the usual one; for the answer's header."""
+    """Fields that had no effect, or not the usual one; for the answer's header."""
 
     @property
     def num_choices(self) -> int:
@@ -65,7 +65,7 @@ class GenerateRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """A prompt counts once, however many choices continue it."""
+        """Each prompt counts once, however many choices continue it."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
@@ -77,7 +77,7 @@ class GenerateRequest:
         return self.prompts[choice // self.n]
 
     def submits(self) -> Iterator[tuple[Submit, ...]]:
-        """For each prompt, in order, its choices: they differ in id and seed alone."""
+        """The choices of each prompt, in order; the choices of one prompt differ only in id and seed."""
         for first in range(0, self.num_choices, self.n):
             yield tuple(self._choices(first, self.prompt_of(first)))
 

@@ -1,4 +1,4 @@
-"""Folds the events of a request into one result: what a plain answer is made of."""
+"""Collects the events of a request into its results: a plain answer is made from these."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON, where the answer was not cut off and the model wrote any."""
+    """JSON, unless the answer was cut off or the model wrote something else."""
 
 
 _PACKED_AT_ONCE = 64
@@ -38,7 +38,7 @@ _unpack = msgspec.msgpack.Decoder(tuple[ScoredToken, ...]).decode
 
 
 class PackedScores(Collection[ScoredToken]):
-    """The scored tokens of one choice. With 20 alternatives a token takes 300 bytes packed, and 3,000 as objects."""
+    """Scored tokens of one choice. With 20 alternatives a token takes 300 bytes packed, and 3,000 as objects."""
 
     __slots__ = ("_num_packed", "_open", "_packs")
 
@@ -77,7 +77,7 @@ class ChoiceResult:
 
     prompt: PromptRead | None
     text: str
-    """Of the output alone, without reasoning and calls where those are told from it."""
+    """Text of the output, without reasoning and calls if the model's format is known."""
     token_ids: tuple[int, ...]
     scored: Collection[ScoredToken]
     reason: EndReason
@@ -90,7 +90,7 @@ class ChoiceResult:
 
 @dataclass(slots=True)
 class _ChoiceBuilder:
-    """A choice that still grows. Pieces are joined once, at the end."""
+    """Collects one choice. Pieces of text are joined once, at the end."""
 
     prompt: PromptRead | None = None
     pieces: list[str] = field(default_factory=list)
@@ -138,7 +138,7 @@ class _ChoiceBuilder:
 
 
 class ResultBuilder:
-    """Every choice of one request."""
+    """Collects every choice of one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._choices = [_ChoiceBuilder() for _ in range(request.num_choices)]
@@ -147,5 +147,5 @@ class ResultBuilder:
         self._choices[event.choice].add(event)
 
     def results(self) -> tuple[ChoiceResult, ...]:
-        """The choices in order, once the last has ended."""
+        """The choices in order. Call it once the last has ended."""
         return tuple(choice.result() for choice in self._choices)

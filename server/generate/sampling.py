@@ -1,4 +1,7 @@
-"""Wire fields and defaults -> the engine's `SamplingParams`. Order of precedence: caller, checkpoint, OpenAI."""
+"""Wire fields and defaults -> the engine's `SamplingParams`, seeds included.
+
+Order of precedence: caller, checkpoint, OpenAI.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def _first(given: T | None, default: T) -> T:
 def engine_seed(seed: int) -> int:
     """The engine's seed for a caller's signed 64-bit one: the same from 0 to `MAX_SEED`, else 53 bits of its hash.
 
-    They are the low 53 bits of BLAKE2b with an 8-byte digest over the seed as an 8-byte little-endian integer (two's
+    The hash is the low 53 bits of BLAKE2b with an 8-byte digest over the seed as an 8-byte little-endian integer (two's
     complement), read little-endian.
     """
     if 0 <= seed <= MAX_SEED:
@@ -65,7 +68,7 @@ def engine_seed(seed: int) -> int:
 
 
 def choose_seed() -> int:
-    """A seed for a request that names none; returned with the answer, so that it can be made again."""
+    """A seed for a request that names none. The answer carries it, so that it can be reproduced."""
     return secrets.randbelow(MAX_SEED + 1)
 
 

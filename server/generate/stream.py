@@ -1,7 +1,6 @@
-"""Submits a request's choices and gives their events as one stream, in the order in which they happen.
+"""Submits a request's choices and yields their events as one stream, in the order in which they happen.
 
-Whatever ends the stream early (a client that goes away, an error in one choice), every choice still running is aborted.
-Knows no HTTP.
+If the stream ends early (the client leaves, a choice fails), every choice still running is aborted. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from inferd.server.generate.request import GenerateRequest
 from inferd.server.text.token_bytes import TokenBytes
 
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
-"""Of a choice that was refused or given up: what the engine has not begun of its request was done nothing for."""
+"""Codes of a choice that was refused or given up: prompts that the engine has not begun are then not charged."""
 
 _IDS_AT_ONCE, _CHOICES_AT_ONCE = 2**17, 64
-"""Prompt ids, and choices, that are sent to the engine before the event loop may do something else (about 2 ms)."""
+"""Prompt ids, and choices, sent to the engine before other tasks of the event loop run (about 2 ms)."""
 
 _SLICE = 512
-"""Ids turned into text before the event loop may do something else (about 1 ms)."""
+"""Ids turned into text before other tasks of the event loop run (about 1 ms)."""
 
 Metrics = dict[str, float | None]
 
 
 class ChoiceStreams:
-    """The choices of one request, running. `abort` is safe at any time and any number of times."""
+    """The running choices of one request. `abort` is safe at any time and any number of times."""
 
     def __init__(self, request: GenerateRequest, table: TokenBytes) -> None:
-        """`begin` makes one."""
+        """Use `begin`."""
         self.request = request
         self._table = table
         self._streams: list[TokenStream] = []
 
     @classmethod
     async def begin(cls, router: Router, request: GenerateRequest, table: TokenBytes) -> Self:
-        """Submits every choice, or none: raises `RequestError` where one is not taken, or cannot be paid for now."""
+        """Submit every choice. Submits none and raises `RequestError` if one is refused or exceeds the key's quota."""
         streams = cls(request, table)
         request.account.take(request.num_prompt_tokens)
         try:
@@ -55,7 +54,7 @@ class ChoiceStreams:
         return streams
 
     async def _submit(self, router: Router) -> None:
-        """Sends the choices, some at a time: to encode a million ids, or to make 2,048 choices, takes some 30 ms."""
+        """Send the choices, some at a time: to encode a million ids, or to make 2,048 choices, takes some 30 ms."""
         request, num_ids, num_choices = self.request, 0, 0
         for submits in request.submits():
             if num_ids >= _IDS_AT_ONCE or num_choices >= _CHOICES_AT_ONCE:
@@ -71,7 +70,7 @@ class ChoiceStreams:
             num_choices += len(submits)
 
     def metrics(self) -> Metrics | None:
-        """How long it took; None for several choices, of which no one number is true."""
+        """Timing of the one choice; None for several choices, which differ."""
         if len(self._streams) > 1:
             return None
         return metrics_of(self._streams[0], self.request.scheduling.arrival_s)
@@ -81,7 +80,7 @@ class ChoiceStreams:
             stream.abort()
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event of every choice. Raises `RequestError` or `EngineDeadError` where one choice fails."""
+        """Every event of every choice. Raises `RequestError` or `EngineDeadError` if a choice fails."""
         deltas = _merged(self._streams)
         try:
             choices: dict[int, Choice] = {}
@@ -91,7 +90,7 @@ class ChoiceStreams:
                 if choice is None:
                     choice = choices[index] = Choice(index, self.request, self._table)
                 if choice.is_finished:
-                    continue  # ids drawn after a stop string, or the end of an abort
+                    continue  # ids drawn after a stop string, or the end after an abort
                 for i, part in enumerate(_slices(delta)):
                     if i:
                         await asyncio.sleep(0)
@@ -114,13 +113,13 @@ class ChoiceStreams:
             await deltas.aclose()
 
     def _num_not_begun(self) -> int:
-        """Tokens of the prompts of which no choice was begun."""
+        """Number of tokens of prompts that no choice has begun to compute."""
         begun = {i // self.request.n for i, stream in enumerate(self._streams) if stream.scheduled_s is not None}
         return sum(len(prompt.token_ids) for i, prompt in enumerate(self.request.prompts) if i not in begun)
 
 
 def _slices(delta: Delta) -> list[Delta]:
-    """A long delta in pieces; what is said once is said with the first of them or with the last."""
+    """A long delta in pieces. Fields that occur once go with the first piece or the last."""
     if len(delta.token_ids) <= _SLICE:
         return [delta]
     starts = range(0, len(delta.token_ids), _SLICE)
@@ -139,9 +138,9 @@ def _slices(delta: Delta) -> list[Delta]:
 
 
 async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """(index, delta) of every stream until all have ended; one that ended is not read again.
+    """(index, delta) of every stream until all have ended; a stream that ended is not read again.
 
-    A stream is read only when its last delta was taken, so that what piles up is merged where it waits.
+    A stream is read only when its last delta was taken, so that deltas that pile up are merged in the stream.
     """
     if len(streams) == 1:
         async for delta in streams[0]:
@@ -151,7 +150,7 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
     reads: dict[asyncio.Future[Delta], int] = {}
 
     def read(index: int) -> None:
-        """One task a delta, which says itself that it has ended: to wait for all of them costs as much as there are."""
+        """One task for each delta, with a callback at its end: waiting for all tasks costs time for each of them."""
         task = asyncio.ensure_future(anext(streams[index]))
         reads[task] = index
         task.add_done_callback(ended.put_nowait)
@@ -166,7 +165,7 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
             task = await ended.get()
             num_read += 1
             if num_read % _CHOICES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # of reads that have ended already one is got after another at once
+                await asyncio.sleep(0)  # `get` returns reads that have already ended without giving other tasks a turn
             index, delta = reads.pop(task), task.result()
             if delta.finish_reason is None:
                 read(index)
@@ -174,13 +173,13 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
     finally:
         for task in reads:
             task.cancel()
-        # A read that ended with an error as it was cancelled has had its say: the first error is the one reported.
+        # Errors of reads that are cancelled are dropped: the first error is the one reported.
         await asyncio.gather(*reads, return_exceptions=True)
-        del task  # its error names this frame, and would keep itself
+        del task  # its error refers to this frame, and would keep itself alive
 
 
 def metrics_of(stream: TokenStream, arrival_s: float) -> Metrics:
-    """In milliseconds, and tokens a second; null for what did not happen."""
+    """vLLM's timing metrics of one choice, under vLLM's names; None for what did not happen."""
     scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
     num_tokens = stream.num_generated
     generation_s = _between(first_s, last_s)

@@ -1,7 +1,7 @@
-"""The budget of work of one request: products of fields, each of which is within its own bound.
+"""Bounds the work of one request: products of fields, each of which is within its own bound.
 
-Every refusal names the factors, their product and the limit. Computed before anything is built of the product. Knows no
-route, no queue and no engine. What a grammar expands to is bounded where it is built (`structured`).
+Every refusal names the factors, their product and the limit. The checks run before anything of that size is built.
+Knows no route, no queue and no engine. `structured` bounds the size of an expanded grammar.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ MAX_CHOICES_IN_ALL = 2_048
 """Prompts times `n`."""
 
 MAX_PROMPT_IDS = 2**22
-"""Prompt tokens times `n`. A prompt travels to the engine once; there each choice keeps 8 bytes for each of its ids, so
+"""Prompt tokens times `n`. A prompt is sent to the engine once. There each choice keeps 8 bytes for each prompt id, so
 this is 32 MiB."""
 
 MAX_INPUT_IDS = 2**20
 """Tokens of all inputs of one request for embeddings: 40 MiB as Python's numbers."""
 
 MAX_LISTED_ENTRIES = 2**20
-"""Entries of a list of ids times choices: the engine reads the list anew for each choice that it admits."""
+"""Entries of a list of ids times choices: the engine reads the list again for each choice."""
 
 MAX_LOGPROBS = 3 * 2**18
-"""Log probabilities that a request asks for, five alternatives of 131,072 tokens: 12 bytes each while they wait, 65 as
-JSON. The interpreter lock is held for 0.65 ms for each megabyte of an answer that is copied (2 cores, AMD EPYC Zen 4,
-2026-11-22)."""
+"""Log probabilities of one request: five alternatives for 131,072 tokens. Each takes 12 bytes while it waits, and 65 as
+JSON. Copying an answer holds the interpreter lock for 0.65 ms a megabyte (2 cores, AMD EPYC Zen 4, 2026-11-22)."""
 
 MAX_GRAMMAR_CHARS = 2**25
-"""Characters of a grammar times choices: the engine compiles it for each."""
+"""Characters of a grammar times choices: the engine compiles it for each choice."""
 
 
 def check_choices(num_prompts: int, n: int) -> None:
@@ -39,7 +38,7 @@ def check_choices(num_prompts: int, n: int) -> None:
 
 
 def check_prompt_ids(param: str, num_ids: int, n: int) -> None:
-    """`num_ids`: tokens of all prompts together, or the least that they can have. Raises `RequestError`."""
+    """`num_ids`: tokens of all prompts together, or a lower bound. Raises `RequestError`."""
     if num_ids * n > MAX_PROMPT_IDS:
         factors = ((num_ids, "prompt tokens"), (n, "choices per prompt"))
         raise errors.too_much_work(param, factors, MAX_PROMPT_IDS, "prompt tokens")
@@ -53,12 +52,12 @@ def check_input_ids(num_inputs: int, num_ids: int) -> None:
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:
-    """Output tokens of each choice that may have log probabilities with so many alternatives; None: any number."""
+    """Most output tokens of a choice that may have log probabilities with so many alternatives; None: no bound."""
     return None if num_top is None else max(1, MAX_LOGPROBS // (num_choices * (1 + num_top)))
 
 
 def check_output_logprobs(param: str, max_tokens: int | None, num_choices: int, num_top: int | None) -> None:
-    """`max_tokens`: as the caller asked; None: the default, which stays within the budget. Raises `RequestError`."""
+    """`max_tokens`: the caller's; None: the default, which stays within the bound. Raises `RequestError`."""
     most = most_scored_tokens(num_choices, num_top)
     if max_tokens is not None and most is not None and max_tokens > most:
         assert num_top is not None
@@ -67,14 +66,14 @@ def check_output_logprobs(param: str, max_tokens: int | None, num_choices: int, 
 
 
 def check_prompt_logprobs(param: str, num_ids: int, n: int, num_each: int) -> None:
-    """`num_each`: log probabilities of each prompt token, in all forms together. Raises `RequestError`."""
+    """`num_each`: log probabilities for each prompt token, in all forms together. Raises `RequestError`."""
     if num_ids * n * num_each > MAX_LOGPROBS:
         factors = ((num_ids, "prompt tokens"), (n, "choices per prompt"), (num_each, "log probabilities per token"))
         raise errors.too_much_work(param, factors, MAX_LOGPROBS, "log probabilities")
 
 
 def check_lists(params: SamplingParams, num_choices: int) -> None:
-    """Lists that every choice carries. Raises `RequestError`."""
+    """Check the lists that every choice carries. Raises `RequestError`."""
     words = params.bad_words
     entries = {
         "allowed_token_ids": len(params.allowed_token_ids),

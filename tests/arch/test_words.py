@@ -20,6 +20,7 @@ PLAIN = (
     "server/commands",
     "server/config",
     "server/dispatch",
+    "server/generate",
     "server/supervision",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
