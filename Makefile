@@ -55,7 +55,7 @@ clients: $(STAMP) ## Real clients against a real server, each in an environment 
 check: $(STAMP) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy -p inferd -p benchmarks.gpu -p examples.tiny
+	@$(BIN)/mypy -p inferd -p benchmarks -p examples.tiny
 
 format: $(STAMP) ## Let ruff format and sort
 	@$(BIN)/ruff check --fix --quiet .

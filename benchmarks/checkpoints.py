@@ -1,10 +1,10 @@
-"""Random checkpoints of real shapes: speed depends on a model's shape and not on what it has learned.
+"""Random checkpoints with the shapes of published models: speed depends on a model's shape, not on its training.
 
     python -P benchmarks/checkpoints.py --dir DIR [NAME ...]
 
-Written once by transformers, in bfloat16, with the embedded model's tokenizer beside them (prompts are ids, so the
-tokenizer only has to exist). Making one is a program of its own: it needs transformers and torch, and the memory of
-both is given back.
+transformers writes each once, in bfloat16. The embedded model's tokenizer lies beside it, because a tokenizer must
+exist; prompts are ids. A separate process makes checkpoints: it needs transformers and torch, and frees the memory of
+both when it ends.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 TOKENIZER_DIR = Path(__file__).resolve().parents[1] / "engine" / "tiny" / "model"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 DONE = "made-by-benchmarks"
-"""A file whose presence says that a checkpoint is whole."""
+"""A file that marks a checkpoint as complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder's sizes, under the names that checkpoints use. The embedding is tied to the output head."""
+    """A decoder's sizes, named as in checkpoints. The embedding is tied to the output head."""
 
     model_type: str
     vocab_size: int
@@ -46,17 +46,17 @@ class Shape:
 
     @property
     def num_body_params(self) -> int:
-        """Weights that every token is multiplied by: all linear layers but the head."""
+        """Weights that multiply every token: all linear layers but the head."""
         return self.num_hidden_layers * self.num_layer_params
 
     @property
     def num_head_params(self) -> int:
-        """Weights that every sampled token is multiplied by besides."""
+        """Weights that multiply only sampled tokens."""
         return self.vocab_size * self.hidden_size
 
     @property
     def kv_elements(self) -> int:
-        """Numbers kept a token of context."""
+        """Numbers in the KV cache for each token of context."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     def config(self) -> dict[str, Any]:
@@ -86,22 +86,22 @@ SHAPES = {
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024,
     ),
 }  # fmt: skip
-"""`12m` computes prompts so fast that a few seconds hold a load of long ones; `1layer` costs next to nothing, so that
-what is measured is everything around a model; `smoke` measures nothing: it shows in seconds that everything around a
-model works."""
+"""`12m` computes prompts so fast that a few seconds hold many long ones. `1layer` costs next to nothing, so a
+measurement shows everything around the model. `smoke` is not for measurements: it shows in seconds that a program runs.
+"""
 
 
 def ensure(directory: Path, name: str) -> Path:
     """The checkpoint `name` under `directory`, made if it is not there. Raises `CalledProcessError`."""
     path = directory / name
     if not (path / DONE).exists():
-        # -P: with this folder on the path, transformers would take our `kernels` for a package of that name.
+        # Without -P this folder is on the path, and transformers takes our `kernels` for a package of that name.
         subprocess.run([sys.executable, "-P", str(Path(__file__).resolve()), "--dir", str(directory), name], check=True)
     return path
 
 
 def make(directory: Path, name: str) -> None:
-    """Write the checkpoint; the marker comes last, so that one cut short is made again."""
+    """Write the checkpoint, and its marker last: an interrupted one is made again."""
     import torch  # noqa: PLC0415
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
 

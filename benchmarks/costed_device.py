@@ -1,7 +1,8 @@
-"""A device that computes nothing and takes as long as a cost says, on a clock that only it moves: what a scheduler is
-tried on, in seconds of a machine that is not there.
+"""A device that computes nothing. A cost function gives the time of a step, on a virtual clock. Schedulers are measured
+on it in seconds of a machine that is not there.
 
-Steps run one after another, in launch order, so overlap is the core's own. Knows no scheduler and no load.
+Steps run one after another, in launch order, so the core itself makes the overlap. This module knows no scheduler and
+no load.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ StepCost = Callable[[Sequence[Row]], float]
 """Rows of a step -> seconds."""
 
 H200 = Rates(copy_bytes=0.8 * 4.8e12, flops={"bf16": 0.7 * 989e12})
-"""Of the vendor's 4.8 TB/s and 989 TFLOP/s the shares that the goals for one H200 ask for. Computed, not measured."""
+"""The shares of the vendor's 4.8 TB/s and 989 TFLOP/s that the goals for one H200 assume. Computed, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """The floors of a model on a device: linears, then attention of the decodes, then that of the chunks, each bound by
-    its bytes or its operations. Not the line that the step-time model fits: where bounds change it bends."""
+    """The floors of a model on a device: linears, attention of decodes, attention of chunks, each bound by bytes or
+    operations. Unlike the step-time model's line, it bends when a bound changes."""
 
     shape: Shape
     rates: Rates
@@ -48,7 +49,7 @@ class RooflineCost:
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """What a step-time model was found to say of a machine."""
+    """A machine's cost as a fitted step-time model describes it."""
 
     costs: Seed
 
@@ -59,7 +60,7 @@ class LinearCost:
 
 @dataclass(slots=True)
 class VirtualClock:
-    """Seconds; moved by who waits."""
+    """Seconds that only waiting advances."""
 
     now_s: float = 0.0
 
@@ -77,7 +78,7 @@ class _Handle:
     end_s: float
 
     def sample(self, masks: TokenMasks) -> None:
-        """Nothing is drawn."""
+        """Does nothing."""
 
     def wait(self) -> StepResult:
         self.device.clock.wait_until(self.end_s)
@@ -85,7 +86,7 @@ class _Handle:
 
 
 class CostedDevice:
-    """An executor whose every row draws the same token."""
+    """An executor that draws the same token for every row."""
 
     def __init__(self, cost: StepCost, clock: VirtualClock, seed: int, noise: float = 0.03) -> None:
         """`noise`: standard deviation of the logarithm of a step's time."""
@@ -102,23 +103,23 @@ class CostedDevice:
         return _Handle(self, StepResult(plan.step_id, rows, self._free_s - launched_s), self._free_s)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to free."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostedMachine:
-    """A machine that is not there, as loads are run on it: a device and a clock of its own for each run."""
+    """A virtual machine to run loads on: each run has a device and a clock of its own."""
 
     cost: StepCost
     seed: Seed
-    """What the step-time model starts from."""
+    """Initial values of the step-time model."""
     num_blocks: int
     num_at_once: int = 2
 
     def begin(self, seed: int) -> tuple[CostedDevice, VirtualClock]:
-        """`seed`: of the noise."""
+        """A device without work and a clock at 0; `seed` draws the noise."""
         clock = VirtualClock()
         return CostedDevice(self.cost, clock, seed), clock
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to free."""

@@ -1,4 +1,4 @@
-"""A server process under measurement: started in a group of its own, timed to READY, watched, and ended for certain."""
+"""A server process under measurement: started in its own process group, timed until READY, and reliably ended."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOG_TAIL_CHARS = 2000
 
 
 class DaemonError(RuntimeError):
-    """The server did not come up: the end of what it said."""
+    """The server did not start; holds the end of its output."""
 
 
 class Daemon:
-    """One server and the processes it started."""
+    """One server and the processes that it started."""
 
     def __init__(self, command: Sequence[str], log: Path, ready_within_s: float) -> None:
-        """Run `command`, to which host and port are added, and wait until it is ready. Raises `DaemonError`."""
+        """Run `command` with a host and port, and wait until it is ready. Raises `DaemonError`."""
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.peak_rss_bytes = 0
@@ -52,26 +52,26 @@ class Daemon:
             self.stop()
             raise
         self.ready_s = time.perf_counter() - started_s
-        """From the command to the first request that it would take."""
+        """Seconds from the command until it accepts requests."""
 
     @property
     def pid(self) -> int:
-        """Of the server; its engine is a child of it."""
+        """Process id of the server; its engine is a child."""
         return self._process.pid
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds used so far by the server and by its engine."""
+        """Processor seconds used so far, by the server and by its engine."""
         used = {"server": _cpu_s(self._tree), "engine": 0.0}
         for child in self._tree.children(recursive=True):
             used["engine"] += _cpu_s(child)
         return used
 
     def wait(self, within_s: float) -> int:
-        """The exit code of a server that was told to end. Raises `subprocess.TimeoutExpired`."""
+        """The exit code of a server that was asked to end. Raises `subprocess.TimeoutExpired`."""
         return self._process.wait(within_s)
 
     def stop(self) -> None:
-        """Ask it to end, then end it, and whatever it started."""
+        """Ask the server to end, then kill it and all processes that it started."""
         self._is_over.set()
         left = self._processes()
         if self._process.poll() is None:

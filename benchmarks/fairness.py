@@ -1,11 +1,11 @@
-"""One tenant that asks for a hundred times as much as others, and what becomes of them: the real core and scheduler
-before a device that takes as long as an H200 would, computed from floors and not measured.
+"""The latency and shares of tenants beside one that asks for a hundred times as much. The real core and scheduler run
+on a virtual H200, whose step times are computed from floors and not measured.
 
     python benchmarks/fairness.py [--seconds 240] [--seed 1]
 
-Requests come at random (Poisson), prompts and answers have lognormal lengths, all by a seed. First the tenants of
-little are served alone, then beside the flood; then tenants that all ask for more than there is, with prompts and
-answers of other lengths each.
+Requests arrive at random (Poisson); prompts and answers have lognormal lengths; a seed draws all of them. First the
+small tenants are served alone, then beside the large one. Then all tenants ask for more than the machine can give, each
+with other lengths of prompts and answers.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 
 SHARED = replace(SETTINGS["h200"], max_num_seqs=64)
-"""Slots by which the decodes of a flood leave prompts two thirds of a step within the TPOT target. Of 256 it holds
-half, as many as its prompts keep busy, and leaves prompts somewhat more than half of a step."""
+"""Slots. A flood's decodes in all of them leave prompts two thirds of a step within the TPOT target. Of 256 slots the
+flood would hold half, as many as its prompts keep busy, and leave prompts somewhat more than half of a step."""
 MOST_WAITING = 2000
-"""Requests of one tenant; those beyond are not sent, as a server would refuse them."""
+"""Waiting requests of one tenant. More are not sent, because a server would refuse them."""
 
 Loads = Mapping[str, Sequence[Arrival]]
 
 
 def poisson(setting: Setting, rate: float, seconds: float, seed: str) -> list[Arrival]:
-    """A tenant's requests, `rate` a second."""
+    """A tenant's requests, `rate` a second on average."""
     return arrivals(replace(setting, window_s=seconds), rate, seed)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of which a share of `values` is at most."""
+    """The number that a share of `values` does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 @dataclass(slots=True)
 class Served:
-    """What tenants were given."""
+    """First-token times and cost of each tenant."""
 
     ttfts_s: dict[str, list[float]] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
-    """Tokens, weighed as shares weigh them."""
+    """Tokens, weighted as for fair shares."""
 
 
 class _Tenants:
-    """Feeds a core and counts what it gives."""
+    """Submits requests to a core and counts its results."""
 
     def __init__(self, core: EngineCore, setting: Setting, loads: Loads) -> None:
         self.served = Served({name: [] for name in loads}, dict.fromkeys(loads, 0.0))
@@ -72,11 +72,11 @@ class _Tenants:
 
     @property
     def next_s(self) -> float | None:
-        """When the next request comes."""
+        """Time of the next arrival."""
         return self._coming[self._next][1].at_s if self._next < len(self._coming) else None
 
     def send(self, now_s: float) -> None:
-        """All that have come by now."""
+        """Submit all requests that have arrived by now."""
         while (at_s := self.next_s) is not None and at_s <= now_s:
             tenant, arrival = self._coming[self._next]
             if self._waiting[tenant] < MOST_WAITING:
@@ -91,7 +91,7 @@ class _Tenants:
             self._next += 1
 
     def take(self, output: StepOutput | None, now_s: float) -> None:
-        """What a step gave that was over at `now_s`."""
+        """Count the results of a step that ended at `now_s`."""
         for delta in output.deltas if output is not None else ():
             tenant, arrival = self._coming[int(delta.request_id)]
             if delta.request_id not in self._begun:
@@ -103,7 +103,7 @@ class _Tenants:
 
 
 def run(setting: Setting, loads: Loads, seconds: float, seed: int = 1) -> Served:
-    """What was given by then: of a load that is too much, not all."""
+    """Results up to the end of `seconds`; an overload is not finished by then."""
     limits = SchedulerConfig(
         max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=setting.max_num_batched_tokens, max_model_len=1 << 17
     )
@@ -124,7 +124,7 @@ def run(setting: Setting, loads: Loads, seconds: float, seed: int = 1) -> Served
 
 
 def flooded(setting: Setting, seconds: float, seed: int) -> tuple[list[float], list[float]]:
-    """TTFTs of three tenants of little: alone, and beside one that asks for a hundred times as much as each."""
+    """TTFTs of three small tenants: alone, and beside one that asks for a hundred times as much as each."""
     few = {f"t{i}": poisson(setting, 0.7, seconds, f"{seed} {i}") for i in range(3)}
     beside = {**few, "flood": poisson(setting, 70.0, seconds, f"{seed} flood")}
     runs = [run(setting, loads, seconds, seed) for loads in (few, beside)]
@@ -133,8 +133,8 @@ def flooded(setting: Setting, seconds: float, seed: int) -> tuple[list[float], l
 
 
 def share_errors(setting: Setting, seconds: float, seed: int) -> dict[str, float]:
-    """Of three tenants that ask for more than there is, one of them for three times as much as the others, with prompts
-    of 300, 1,000 and 3,000 tokens and answers of 400, 150 and 20: how far each is from a third, as a share of it."""
+    """How far the share of each of three tenants is from a third, relative to a third. All ask for more than there is,
+    one for three times as much as the others. Prompts have 300, 1,000 and 3,000 tokens, answers 400, 150 and 20."""
     kinds = {
         "prompts of 1,000": (setting, 150.0),
         "prompts of 300": (replace(setting, prompt=(300, 0.9, 7000), output=(400, 0.8, 1000)), 50.0),
@@ -147,7 +147,7 @@ def share_errors(setting: Setting, seconds: float, seed: int) -> dict[str, float
 
 
 def report(seconds: float, seed: int) -> str:
-    """Two tables, as Markdown."""
+    """Two Markdown tables."""
     rows: list[list[Cell]] = []
     for num_slots in (64, 256):
         alone, beside = flooded(replace(SHARED, max_num_seqs=num_slots), seconds, seed)
@@ -159,9 +159,9 @@ def report(seconds: float, seed: int) -> str:
     return "\n\n".join(
         (
             f"{SHARED.about}. TPOT target {SHARED.tpot_s * 1e3:g} ms, {seconds:g} s of arrivals; TTFT in ms of three "
-            "tenants, 0.7 requests/s each, beside one that sends 70.",
+            "small tenants with 0.7 requests/s each, while another sends 70.",
             markdown(["slots", "TTFT", "alone", "beside the flood", "ratio"], rows),
-            "Three tenants that ask for more than there is, and how far each is from its share of tokens:",
+            "Three tenants under overload, and the distance of each from its share of tokens:",
             markdown(["tenant", "error"], [[name, f"{error:.1%}"] for name, error in errors.items()]),
         )
     )

@@ -1,8 +1,8 @@
 """An engine whose model costs nothing: the real engine process, with a worker that answers each row without arithmetic.
 
-Started through the supervisor's own command (`free_server.py`). `--step-ms` is how long a step of the model pretends to
-take, asleep, so that every token is an event of its own; at 0 steps come as fast as the scheduler plans them. It reads
-no torch, so that a start costs a tenth of the real engine's processor time.
+The supervisor starts it by its own command (`free_server.py`). The worker sleeps `--step-ms` for each step, so that
+every token is an event of its own. At 0 steps run as fast as the scheduler plans them. It never imports torch, so a
+start costs a tenth of the real engine's processor time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIRST_ID, _NUM_IDS = 300, 1000
 
 
 class FreeWorker:
-    """Draws ids by position alone."""
+    """Draws ids that depend on the position alone."""
 
     cache_windows: tuple[int | None, ...] = (None,)
     """One group of layers, which all see the whole context."""
@@ -45,7 +45,7 @@ class FreeWorker:
         self._nothing = RowResult()
 
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> FreeStep:
-        """One result a row, after a sleep."""
+        """One result for each row, after a sleep."""
         time.sleep(self._step_s)
         results, nothing = self._results, self._nothing
         rows = (results[(row.start + row.num_tokens) % _NUM_IDS] if row.samples else nothing for row in plan.rows)
@@ -54,7 +54,7 @@ class FreeWorker:
 
 @dataclass(frozen=True, slots=True)
 class FreeStep:
-    """A step that is done."""
+    """A step that has ended."""
 
     result: StepResult
 
@@ -63,7 +63,7 @@ class FreeStep:
 
 
 def load_free(config: EngineConfig, started_s: float, report: Report, step_s: float) -> tuple[FreeWorker, Ready]:
-    """In place of `load_worker`: the checkpoint's facts without its weights."""
+    """Replaces `load_worker`: reads the checkpoint's config and not its weights."""
     assert config.num_blocks is not None and config.block_size is not None and config.max_model_len is not None
     facts = ModelFacts.of(Checkpoint.read(Path(config.model_path)))
     report(Phase("free model", time.monotonic() - started_s, f"{step_s * 1e3:g} ms a step, asleep"))
@@ -89,12 +89,12 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.stacks is not None:
         sample_into(asked.stacks)
-    take_the_models_place(asked.step_ms / 1e3)
+    replace_worker(asked.step_ms / 1e3)
     return boot.main()
 
 
-def take_the_models_place(step_s: float) -> None:
-    """Have the engine process, which must not be imported yet, find this module's worker instead of the real one."""
+def replace_worker(step_s: float) -> None:
+    """Replace the worker that the engine process loads by this module's. The engine must not be imported yet."""
 
     def load_worker(config: EngineConfig, started_s: float, report: Report) -> tuple[FreeWorker, Ready]:
         return load_free(config, started_s, report, step_s)

@@ -1,4 +1,4 @@
-"""`inferd serve` with the engine of `free_engine.py`. What decides is this program, which no part of the product knows.
+"""`inferd serve` with the engine of `free_engine.py`. Only this program knows of it; the product has no such option.
 
 python benchmarks/free_server.py [--step-ms MS] [--stacks DIR] serve [flags of `inferd serve`]
 """

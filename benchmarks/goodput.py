@@ -1,7 +1,7 @@
-"""Requests that come by themselves, a policy that schedules them, and how many were served within both targets.
+"""Requests that arrive on their own, a scheduling policy, and the number of requests served within both targets.
 
-The real core and scheduler before a machine, which is a device and the clock it runs by: costed and virtual, or the one
-that this runs on. Knows no setting, no sweep and no report.
+The real core and scheduler run on a machine: a device and its clock, either virtual with costs or this very machine.
+The module knows no setting, no sweep and no report.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
     def wait_until(self, at_s: float) -> None:
-        """Return at `at_s`; at once where that is past."""
+        """Return at `at_s`, or at once if that is past."""
         ...
 
 
 class Machine(Protocol):
-    """What runs are computed on."""
+    """A machine that loads run on."""
 
     @property
     def seed(self) -> Seed:
-        """What the step-time model starts from."""
+        """Initial values of the step-time model."""
         ...
 
     @property
@@ -49,44 +49,44 @@ class Machine(Protocol):
 
     @property
     def num_at_once(self) -> int:
-        """Runs that do not disturb each other, each in a process of its own."""
+        """Number of runs that can share the machine undisturbed, each in a process of its own."""
         ...
 
     def begin(self, seed: int) -> tuple[Executor, Clock]:
-        """A device without work, and a clock at 0. A run of before must be over, and nothing of it launched."""
+        """A device without work and a clock at 0. The previous run must have ended, with nothing of it launched."""
         ...
 
     def close(self) -> None:
-        """Give back what runs are computed with."""
+        """Free the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A machine, what is asked of it, and how much at most."""
+    """A machine, its load and its limits."""
 
     name: str
     about: str
     open: Callable[[Setting, Path], Machine]
-    """The machine; random checkpoints are kept in the folder."""
+    """Opens the machine; the folder holds random checkpoints."""
     max_num_seqs: int
     max_num_batched_tokens: int
-    """Of the scheduler that goes by targets."""
+    """Limit of the scheduler that works by targets."""
     chunks: Sequence[int]
-    """Fixed settings."""
+    """Chunk sizes of the fixed settings."""
     ttft_s: float
     tpot_s: float
     prompt: tuple[float, float, int]
-    """Median, standard deviation of the logarithm, and most tokens."""
+    """Median, standard deviation of the logarithm, and maximum of prompt tokens."""
     output: tuple[float, float, int]
     rates: Sequence[float]
     """Requests a second."""
     window_s: float
-    """How long requests come."""
+    """Seconds during which requests arrive."""
     seeds: Sequence[int]
-    """Each a load of its own; what is reported is the median over them."""
+    """Each draws a load of its own; reports show the median over them."""
     is_measured: bool = False
-    """On the machine where the benchmark runs, and not computed."""
+    """Whether it runs on this machine; else times are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Told:
-    """What one request was given."""
+class RequestTimes:
+    """Times of one request's tokens."""
 
     first_s: float | None = None
     last_s: float = 0.0
@@ -108,30 +108,30 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a run came to."""
+    """The result of a run."""
 
     num_requests: int
     num_met: int
     num_shed: int
     num_late: int
-    """Their first token came too late, or not at all."""
+    """Requests whose first token came too late or never."""
     num_slow: int
-    """Begun in time, and too slow a token."""
+    """Requests that began in time and then took too long a token."""
     goodput: float
-    """Requests a second."""
+    """Requests a second within both targets."""
     error_p50: float
     error_p95: float
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Met, refused, late and slow, of all."""
+        """Shares of all requests: met, refused, late and slow."""
         counts = (self.num_met, self.num_shed, self.num_late, self.num_slow)
         met, shed, late, slow = (count / self.num_requests for count in counts)
         return met, shed, late, slow
 
 
 class PrefillFirst(Scheduler):
-    """While a prompt is to be computed nobody decodes: the lowest TTFT that a server without load has."""
+    """Decodes only when no prompt is left to compute: the lowest TTFT that a server without load has."""
 
     def schedule(self, now: float) -> StepPlan | None:
         is_behind = any(entry.request.num_pending > 1 for entry in self._running)
@@ -153,12 +153,12 @@ class PrefillFirst(Scheduler):
 
 
 def arrivals(setting: Setting, rate: float, seed: int | str) -> list[Arrival]:
-    """In order of time."""
+    """Requests in order of arrival."""
     random = Random(f"{seed} {rate}")
-    now_s, coming = 0.0, list[Arrival]()
+    now_s, load = 0.0, list[Arrival]()
     while (now_s := now_s + random.expovariate(rate)) < setting.window_s:
-        coming.append(Arrival(now_s, _length(random, setting.prompt), _length(random, setting.output)))
-    return coming
+        load.append(Arrival(now_s, _length(random, setting.prompt), _length(random, setting.output)))
+    return load
 
 
 def _length(random: Random, lengths: tuple[float, float, int]) -> int:
@@ -168,7 +168,7 @@ def _length(random: Random, lengths: tuple[float, float, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a run is scheduled."""
+    """The scheduling of a run."""
 
     kind: type[Scheduler]
     step_tokens: int
@@ -177,11 +177,11 @@ class Policy:
 
 
 TARGETS, REFUSING = "targets", "TTFT alone"
-"""By both targets; and by one, which orders and refuses, with the fixed chunks in the middle."""
+"""Policy by both targets; policy by the TTFT target alone, which orders and refuses, with the middle fixed chunk."""
 
 
 def policies(setting: Setting) -> Mapping[str, Policy]:
-    """By name; all but the first two are fixed settings."""
+    """Policies by name; all but the first two are fixed settings."""
     middle = setting.chunks[len(setting.chunks) // 2]
     return {
         TARGETS: Policy(Scheduler, setting.max_num_batched_tokens, has_ttft=True, has_tpot=True),
@@ -192,38 +192,38 @@ def policies(setting: Setting) -> Mapping[str, Policy]:
 
 
 class _Run:
-    """Feeds a core with what comes, and keeps what each request is given."""
+    """Submits arriving requests to a core, and keeps the token times of each."""
 
-    def __init__(self, setting: Setting, policy: Policy, core: EngineCore, coming: Sequence[Arrival]) -> None:
-        self._setting, self._policy, self._core, self._coming = setting, policy, core, coming
-        self.told: list[Told] = []
-        """By arrival, of those that have come."""
+    def __init__(self, setting: Setting, policy: Policy, core: EngineCore, load: Sequence[Arrival]) -> None:
+        self._setting, self._policy, self._core, self._load = setting, policy, core, load
+        self.times: list[RequestTimes] = []
+        """In order of arrival, for requests that have arrived."""
         self._open: set[int] = set()
-        """Arrivals of which it can still be either whether they are served within both targets."""
+        """Arrivals for which both targets may still be met or missed."""
 
     def is_over(self, now_s: float) -> bool:
-        """Whether all have come, and nothing can change what any comes to."""
-        if len(self.told) < len(self._coming):
+        """Whether all requests have arrived and every verdict is known."""
+        if len(self.times) < len(self._load):
             return False
         self._open = {i for i in self._open if self._is_undecided(i, now_s)}
         return not self._open
 
     def _is_undecided(self, i: int, now_s: float) -> bool:
-        arrival, told = self._coming[i], self.told[i]
+        arrival, times = self._load[i], self.times[i]
         first_due_s = arrival.at_s + self._setting.ttft_s
-        if told.first_s is None:
+        if times.first_s is None:
             return now_s <= first_due_s
-        return told.first_s <= first_due_s and now_s <= told.first_s + self._setting.tpot_s * (arrival.num_output - 1)
+        return times.first_s <= first_due_s and now_s <= times.first_s + self._setting.tpot_s * (arrival.num_output - 1)
 
     @property
     def next_s(self) -> float:
-        """When the next request comes: there is one while nobody has anything to do and the run is not over."""
-        return self._coming[len(self.told)].at_s
+        """Time of the next arrival. There is one whenever the core is idle before the end of the run."""
+        return self._load[len(self.times)].at_s
 
     def send(self, now_s: float) -> None:
-        """All that have come by now."""
-        while (i := len(self.told)) < len(self._coming) and (arrival := self._coming[i]).at_s <= now_s:
-            self.told.append(Told())
+        """Submit all requests that have arrived by now."""
+        while (i := len(self.times)) < len(self._load) and (arrival := self._load[i]).at_s <= now_s:
+            self.times.append(RequestTimes())
             self._open.add(i)
             submit = Submit(
                 request_id=str(i),
@@ -238,51 +238,51 @@ class _Run:
             self._core.submit(submit, now_s)
 
     def take(self, output: StepOutput | None, now_s: float) -> None:
-        """What a step gave that was over at `now_s`."""
+        """Record the results of a step that ended at `now_s`."""
         for delta in output.deltas if output is not None else ():
             i = int(delta.request_id)
-            told = self.told[i]
+            times = self.times[i]
             if delta.token_ids:
-                told.first_s = now_s if told.first_s is None else told.first_s
-                told.last_s, told.num_tokens = now_s, told.num_tokens + len(delta.token_ids)
+                times.first_s = now_s if times.first_s is None else times.first_s
+                times.last_s, times.num_tokens = now_s, times.num_tokens + len(delta.token_ids)
             if delta.finish_reason is not None:
                 assert delta.failure is None or delta.failure.code == "rate_limit_exceeded", delta.failure
-                told.is_refused = delta.failure is not None
+                times.is_refused = delta.failure is not None
                 self._open.discard(i)
 
     def end(self, clock: Clock) -> None:
-        """Let go of what is decided and goes on."""
-        self._core.abort([str(i) for i in range(len(self._coming))])
+        """Abort requests that still run though their verdict is known."""
+        self._core.abort([str(i) for i in range(len(self._load))])
         while self._core.has_work:
             self._core.step(clock())
         self._core.check()
 
 
 def run(setting: Setting, machine: Machine, policy: str, rate: float, seed: int) -> Score:
-    """One load through one policy, until it is decided of each request whether it was served within both targets."""
+    """Run one load under one policy, until it is known for each request whether both targets were met."""
     chosen = policies(setting)[policy]
     limits = SchedulerConfig(
         max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=chosen.step_tokens, max_model_len=1 << 17
     )
     cache = KVCache(machine.num_blocks, BLOCK_SIZE, step_tokens=chosen.step_tokens, shares_prefixes=False)
-    coming = arrivals(setting, rate, seed)
+    load = arrivals(setting, rate, seed)
     device, clock = machine.begin(seed)
     core = EngineCore(chosen.kind(limits, cache, machine.seed), device, vocab_size=8, clock=clock)
-    this = _Run(setting, chosen, core, coming)
+    this = _Run(setting, chosen, core, load)
     while not this.is_over(clock()):
         if not core.has_work:
             clock.wait_until(this.next_s)
         this.send(clock())
         output = core.step(clock())
         this.take(output, clock())
-    score = _score(setting, coming, this.told, core.stats().step_model)
+    score = _score(setting, load, this.times, core.stats().step_model)
     this.end(clock)
     return score
 
 
-def _score(setting: Setting, coming: Sequence[Arrival], told: Sequence[Told], model: StepModel) -> Score:
+def _score(setting: Setting, load: Sequence[Arrival], times: Sequence[RequestTimes], model: StepModel) -> Score:
     num_met = num_shed = num_late = num_slow = 0
-    for arrival, one in zip(coming, told, strict=True):
+    for arrival, one in zip(load, times, strict=True):
         if one.is_refused:
             num_shed += 1
         elif one.first_s is None or one.first_s - arrival.at_s > setting.ttft_s:
@@ -294,5 +294,5 @@ def _score(setting: Setting, coming: Sequence[Arrival], told: Sequence[Told], mo
         else:
             num_met += 1
     return Score(
-        len(coming), num_met, num_shed, num_late, num_slow, num_met / setting.window_s, model.error_p50, model.error_p95
+        len(load), num_met, num_shed, num_late, num_slow, num_met / setting.window_s, model.error_p50, model.error_p95
     )

@@ -1,6 +1,5 @@
-"""Every op on the shapes of the benchmarks' models: how to call it, how many bytes it must read or write, how many
-operations it must do. Each case owns fresh random inputs, and weights beyond any cache.
-"""
+"""Every op on the shapes of the benchmarks' models: its call, the bytes that it must read or write, and the operations
+that it must do. Each case owns fresh random inputs, and weights larger than any cache."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ HEADS = {"1b": (32, 8, 64), "0.6b": (16, 8, 128)}
 """Query heads, KV heads, head size."""
 _BLOCK_SIZE = 16
 _COLD_BYTES = 256 << 20
-"""Copies of a weight that are used in turn add up to this, so that each use reads memory."""
+"""Total size of a weight's copies that are used in turn, so that each use reads memory."""
 _MAX_COPIES = 32
 _DTYPE = torch.bfloat16
 
@@ -57,7 +56,7 @@ Apply = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One op on one shape. `make` binds what the op's chosen implementation prepares once and gives the call."""
+    """One op on one shape. `make` prepares the op's chosen implementation once and returns the call."""
 
     op: Op[Any, Any]
     shape: str
@@ -68,7 +67,7 @@ class Case:
 
 
 def all_cases(*, quick: bool) -> Iterator[Case]:
-    """Every case, or with `quick` one or two small ones of each op."""
+    """Every case; with `quick` one or two small ones of each op."""
     yield from linear_cases(ROWS[:2] if quick else ROWS, {"small": (256, 256)} if quick else LINEARS)
     yield from attention_cases(BATCHES[:1] if quick else BATCHES, CONTEXTS[:1] if quick else CONTEXTS)
     yield from small_cases(ROWS[:1] if quick else (1, 32, 256))
@@ -78,7 +77,7 @@ def all_cases(*, quick: bool) -> Iterator[Case]:
 
 
 def linear_cases(rows: Sequence[int], shapes: dict[str, tuple[int, int]]) -> Iterator[Case]:
-    """A product's bytes are its weight's, its operations 2 a weight and row."""
+    """Linears. A product's bytes are its weight's; its operations are 2 for each weight and row."""
     kinds: tuple[tuple[str, Op[Any, Any], float, Callable[[Tensor], Apply]], ...] = (
         ("bf16", linear.LINEAR, 2.0, _bind_dense),
         ("int8", linear_int8.LINEAR_INT8, 1.0, _bind_int8),
@@ -133,7 +132,7 @@ def attention_cases(batches: Sequence[int], contexts: Sequence[int]) -> Iterator
 def _attention_case(shape: str, heads: tuple[int, int, int], rows: list[tuple[int, int]]) -> Case:
     num_heads, num_kv_heads, head_dim = heads
     kv_lens = [start + count for start, count in rows]
-    # A query sees all up to its own position; each pair is 2 * head_dim operations for the score and as many for V.
+    # A query sees all positions up to its own. Each pair is 2 * head_dim operations for the score and as many for V.
     num_pairs = sum(count * start + count * (count + 1) // 2 for start, count in rows)
     num_bytes = 2.0 * sum(kv_lens) * num_kv_heads * head_dim * _DTYPE.itemsize
     make = partial(_make_attention, heads, rows)
@@ -157,7 +156,7 @@ def _make_attention(heads: tuple[int, int, int], rows: list[tuple[int, int]]) ->
 
 
 def small_cases(rows: Sequence[int]) -> Iterator[Case]:
-    """What stands between the products: bytes read and written, operations not counted."""
+    """The small operations between the products, by bytes read and written; operations are not counted."""
     for num_rows in rows:
         for size in (2048, 1024):
             make = partial(_make_norm, num_rows, size)
@@ -206,7 +205,7 @@ def _make_sample(num_rows: int, vocab_size: int) -> Callable[[], object]:
 
 
 def _make_cut(num_rows: int, top_k: int, top_p: float) -> Callable[[], object]:
-    """Of a copy, because it cuts in place: two of the four passes over memory."""
+    """A cut of a copy, because it works in place. The copy takes two of the four passes over memory."""
     scores = torch.randn(num_rows, 151_936) * 3
     scores -= scores.amax(dim=-1, keepdim=True)
     work = scores.clone()

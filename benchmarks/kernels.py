@@ -1,10 +1,10 @@
-"""Every op in every implementation that runs here, side by side: time, bytes and operations a second, and how near that
-is to what the machine can do.
+"""Compares every op in every implementation that can run: time, bytes and operations a second, and the distance from
+the machine's peak.
 
     python benchmarks/kernels.py [--op linear,paged_attention] [--shape '1b'] [--quick] [--json FILE]
 
-A case's floor is max(bytes / bandwidth, operations / rate) with the rates that `machine.py` measures first; "x ref" is
-how many times as fast as the plain implementation (the op's last) a row is. Weights and KV lie beyond any cache.
+A case's floor is max(bytes / bandwidth, operations / rate), with the rates that `machine.py` measures first. "x ref" is
+the speed relative to the plain implementation (the op's last). Weights and KV are larger than any cache.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Timing:
     gb_per_s: float
     gflop_per_s: float
     times_reference: float | None
-    """How many times as fast as the op's last implementation."""
+    """Speed relative to the op's last implementation."""
 
     @property
     def share(self) -> float:
-        """Of what the machine can do; above 1 where the data of a small case fits a cache."""
+        """Share of the machine's peak; above 1 if the data of a small case fits a cache."""
         return self.floor_us / self.median_us
 
 
@@ -74,7 +74,7 @@ def time_case(case: Case, machine: Machine) -> list[Timing]:
 
 
 def _time(call: Callable[[], object], case: Case, name: str) -> list[float]:
-    """Seconds of each run; an op that chooses when called keeps its choice meanwhile."""
+    """Seconds of each run. An op that chooses when called keeps its choice during the runs."""
     case.op.force(name)
     try:
         call()
@@ -89,7 +89,7 @@ def _time(call: Callable[[], object], case: Case, name: str) -> list[float]:
 
 
 def _is_enough(runs_s: list[float]) -> bool:
-    """A plain implementation of a large case may take seconds: then one run says enough."""
+    """Whether to stop: one run suffices if a plain implementation of a large case takes seconds."""
     if sum(runs_s) > _MAX_DURATION_S or len(runs_s) == _MAX_RUNS:
         return True
     return len(runs_s) >= _MIN_RUNS and sum(runs_s) > _MIN_DURATION_S
@@ -113,7 +113,7 @@ def _timing(case: Case, machine: Machine, name: str, runs_s: list[float], refere
 
 
 def render(timings: list[Timing]) -> str:
-    """One table an op."""
+    """One table for each op."""
     parts = []
     for op in dict.fromkeys(timing.op for timing in timings):
         rows: list[list[tables.Cell]] = [
@@ -144,8 +144,10 @@ def _selected(asked: argparse.Namespace) -> Iterator[Case]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", type=lambda text: text.split(","), default=[], help="names of ops, as in the tables")
-    parser.add_argument("--shape", default="", help="a regular expression that the shape's name holds")
+    parser.add_argument(
+        "--op", type=lambda text: text.split(","), default=[], help="comma list of ops, named as in the tables"
+    )
+    parser.add_argument("--shape", default="", help="regular expression to find in the shape's name")
     parser.add_argument("--quick", action="store_true", help="a few small cases: shows that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What this machine's memory and cores can do at most: the quantities that every floor is computed from.
+"""The peak rates of this machine's memory and cores, from which every floor is computed.
 
     python benchmarks/machine.py [--json] [--quick]
 
-Read bandwidth is that of a sum over 1 GiB of float32, far beyond any cache. The matrix rates are those of the prepacked
-oneDNN products, 256 rows by [2048, 8192], in bfloat16 and in int8. Threads: the cores this process may use. Imports no
-torch: a child process measures.
+Read bandwidth is that of a sum over 1 GiB of float32, much larger than any cache. The matrix rates are those of
+prepacked oneDNN products, 256 rows by [2048, 8192], in bfloat16 and in int8. It uses the cores that this process may
+use. A child process measures; this module imports no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROBE = Path(__file__).resolve().with_name("probe.py")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate a second, over repeated measurements."""
+    """A rate per second, from repeated measurements."""
 
     best: float
     median: float
@@ -36,7 +36,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured; None where this processor or this torch has no such product."""
+    """Measured rates; None if this processor or this torch has no such product."""
 
     num_threads: int
     processor: str
@@ -47,7 +47,7 @@ class Machine:
 
 
 def measure_machine(*, quick: bool = False) -> Machine:
-    """Measure in a child process. `quick`: small sizes, which show that it runs. Raises `CalledProcessError`."""
+    """Measure in a child process. `quick` uses small sizes, only to show that it runs. Raises `CalledProcessError`."""
     command = [sys.executable, "-P", str(_PROBE), *(["--quick"] * quick)]
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     fields: dict[str, Any] = json.loads(
@@ -58,7 +58,7 @@ def measure_machine(*, quick: bool = False) -> Machine:
 
 
 def place() -> str:
-    """Where and when: as in "2 cores, AMD EPYC 9R14, 24 GiB, 2026-11-21"."""
+    """This machine and today's date, as in "2 cores, AMD EPYC 9R14, 24 GiB, 2026-11-21"."""
     num_cores = len(os.sched_getaffinity(0))
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -67,7 +67,7 @@ def place() -> str:
 
 
 def best_of(machines: Sequence[Machine]) -> Machine:
-    """Several measurements of one machine as one: the best of each quantity."""
+    """Combine several measurements of one machine: the best of each quantity."""
     read, bf16 = _best([m.read_bytes for m in machines]), _best([m.bf16_flops for m in machines])
     int8 = _best([m.int8_ops for m in machines if m.int8_ops is not None])
     assert read is not None and bf16 is not None
@@ -81,7 +81,7 @@ def _best(rates: Sequence[Rate]) -> Rate | None:
 
 
 def describe(machine: Machine) -> str:
-    """One line: what floors rest on."""
+    """One line with the rates that floors rest on."""
     int8 = f"{machine.int8_ops.best / 1e9:.0f} GOP/s int8" if machine.int8_ops else "no int8 product"
     return (
         f"{machine.num_threads} threads, {machine.processor}, torch {machine.torch}: reads "

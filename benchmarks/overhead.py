@@ -1,11 +1,11 @@
-"""What the whole daemon costs a token beside the model: `inferd serve` with a model that computes nothing.
+"""The cost of the whole daemon for each token, without the model: `inferd serve` with a model that computes nothing.
 
     python benchmarks/overhead.py [--clients 128] [--step-ms 0,4,8] [--profile]
 
-Client, server and engine are the real ones, each a process, all on this machine's cores. The model sleeps `--step-ms` a
-step: then each token of each stream is an event of its own, as with a model that takes that long. At 0 the engine runs
-ahead of the server, which merges what piled up: more tokens a second, fewer events. `--profile` runs the slowest case
-again with stacks sampled in every process and says where the time goes.
+Client, server and engine are the real processes, all on this machine's cores. The model sleeps `--step-ms` each step.
+Then every token of each stream is an event of its own, as with a real model of that speed. At 0 the engine runs ahead
+of the server, which merges waiting tokens: more tokens a second, fewer events. `--profile` repeats the last case
+with sampled stacks in every process, and reports which functions take the time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _SERVER = Path(__file__).resolve().with_name("free_server.py")
 _VOCAB_SIZE = 300
 _NUM_FRAMES = 22
 _LOOPS = {"server": "startup:serve", "engine": "process:serve", "client": "session:measure"}
-"""The frame below which a process does the work that is measured."""
+"""The frame that contains the measured work of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """One load. Processor times are in microseconds an output token, of each process, intake of prompts included."""
+    """The result of one load. Processor times are microseconds for each output token, by process, intake of prompts
+    included."""
 
     num_clients: int
     step_ms: float
@@ -98,7 +99,7 @@ def _options(asked: argparse.Namespace, url: str, num_clients: int, num_requests
 
 
 def table(cases: Sequence[Overhead]) -> str:
-    """Latencies in milliseconds, processor time in microseconds a token."""
+    """Latencies in milliseconds, processor time in microseconds for each token."""
     columns = ["clients", "ms a step", "output tok/s", "events/s", "TTFT p50", "ITL p50", "ITL p99"]
     rows: list[list[tables.Cell]] = [
         [
@@ -119,7 +120,7 @@ def table(cases: Sequence[Overhead]) -> str:
 
 
 def profile(directory: Path) -> str:
-    """Where each process spends its time, by function."""
+    """The functions in which each process spends its time."""
     parts = []
     for process, loop in _LOOPS.items():
         found = shares(read_stacks(directory / f"{process}.stacks"), within=loop)[:_NUM_FRAMES]
@@ -134,12 +135,14 @@ def _numbers(text: str) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=_numbers, default=[128.0], help="in flight; a comma list")
-    parser.add_argument("--step-ms", type=_numbers, default=[8.0, 4.0, 0.0], help="of the model; a comma list")
+    parser.add_argument("--clients", type=_numbers, default=[128.0], help="comma list of numbers of clients")
+    parser.add_argument(
+        "--step-ms", type=_numbers, default=[8.0, 4.0, 0.0], help="comma list of the model's step times"
+    )
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=2, help="requests a client")
-    parser.add_argument("--profile", action="store_true", help="say where the time goes in the last case")
+    parser.add_argument("--rounds", type=int, default=2, help="requests of each client")
+    parser.add_argument("--profile", action="store_true", help="report which functions take the time of the last case")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     loads = [(int(clients), step_ms) for clients in asked.clients for step_ms in asked.step_ms]

@@ -1,13 +1,12 @@
-"""Peers' figures for the four scenarios, and how they are carried to another machine.
+"""Peers' figures for the four scenarios, and their scaling to another machine.
 
 Measured 2026-11-21 on 2 cores of a Zen 4 machine at about 34 GB/s, same weights, same client. They were not measured
-beside ours, so each is shown as it was and scaled:
+together with ours, so each is shown as it was and scaled:
 
-* scenario i, which reads the weights once a token, by the ratio of the read bandwidths;
-* ii to iv by the ratio of the scenario's floors on the two machines, which weighs bandwidth and matrix rate as that
-  scenario does.
+* scenario i, which reads the weights once for each token, by the ratio of the read bandwidths; * ii to iv by the ratio
+of the scenario's floors on the two machines, which weighs bandwidth and matrix rate as that scenario does.
 
-A scaled figure is an estimate: it supposes that a peer stays as far from the floor as it was.
+A scaled figure is an estimate. It assumes that a peer's distance from the floor stays the same.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ REFERENCE = Machine(2, "Zen 4", "", Rate(34e9, 34e9), Rate(410e9, 410e9), Rate(8
 SCENARIO_NAMES = ("i", "ii", "iii", "iv")
 
 Span = tuple[float, float]
-"""Lowest and highest of the runs: output tokens a second."""
+"""Lowest and highest output tokens a second of the runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Peer:
 
     name: str
     spans: tuple[Span, Span, Span, Span]
-    """Of scenarios i, ii, iii and iv."""
+    """Spans of scenarios i, ii, iii and iv."""
 
 
 def _peer(name: str, *figures: float | Span) -> Peer:
@@ -75,17 +74,17 @@ PEERS: dict[tuple[str, str], tuple[Peer, ...]] = {
 
 
 def rates_of(machine: Machine, precision: str) -> Rates:
-    """What bounds a precision here: quantized weights may be multiplied in int8 where that is faster."""
+    """Peak rates for a precision; quantized weights may be multiplied in int8 if that is faster."""
     flops = machine.bf16_flops.best
     if precision != "bf16" and machine.int8_ops is not None:
         flops = max(flops, machine.int8_ops.best)
-    # The memory of a shared machine reads 31 GB/s in one minute and 55 in another (2 cores, Zen 4, 2026-11-21): the
-    # best of them bounds nothing that ran in other minutes. Matrix rates hardly change: there the best is the bound.
+    # The memory of a shared machine reads 31 GB/s in one minute and 55 in another (2 cores, Zen 4, 2026-11-21), so the
+    # best rate bounds no other minute. Matrix rates hardly change, so for them the best is the bound.
     return Rates(machine.read_bytes.median, flops)
 
 
 def scale(machine: Machine, precision: str, scenario: str, cost: Cost, load: Load) -> float:
-    """What a figure of the reference machine is multiplied by to stand beside one of `machine`."""
+    """The factor that scales a figure of the reference machine to `machine`."""
     here, there = rates_of(machine, precision), rates_of(REFERENCE, precision)
     if scenario == "i":
         return here.read_bytes / there.read_bytes
@@ -93,6 +92,6 @@ def scale(machine: Machine, precision: str, scenario: str, cost: Cost, load: Loa
 
 
 def format_span(span: Span, factor: float = 1.0) -> str:
-    """ "14.7", or "10.2-11.1" where runs differed."""
+    """Text such as "14.7", or "10.2-11.1" if runs differed."""
     low, high = (f"{value * factor:.1f}" for value in span)
     return low if low == high else f"{low}-{high}"

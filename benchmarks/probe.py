@@ -1,6 +1,6 @@
-"""The program that measures a machine (see `machine.py`, which runs it): prints one line of JSON.
+"""Measures a machine and prints one line of JSON. `machine.py` runs it.
 
-A process of its own, so that nothing measured later shares its memory or its threads; imports nothing of inferd.
+A process of its own, so that later measurements do not share its memory or threads. Imports nothing of inferd.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _bf16_product() -> Callable[[], object]:
 
 
 def _int8_rate(num_runs: int) -> Rate | None:
-    """Of products of uint8 rows by int8 weights with fp32 results; None where this torch has none."""
+    """Rate of products of uint8 rows by int8 weights with fp32 results; None if this torch has none."""
     try:
         weight = torch.randint(-127, 128, (_OUT_SIZE, _IN_SIZE), dtype=torch.int8)
         packed = torch.ops.onednn.qlinear_prepack(weight, [_ROWS, _IN_SIZE])
@@ -70,7 +70,7 @@ def _product_rate(product: Callable[[], object], num_runs: int) -> Rate:
 
 
 def _per_s(run: Callable[[], object], amount: float, num_runs: int) -> Rate:
-    """`amount` a run, after two runs that nobody counts."""
+    """Rate of runs that each do `amount`, after two warm-up runs."""
     run(), run()
     taken_s = []
     for _ in range(num_runs):

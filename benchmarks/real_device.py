@@ -1,6 +1,6 @@
-"""The engine's own worker and the clock on the wall, as a machine that loads are run on: torch on this processor.
+"""The engine's own worker with the real clock, as a machine to run loads on: torch on this processor.
 
-Built as the engine process builds it, in this process and without the wire. Knows no scheduler and no load.
+It is built as in the engine process, but in this process and without the wire. It knows no scheduler and no load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RealClock:
 
 @dataclass(frozen=True, slots=True)
 class RealMachine:
-    """One loaded model. Runs come one after another: there is one processor."""
+    """One loaded model. Runs come one after another, because there is one processor."""
 
     seed: Seed
     num_blocks: int
@@ -46,7 +46,7 @@ class RealMachine:
 
     @classmethod
     def load(cls, path: Path, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> Self:
-        """The checkpoint at `path`, in bfloat16 where the processor computes it. Raises `ModelError` or
+        """Load the checkpoint at `path`, in bfloat16 if the processor computes it. Raises `ModelError` or
         `CapacityError`."""
         asked = EngineConfig(
             model_path=str(path), device="cpu", max_num_seqs=max_num_seqs, block_size=block_size,

@@ -4,9 +4,9 @@ Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785).
     one decode step of B rows   max((weights + KV of B rows) / bandwidth, 2 * parameters * B / rate)
     a prefill of T tokens       max(2 * parameters * T / rate, weights / bandwidth)
 
-A load's floor is the sum over the schedule that keeps all of its clients in step: each wave of requests is prefilled
-and then decoded together. It leaves out attention's arithmetic, norms, sampling, and all that is not the model, and it
-counts no overlap of prefill with decode: a step that hides one behind the other could be below it. Pure arithmetic.
+A load's floor is the sum over a schedule that keeps all clients in step: each wave of requests is prefilled and then
+decoded together. It leaves out attention's arithmetic, norms, sampling, and everything outside of the model. It counts
+no overlap of prefill with decode: a step that hides one behind the other could be faster. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A machine's best: bytes read a second, and operations a second in the precision that the products run in."""
+    """A machine's peak: bytes read per second, and operations per second in the precision of the products."""
 
     read_bytes: float
     flops: float
@@ -25,21 +25,21 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a model's precision costs a token."""
+    """A model's cost for each token, in one precision."""
 
     body_params: int
-    """Multiplied by every token."""
+    """Parameters that multiply every token."""
     head_params: int
-    """Multiplied by every token that is sampled from."""
+    """Parameters that multiply every token with a sampled successor."""
     weight_bytes: float
-    """A parameter as it is stored, scales included."""
+    """Bytes of a stored parameter, scales included."""
     kv_bytes: float
-    """Read by a decode for every token of its context."""
+    """Bytes that a decode reads for each token of its context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of one length, `num_clients` of them at a time."""
+    """Requests of one length, of which `num_clients` run at a time."""
 
     num_clients: int
     num_requests: int
@@ -50,7 +50,7 @@ class Load:
 
 
 WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0, "int4": 0.5}
-"""A parameter, without scales: what any scheme of that precision has to read."""
+"""Bytes of a parameter without scales: any scheme of that precision must read them."""
 
 
 def decode_step_s(rates: Rates, cost: Cost, num_rows: int, context: float) -> float:
@@ -61,7 +61,7 @@ def decode_step_s(rates: Rates, cost: Cost, num_rows: int, context: float) -> fl
 
 
 def prefill_s(rates: Rates, cost: Cost, num_tokens: int, num_sampled: int) -> float:
-    """`num_tokens` of prompts in steps of any size, after which `num_sampled` first tokens are drawn."""
+    """`num_tokens` of prompts in steps of any size, and `num_sampled` first tokens."""
     operations = 2 * (cost.body_params * num_tokens + cost.head_params * num_sampled)
     return max(operations / rates.flops, (cost.body_params + cost.head_params) * cost.weight_bytes / rates.read_bytes)
 
@@ -72,14 +72,14 @@ def load_s(rates: Rates, cost: Cost, load: Load) -> float:
     for wave, num_rows in enumerate(_waves(load)):
         num_cached = load.shared_prefix * (num_rows - (wave == 0))
         total_s += prefill_s(rates, cost, num_rows * load.input_len - num_cached, num_rows)
-        # The first token came with the prefill; output token n is drawn with input_len + n - 1 tokens before it.
+        # Prefill gives the first token. Output token n is drawn with input_len + n - 1 tokens before it.
         mean_context = load.input_len + load.output_len / 2
         total_s += (load.output_len - 1) * decode_step_s(rates, cost, num_rows, mean_context)
     return total_s
 
 
 def tokens_per_s(rates: Rates, cost: Cost, load: Load) -> float:
-    """Output tokens a second at the floor: no server can give more."""
+    """Output tokens a second at the floor, which no server can exceed."""
     return load.num_requests * load.output_len / load_s(rates, cost, load)
 
 

@@ -1,4 +1,4 @@
-"""What the scenarios gave, and how it is shown: tables beside floors and peers, and JSON. Measures nothing."""
+"""Results of the scenarios as JSON, and as tables with floors and peers. Measures nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.roofline import WEIGHT_BYTES, Cost, Load, load_s, tokens_per_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One scenario on one server, once."""
+    """One run of one scenario on one server."""
 
     model: str
     precision: str
@@ -34,7 +34,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What our server took for itself in one model and precision."""
+    """Start time and memory of our server, for one model and precision."""
 
     model: str
     precision: str
@@ -44,16 +44,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that was measured."""
+    """All measurements."""
 
     machines: tuple[Machine, Machine]
-    """Before and after."""
+    """The machine before and after the scenarios."""
     starts: list[Start]
     measurements: list[Measurement]
     command: str
     scenarios: dict[str, Load]
     is_quick: bool = False
-    """The loads were cut down: peers' figures are of other loads, and are not shown."""
+    """Whether the loads were cut down. Peers' figures belong to other loads and are then not shown."""
 
     @property
     def machine(self) -> Machine:
@@ -61,12 +61,12 @@ class Results:
 
 
 def cost_of(shape: Shape, precision: str) -> Cost:
-    """KV is kept in bfloat16 in every precision."""
+    """Cost of a model; its KV is bfloat16 in every precision."""
     return Cost(shape.num_body_params, shape.num_head_params, WEIGHT_BYTES[precision], 2.0 * shape.kv_elements)
 
 
 def render(results: Results) -> str:
-    """All tables, as Markdown."""
+    """All tables as Markdown."""
     parts = [
         f"{datetime.now(UTC):%Y-%m-%d}; {describe(results.machine)}; measured before and after.",
         f"    {results.command}",
@@ -90,7 +90,7 @@ _ABOUT_PEERS = (
 
 
 def _measured_table(results: Results, start: Start) -> str:
-    """What was measured in this run, and its share of the floor."""
+    """This run's measurements and their share of the floor."""
     systems = list(dict.fromkeys(m.system for m in _of(results, start)))
     rows: list[list[tables.Cell]] = []
     for name, load in results.scenarios.items():
@@ -119,7 +119,7 @@ def _measured_table(results: Results, start: Start) -> str:
 
 
 def _systems_table(results: Results, start: Start) -> str:
-    """Output tokens a second of everybody, by scenario."""
+    """Output tokens a second of every server, by scenario."""
     names = list(results.scenarios)
     rows: list[list[tables.Cell]] = []
     for system in dict.fromkeys(m.system for m in _of(results, start)):
@@ -160,7 +160,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Everything measured and every floor."""
+    """All measurements and floors."""
     floors = {
         f"{start.model} {start.precision} {name}": {
             "output_tokens_per_s": _floor(results, start, load),

@@ -1,15 +1,15 @@
-"""The four scenarios: one client, few, many, and a shared prefix, on random checkpoints of real shapes.
+"""The four scenarios on random checkpoints of real shapes: one client, few, many, and a shared prefix.
 
-`--model 1layer --scenarios front` is another question: how fast tokens stream to 256 clients where the model is none.
+`--model 1layer --scenarios front` answers another question: how fast tokens stream to 256 clients if the model takes no
+time.
 
     python benchmarks/scenarios.py --dir CACHE [--model 1b,0.6b] [--precision bf16,int8,int4] [--repeat 3]
 
-For each model and precision a server of its own is started, timed to READY, loaded through `inferd bench serve`'s
-generator (greedy, end of sequence ignored, ids below the vocabulary) and watched for its memory. Every repetition and
-every warm-up has its own prompts, so that only what a scenario means to share is ever found cached. Beside each figure
-stands the floor of that scenario (`roofline.py`), from rates measured before and after, and what peers were
-measured at (`peers.py`), as it was and scaled to this machine. `--peer` names a running server of
-somebody else's, which is then loaded in turn with ours.
+For each model and precision a server is started and timed to READY. `inferd bench serve`'s generator loads it (greedy,
+end of sequence ignored, ids below the vocabulary), and its memory is observed. Every repetition and every warm-up has
+its own prompts, so only the prefixes that a scenario shares are ever cached. Each figure is shown with the scenario's
+floor (`roofline.py`), from rates measured before and after. Peers' figures (`peers.py`) are shown as they were and
+scaled to this machine. `--peer` names another running server, which is loaded in turn with ours.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _QUICK_OUTPUT_LEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to load, and how it takes prompts."""
+    """A server to load, and the form in which it accepts prompts."""
 
     name: str
     url: str
@@ -91,12 +91,13 @@ def _quickened(load: Load) -> Load:
 def _measure_all(
     asked: argparse.Namespace, model: str, precision: str, daemon: Daemon, scenarios: dict[str, Load]
 ) -> Iterator[Measurement]:
-    """Every scenario on every target in turn, so that a noisy minute falls on all of them."""
+    """Every scenario on every target in turn, so that a noisy minute affects all of them."""
     targets = [Target(OURS, daemon.url), *(Target(name, url, asked.peer_prompts) for url, name in asked.peer)]
     vocab_size = SHAPES[model].vocab_size
     for name, load in scenarios.items():
         for target in targets:
-            # As many at once as in what follows, so that every shape of step has run; no prompt comes back.
+            # As many requests at once as in the measurement, so that every shape of step has run; no prompt is
+            # repeated.
             warm = replace(load, num_requests=load.num_clients, output_len=min(8, load.output_len))
             _load(target, warm, vocab_size, seed=f"{name}/warm-up")
         for repetition in range(asked.repeat):
@@ -107,7 +108,7 @@ def _measure_all(
 
 
 def _load(target: Target, load: Load, vocab_size: int, seed: str) -> LoadRun:
-    """`seed` names the run: every target gets the same prompts, every run its own."""
+    """`seed` identifies the run: all targets get the same prompts, and each run has its own."""
     options = LoadOptions(
         base_url=target.url,
         prompts="words" if target.prompts == "words" else "ids",
@@ -148,18 +149,27 @@ def _progress(m: Measurement) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; exits with the rule for what is not in it."""
+    """Parse the command line; exits with the violated rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, required=True, help="where checkpoints are kept; made once")
-    parser.add_argument("--model", type=_names(SHAPES), default=["1b"], help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--precision", type=_names(QUANTIZATION), default=["bf16"], help="of bf16, int8, int4")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoints; made once")
+    parser.add_argument("--model", type=_names(SHAPES), default=["1b"], help=f"comma list of {', '.join(SHAPES)}")
     parser.add_argument(
-        "--scenarios", type=_names(SCENARIOS), default=["i", "ii", "iii", "iv"], help="of i, ii, iii, iv, front"
+        "--precision", type=_names(QUANTIZATION), default=["bf16"], help="comma list of bf16, int8, int4"
     )
-    parser.add_argument("--repeat", type=int, default=1, help="medians of so many runs")
+    parser.add_argument(
+        "--scenarios",
+        type=_names(SCENARIOS),
+        default=["i", "ii", "iii", "iv"],
+        help="comma list of i, ii, iii, iv, front",
+    )
+    parser.add_argument("--repeat", type=int, default=1, help="number of runs, whose medians are reported")
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="URL[=NAME]")
-    parser.add_argument("--peer-prompts", choices=("ids", "words"), default="ids", help="words: it takes no token ids")
-    parser.add_argument("--serve-args", type=shlex.split, default=[], metavar="'ARGS'", help="more for `inferd serve`")
+    parser.add_argument(
+        "--peer-prompts", choices=("ids", "words"), default="ids", help="words if the peer accepts no token ids"
+    )
+    parser.add_argument(
+        "--serve-args", type=shlex.split, default=[], metavar="'ARGS'", help="further arguments of `inferd serve`"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="tiny loads: shows that it runs, measures nothing")
@@ -172,7 +182,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _names(known: Sequence[str] | dict[str, Any]) -> Any:
-    """A parser of comma lists of `known` names."""
+    """A parser for lists of `known` names, separated by commas."""
 
     def names(text: str) -> list[str]:
         unknown = [name for name in text.split(",") if name not in known]
@@ -184,7 +194,7 @@ def _names(known: Sequence[str] | dict[str, Any]) -> Any:
 
 
 def _peer(text: str) -> tuple[str, str]:
-    """(url, name)"""
+    """Parse a peer into (url, name)."""
     url, _, name = text.partition("=")
     return url, name or url.partition("://")[2]
 

@@ -1,21 +1,23 @@
-"""What the scheduler costs a step, before a device that takes no time: `python -m benchmarks.scheduler`.
+"""The scheduler's cost for each step, with a device that takes no time: `python -m benchmarks.scheduler`.
 
-2 cores of an AMD EPYC Zen 4, 24 GiB, Python 3.11.7, 2026-11-21; 256 decodes behind prompts of 256 or 4,096, with 10,000
-waiting, with windows, alike: plan 0.27 ms, apply 0.25 ms at the median, and 0.95 to 0.98 ms for the core's whole step
-with its 256 deltas (before steps were made of named tuples: 0.37, 0.29 and 1.15). All of them start at once here, so in
-two of 16 steps all 256 need a block, or fill one: "at edges" is the median of those two, plan and apply. It is 1.3 to
-1.5 ms for one cache group (hashing and indexing 256 blocks are half of it). In the core both fall into one step, which
-takes 2.9 ms for one group and 5.4 ms for six.
+2 cores of an AMD EPYC Zen 4, 24 GiB, Python 3.11.7, 2026-11-21. There are 256 decodes behind prompts of 256 or 4,096,
+with 10,000 waiting or with windows; all cases are alike. At the median plan takes 0.27 ms and apply 0.25 ms. The core's
+whole step with its 256 deltas takes 0.95 to 0.98 ms. Before steps were made of named tuples these were 0.37, 0.29 and
+1.15.
 
-What a launched and an applied row assert of their counters is what each can break; all of `Request.check` for both of
-them, measured by turns in one process: 1.09 to 1.15 ms for the core's step, and 1.03 to 1.06 without.
+All decodes start at once here, so in two of 16 steps all 256 need a block or fill one. "At edges" is the median of
+those two, plan and apply. It is 1.3 to 1.5 ms for one cache group; hashing and indexing 256 blocks take half of it. In
+the core both fall into one step, which takes 2.9 ms for one group and 5.4 ms for six.
 
-With 2,048 waiting that have a TTFT target, of 1, 100 or 10,000 tenants, and 4 that end and 4 that start each step:
-0.45, 0.70 and 0.65 ms to shed and plan (2026-11-22; 0.52, 30 and 8,550 where each turn and each look for who is late
-went through all tenants).
+A launched or applied row asserts only those counters that the operation can break. Running all of `Request.check` for
+both takes the core's step from 1.03 to 1.06 ms up to 1.09 to 1.15 (measured by turns in one process).
 
-The step-time model, measured beside what was there before it: plan and apply 0.59 ms where they were 0.54, the core's
-step 1.10 where it was 1.06; with a TPOT target for everybody and prompts that wait, 0.68 and 1.19.
+With 2,048 waiting requests that have a TTFT target, of 1, 100 or 10,000 tenants, and 4 ends and 4 starts each step:
+shedding and planning take 0.45, 0.70 and 0.65 ms (2026-11-22). They took 0.52, 30 and 8,550 ms when each choice of a
+tenant and each search for late requests visited all tenants.
+
+The step-time model, measured together with its predecessor: plan and apply take 0.59 ms instead of 0.54, the core's
+step 1.10 instead of 1.06. With a TPOT target for every request and waiting prompts it is 0.68 and 1.19.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import SchedulerConfig
-from inferd.engine.sched.plan import RowResult, StepPlan, StepResult
+from inferd.engine.sched.plan import RowResult, StepPlan, StepResult, TokenMasks
 from inferd.engine.sched.scheduler import Scheduler
 
 _NUM_BLOCKS = 65_536
@@ -54,9 +56,9 @@ class Case:
     tpot_target_s: float | None = None
     ttft_target_s: float | None = None
     num_tenants: int = 1
-    """Who take turns in sending."""
+    """Tenants that send requests in turn."""
     num_ends: int = 0
-    """Requests that end before each step: as many others start in it."""
+    """Requests that end before each step; as many others start in it."""
 
 
 CASES = (
@@ -77,6 +79,9 @@ CASES = (
 class _Done:
     result: StepResult
 
+    def sample(self, masks: TokenMasks) -> None:
+        """Does nothing."""
+
     def wait(self) -> StepResult:
         return self.result
 
@@ -89,11 +94,11 @@ class InstantDevice:
         return _Done(StepResult(plan.step_id, rows, 0.0))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to free."""
 
 
 def measure(case: Case, num_steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of each step: planning, applying, and the whole of the core's step with its deltas."""
+    """Milliseconds of each step: plan, apply, and the core's whole step with its deltas."""
     scheduler = _loaded_scheduler(case)
     plan_ms, apply_ms = _measure_scheduler(case, scheduler, num_steps)
     return plan_ms, apply_ms, _measure_core(case, num_steps)

@@ -1,15 +1,16 @@
-"""Goodput of scheduling by targets, and of fixed settings: chunks of three sizes, and prompts before everything.
+"""Goodput of scheduling by targets, compared with fixed settings: chunks of three sizes, and prompts before everything.
 
     python -P benchmarks/slo.py [--setting h200|cpu] [--dir DIR] [--quick] [--out benchmarks/results]
 
-Requests come at random (Poisson), prompts and answers have lognormal lengths, all by a seed. A request counts when its
-first token came within the TTFT target and its mean time a token within the TPOT target; goodput is such requests a
-second of the time in which requests came. One that was refused counts nothing.
+Requests arrive at random (Poisson); prompts and answers have lognormal lengths; a seed draws all of them. A request
+counts if its first token came within the TTFT target and its mean time for each token is within the TPOT target.
+Goodput is the number of such requests divided by the seconds in which requests arrived. A refused request does not
+count.
 
-`h200` is the real core and scheduler before a device that takes as long as an H200 would: computed from floors, and not
-measured. `cpu` is measured: the real worker on this machine, a random checkpoint, the monotonic clock, in one process
-and without HTTP. Each run then takes as long as its requests come, one after another; those of a load follow each
-other, so that what else the machine does falls on all policies alike.
+`h200` runs the real core and scheduler on a virtual H200, whose step times are computed from floors and not measured.
+`cpu` is measured: the real worker on this machine, a random checkpoint, the monotonic clock, in one process and without
+HTTP. Each run then takes as long as its requests arrive. The runs of one load follow each other, so that other work of
+the machine affects all policies alike.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.tables import Cell, markdown
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 
 UNDER = 0.98
-"""Of the best fixed setting's goodput: less is behind it."""
+"""Share of the best fixed setting's goodput below which a policy counts as behind."""
 
 _LLAMA_8B = Shape(
     model_type="llama", vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
@@ -53,7 +54,7 @@ def _h200(setting: Setting, directory: Path) -> Machine:
 
 
 def _this_cpu(setting: Setting, directory: Path) -> Machine:
-    """With torch, which the other setting does without."""
+    """A machine with torch, which the other setting does not need."""
     from benchmarks.real_device import RealMachine  # noqa: PLC0415
 
     return RealMachine.load(
@@ -117,10 +118,10 @@ def sweep(setting: Setting, directory: Path) -> dict[Job, Score]:
     try:
         if machine.num_at_once > 1:
             with ProcessPoolExecutor(machine.num_at_once) as pool:
-                return dict(_told(jobs, pool.map(one, jobs)))
-        # What the first steps of a process take is nobody's: memory is touched, steps are recorded.
+                return dict(_printed(jobs, pool.map(one, jobs)))
+        # A warm-up: the first steps of a process touch memory and are recorded, and belong to no run.
         _run_job(replace(setting, window_s=min(2.0, setting.window_s)), machine, Job(TARGETS, max(setting.rates), 0))
-        return dict(_told(jobs, map(one, jobs)))
+        return dict(_printed(jobs, map(one, jobs)))
     finally:
         machine.close()
 
@@ -129,8 +130,8 @@ def _run_job(setting: Setting, machine: Machine, job: Job) -> Score:
     return run(setting, machine, job.policy, job.rate, job.seed)
 
 
-def _told(jobs: Sequence[Job], scores: Iterable[Score]) -> Iterator[tuple[Job, Score]]:
-    """A line for each that is over, for who waits."""
+def _printed(jobs: Sequence[Job], scores: Iterable[Score]) -> Iterator[tuple[Job, Score]]:
+    """Print a line for each run that ends."""
     began_s = monotonic()
     for i, (job, score) in enumerate(zip(jobs, scores, strict=True), 1):
         met, shed, late, slow = score.shares
@@ -145,23 +146,23 @@ def _told(jobs: Sequence[Job], scores: Iterable[Score]) -> Iterator[tuple[Job, S
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Where fixed settings serve the most, for one seed."""
+    """The load at which fixed settings serve the most, for one seed."""
 
     policy: str
     rate: float
     peak: float
-    """The best fixed setting's goodput there; no fixed setting has more anywhere."""
-    coming: float
-    """Requests a second that came there: nobody can serve more."""
-    ours: float
-    """Of targets there."""
-    our_peak: float
-    """Of targets, at the load at which they have the most."""
+    """The best fixed setting's goodput at that load. No fixed setting has more at any load."""
+    arrival_rate: float
+    """Requests per second that arrive at that load, the most that any policy can serve."""
+    by_targets: float
+    """Goodput by targets at that load."""
+    peak_by_targets: float
+    """Goodput by targets at its own best load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a sweep came to."""
+class Sweep:
+    """The result of a sweep."""
 
     setting: Setting
     scores: Mapping[Job, Score]
@@ -179,7 +180,7 @@ class Found:
         return max(fixed, key=lambda job: self.scores[job].goodput)
 
     def ratio(self, rate: float, seed: int) -> float:
-        """Of the goodput by targets to the best fixed setting's."""
+        """Goodput by targets, relative to the best fixed setting's."""
         best = self.scores[self.best_fixed(rate, seed)].goodput
         ours = self.scores[Job(TARGETS, rate, seed)].goodput
         return _ratio(ours, best)
@@ -198,13 +199,13 @@ class Found:
         )
 
     def shares(self, policy: str, rate: float) -> tuple[float, ...]:
-        """Met, refused, late and slow: the mean over the seeds."""
+        """Shares met, refused, late and slow, as the mean over the seeds."""
         each = [self.scores[Job(policy, rate, seed)].shares for seed in self.setting.seeds]
         return tuple(sum(column) / len(each) for column in zip(*each, strict=True))
 
 
-def report(found: Found) -> str:
-    """Two tables and what they come to, as Markdown."""
+def report(found: Sweep) -> str:
+    """Two Markdown tables and their summary."""
     setting = found.setting
     about = f"{setting.about}: measured ({place()})" if setting.is_measured else setting.about
     seeds = "one seed" if len(setting.seeds) == 1 else f"medians of {len(setting.seeds)} seeds"
@@ -224,7 +225,7 @@ def report(found: Found) -> str:
     )
 
 
-def _goodputs(found: Found) -> str:
+def _goodputs(found: Sweep) -> str:
     setting = found.setting
     rows: list[list[Cell]] = []
     for rate in setting.rates:
@@ -233,17 +234,17 @@ def _goodputs(found: Found) -> str:
     return markdown(["requests/s", *found.policies, "to the best"], rows)
 
 
-def _sentences(found: Found) -> Iterator[str]:
+def _sentences(found: Sweep) -> Iterator[str]:
     setting = found.setting
     knees = [found.knee(seed) for seed in setting.seeds]
     names = sorted({f"{knee.policy} at {knee.rate:g} requests/s" for knee in knees})
-    there = _ranged([_ratio(knee.ours, knee.peak) for knee in knees])
-    all_of_it = _ranged([_ratio(knee.coming, knee.peak) for knee in knees])
-    at_most = _ranged([_ratio(knee.our_peak, knee.peak) for knee in knees])
+    there = _ranged([_ratio(knee.by_targets, knee.peak) for knee in knees])
+    all_of_it = _ranged([_ratio(knee.arrival_rate, knee.peak) for knee in knees])
+    at_most = _ranged([_ratio(knee.peak_by_targets, knee.peak) for knee in knees])
     yield (
         f"Best fixed setting: {' or '.join(names)}, {_ranged([knee.peak for knee in knees])} requests a second. At "
-        f"that load targets give {there} times as much, where all that come would be {all_of_it} times; at the load at "
-        f"which they serve the most, {at_most} times."
+        f"that load targets give {there} times as much, and serving all requests would be {all_of_it} times; "
+        f"at the load at which they serve the most, {at_most} times."
     )
     ratios = {(rate, seed): found.ratio(rate, seed) for rate, seed in product(setting.rates, setting.seeds)}
     least = min(ratios, key=lambda where: ratios[where])
@@ -254,7 +255,7 @@ def _sentences(found: Found) -> Iterator[str]:
     )
 
 
-def _reasons(found: Found) -> str:
+def _reasons(found: Sweep) -> str:
     setting = found.setting
     rows: list[list[Cell]] = []
     for rate in setting.rates:
@@ -275,14 +276,14 @@ def _ratio(ours: float, theirs: float) -> float:
 
 
 def _ranged(values: Sequence[float]) -> str:
-    """The median, and from where to where they go."""
+    """The median, with the lowest and highest value."""
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def quick(setting: Setting) -> Setting:
-    """Two loads of a few seconds, and where it is measured of short prompts: shows that it runs."""
+    """Two loads of a few seconds, with short prompts if it is measured: shows that the setting runs."""
     setting = replace(setting, rates=setting.rates[1:5:3], window_s=setting.window_s / 16, seeds=(1,))
     if not setting.is_measured:
         return setting
@@ -291,18 +292,18 @@ def quick(setting: Setting) -> Setting:
 
 
 def _rate(text: str) -> float:
-    """Whole numbers stay whole: a load is drawn by how its rate is written."""
+    """A rate; whole numbers stay integers, because the text of a rate is part of a load's seed."""
     return int(text) if text.isdecimal() else float(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=sorted(SETTINGS), default="h200")
-    parser.add_argument("--seeds", help="with commas between; without, those of the setting")
-    parser.add_argument("--rates", help="requests a second, with commas between; without, those of the setting")
-    parser.add_argument("--dir", type=Path, help="folder in which the cpu setting keeps its checkpoint; without, none")
+    parser.add_argument("--seeds", help="comma list; default: those of the setting")
+    parser.add_argument("--rates", help="comma list of requests a second; default: those of the setting")
+    parser.add_argument("--dir", type=Path, help="folder of the cpu setting's checkpoint; default: a temporary one")
     parser.add_argument("--quick", action="store_true", help="two loads of a few seconds: shows that it runs")
-    parser.add_argument("--out", type=Path, help="folder that the table and the plot are written to")
+    parser.add_argument("--out", type=Path, help="folder for the table and the plot")
     asked = parser.parse_args()
     setting = SETTINGS[asked.setting]
     if asked.quick:
@@ -312,12 +313,12 @@ def main() -> None:
     if asked.rates:
         setting = replace(setting, rates=tuple(_rate(text) for text in asked.rates.split(",")))
     with tempfile.TemporaryDirectory() as temporary:
-        found = Found(setting, sweep(setting, asked.dir or Path(temporary)))
+        found = Sweep(setting, sweep(setting, asked.dir or Path(temporary)))
     text = report(found)
     print(text)
     if asked.out is not None:
         lines = {policy: [found.goodput(policy, rate) for rate in setting.rates] for policy in found.policies}
-        chart = line_chart(setting.rates, lines, "requests a second that come", "requests a second within targets")
+        chart = line_chart(setting.rates, lines, "requests arriving per second", "requests a second within targets")
         (asked.out / f"slo_{setting.name}.svg").write_text(chart)
         (asked.out / f"slo_{setting.name}.md").write_text(text + "\n")
 

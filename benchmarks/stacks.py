@@ -1,7 +1,8 @@
-"""Where a process spends its processor time: its main thread's stack, every 2 ms of it, without a tool to install.
+"""Shows which functions take a process's processor time. Samples its main thread's stack every 2 ms, without an
+installed tool.
 
-A signal handler samples, so time inside one C call is seen when that call returns to Python: it is charged to the line
-that made the call, or to the one after it.
+A signal handler takes the samples. Time inside a C call is seen when the call returns to Python, and counts for the
+line of the call or the one after it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _MAX_DEPTH = 60
 
 
 def sample_into(path: Path) -> None:
-    """Count stacks from now on, and keep `path` up to date, as the process may end without notice: a line a stack,
-    `count<TAB>outermost;...;innermost`, each frame `file:function`."""
+    """Count stacks from now on, and keep `path` up to date, because the process may end without notice. A line is a
+    stack, `count<TAB>outermost;...;innermost`, with frames `file:function`."""
     stacks: Counter[str] = Counter()
     num_samples = 0
 
@@ -35,13 +36,13 @@ def sample_into(path: Path) -> None:
             path.write_text("".join(f"{count}\t{stack}\n" for stack, count in stacks.most_common()))
 
     signal.signal(signal.SIGPROF, on_sample)
-    # The interpreter gives signals back before it ends, and this one's default is to kill.
+    # The interpreter restores signals before it ends, and this one's default action is to kill.
     atexit.register(signal.setitimer, signal.ITIMER_PROF, 0.0)
     signal.setitimer(signal.ITIMER_PROF, _PERIOD_S, _PERIOD_S)
 
 
 def read_stacks(path: Path) -> Counter[tuple[str, ...]]:
-    """What `sample_into` wrote: samples by stack, outermost frame first; empty where nothing was written."""
+    """Samples of `sample_into` by stack, outermost frame first; empty if there is no file."""
     stacks: Counter[tuple[str, ...]] = Counter()
     if path.exists():
         for line in path.read_text().splitlines():
@@ -51,8 +52,8 @@ def read_stacks(path: Path) -> Counter[tuple[str, ...]]:
 
 
 def shares(stacks: Counter[tuple[str, ...]], *, within: str) -> list[tuple[str, float, float]]:
-    """(frame, its own share, its share with all it called) of the samples whose stack holds the frame `within`, by
-    own share."""
+    """(frame, its own share, its share with all that it called), by own share. Covers the samples whose stack holds the
+    frame `within`."""
     inside = {stack: count for stack, count in stacks.items() if within in stack}
     total = sum(inside.values()) or 1
     own: Counter[str] = Counter()

@@ -1,13 +1,13 @@
-"""What grammars cost a token: streams that write JSON under a schema beside streams that write what they like.
+"""The cost of grammars for each token: streams of JSON under a schema, compared with free streams.
 
     python -P benchmarks/structured.py [--dir DIR] [--shape tiny,0.6b] [--streams 32] [--tokens 64] [--rounds 3]
 
-In one process: the real core, scheduler, worker and grammars, no HTTP. The streams are alike but for their grammar
-(an array of records of strings, numbers, enums and optional fields), and are measured in turns. `drawn alike` writes
-freely, and draws on the same path as rows under a grammar: what lies between it and `free` is the price of that path,
-what lies between it and `schema` that of making masks and applying them.
+It runs the real core, scheduler, worker and grammars in one process, without HTTP. The streams are alike except for
+their grammar (an array of records of strings, numbers, enums and optional fields), and are measured in turns. `drawn
+alike` writes freely, but draws on the same path as rows under a grammar. Its difference from `free` is the cost of that
+path; its difference from `schema` is the cost of making and applying masks.
 
-`tiny` is the embedded model; other shapes have random weights (`--dir` keeps them) and a vocabulary of their size, made
+`tiny` is the embedded model. Other shapes have random weights (`--dir` keeps them) and a vocabulary of their size, made
 of the most frequent pieces of this repository's text.
 """
 
@@ -133,7 +133,7 @@ class Engine:
             max_tokens=num_tokens,
             seed=1_000 * seed + stream,
             grammar=json_value(RECORDS).text() if case == "schema" else "",
-            # A bias of nothing keeps a row off the shortest path, and changes no token.
+            # A bias of 0 keeps a row off the shortest path without changing tokens.
             logit_bias=((0, 0.0),) if case == "drawn alike" else (),
         )
         return Submit(request_id=f"{case} {stream}", prompt_ids=prompt, params=params)
@@ -158,7 +158,7 @@ def with_vocabulary(path: Path, vocab_size: int) -> None:
 
 
 def _pieces(num_pieces: int) -> Iterator[bytes]:
-    """Every byte, then the most frequent pieces of some text, then numbers."""
+    """Every byte, then the most frequent pieces of a text, then numbers."""
     yield from (bytes((byte,)) for byte in range(256))
     files = sorted([*ROOT.glob("engine/**/*.py"), *ROOT.glob("examples/tiny/text/*.md"), *ROOT.glob("server/**/*.py")])
     text = b"".join(file.read_bytes() for file in files)[:_TEXT_BYTES]
@@ -178,7 +178,7 @@ def _is_text(piece: bytes) -> bool:
 
 
 def measure(name: str, path: Path, asked: argparse.Namespace) -> list[list[tables.Cell]]:
-    """A row a case: median and 95th percentile of a step, and the median beside that of `free`."""
+    """One row for each case: median and 95th percentile of a step, and the median relative to that of `free`."""
     engine = Engine.load(path, asked.streams, asked.tokens)
     took: dict[str, list[float]] = {case: [] for case in CASES}
     try:

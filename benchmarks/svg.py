@@ -1,4 +1,4 @@
-"""A line chart as SVG, for results that are read in a browser: no library, one function."""
+"""Draws a line chart as SVG for results in a browser, in one function and without a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TICKS = 5
 
 
 def line_chart(xs: Sequence[float], lines: Mapping[str, Sequence[float]], x_name: str, y_name: str) -> str:
-    """One line a name, each with a value for every one of `xs`; both axes begin at 0, and the first line is thick."""
+    """One line for each name, with a value for each of `xs`. Both axes begin at 0, and the first line is thick."""
     most_x, most_y = max(xs), max(value for values in lines.values() for value in values)
 
     def place(x: float, y: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Tables as Markdown, aligned so that they read as well in a terminal; a cell that was not measured stays empty."""
+"""Markdown tables, aligned for reading in a terminal. A cell without a measurement stays empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Cell = str | float | None
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A Markdown table, the first column to the left and numbers to the right. Every row is as long as `columns`."""
+    """A Markdown table: the first column to the left, numbers to the right. Every row is as long as `columns`."""
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max([3, len(name), *(len(row[i]) for row in texts)]) for i, name in enumerate(columns)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
@@ -23,7 +23,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _text(cell: Cell) -> str:
-    """Three or four figures that mean something."""
+    """A number with three or four significant figures."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     if cell >= 1000:

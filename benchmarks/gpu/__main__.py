@@ -1,11 +1,11 @@
-"""Measure inferd on one CUDA GPU: `make gpu PART=checks`, or everything; `make gpu DRY=1` where there is none.
+"""Measure inferd on one CUDA GPU: `make gpu PART=checks`, or everything; `make gpu DRY=1` without a GPU.
 
     python -m benchmarks.gpu --part checks|kernels|engine|peers [--row REGEX] [--again] [--out DIR]
 
-A row is one named measurement or check in a process of its own with a time limit. Its result is kept the moment it
-ends, in results.jsonl of --out; a second call runs the rows that have none. Tables, tables.md and results.json, are
-written after each part from all that is there. A point whose check failed has no speed. What a row needs and does not
-find, torch, Triton and msgspec apart, is the reason for which it is skipped.
+A row is one named measurement or check in a process of its own with a time limit. Its result is appended to
+results.jsonl of --out as soon as it ends; a second call runs the rows without a result. After each part tables.md and
+results.json are written from all results. A point whose check failed has no speed. If a row lacks a dependency other
+than torch, Triton and msgspec, it is skipped and the dependency is its reason.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def device_name() -> str | None:
-    """The GPU's, asked of a process of its own: None where torch finds none."""
+    """The GPU's name, read in a separate process; None if torch finds none."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PROBE], env=environment(make_tree()), capture_output=True, text=True, check=False
     )
@@ -101,13 +101,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", type=_parts, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--row", default="", metavar="REGEX", help="rows whose part/name it finds")
-    parser.add_argument("--again", action="store_true", help="also rows that have a result")
+    parser.add_argument(
+        "--part", type=_parts, default=list(PARTS), metavar="PART", help=f"comma list of {', '.join(PARTS)}"
+    )
+    parser.add_argument("--row", default="", metavar="REGEX", help="run only rows whose part/name matches")
+    parser.add_argument("--again", action="store_true", help="run rows that have a result again")
     parser.add_argument("--out", type=Path, metavar="DIR")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="of each part: no row starts after it")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="no row of a part starts after so many seconds")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="checks that run side by side")
-    parser.add_argument("--dry", action="store_true", help="without a GPU: what can be proven there")
+    parser.add_argument("--dry", action="store_true", help="run the checks that need no GPU")
     parser.add_argument("--rehearse", action="store_true", help="every row small on the CPU: shows that it runs")
     return parser.parse_args(arguments)
 

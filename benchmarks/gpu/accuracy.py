@@ -1,8 +1,8 @@
-"""What FP8 weights cost in accuracy: the distance of the next-token distribution from bf16's, for each layer alone and
-for all.
+"""The cost of FP8 weights in accuracy: the distance between next-token distributions of FP8 and bf16, for each layer
+alone and for all.
 
-On the embedded model, which has learned something, over text held out of its training; and on random weights of a
-published shape, where a flat distribution says less of a reader's loss than of which layers carry it.
+It is measured on the embedded model over held-out text, and on random weights of a published shape. The flat
+distribution of random weights says little about a reader's loss; it shows which layers carry it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from inferd.engine.quant.recipe import RECIPES
 from inferd.kernels.paged_attention import AttentionBatch
 
 _ROWS = 256
-"""Positions whose logits exist at once."""
+"""Positions whose logits exist at one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Ids of one sequence, and the positions after which the next token counts."""
+    """Ids of one sequence, and the positions whose next token counts."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -86,7 +86,7 @@ def _compare(
 
 
 def _mixed(exact: Decoder, quantized: Decoder, layer: int | None) -> Decoder:
-    """`exact` with one layer of `quantized`; None: all of it."""
+    """`exact` with one layer of `quantized`; all layers if `layer` is None."""
     if layer is None:
         return quantized
     mixed = object.__new__(Decoder)
@@ -96,7 +96,7 @@ def _mixed(exact: Decoder, quantized: Decoder, layer: int | None) -> Decoder:
 
 
 def _log_probs(decoder: Decoder, texts: Sequence[Text]) -> Iterator[Tensor]:
-    """Of each text, in parts, [positions, vocab] float32."""
+    """[positions, vocab] float32 of each text, in parts."""
     for text in texts:
         hidden = _hidden(decoder, text.ids)[torch.tensor(text.positions, device=decoder.device)]
         for part in torch.split(hidden, _ROWS):
@@ -118,7 +118,7 @@ def _hidden(decoder: Decoder, ids: Sequence[int]) -> Tensor:
 
 
 def _divergence(expected: Sequence[Tensor], others: Iterator[Tensor]) -> Trial:
-    """KL in nats a token, and how often both think the same token most likely."""
+    """KL in nats a token, and how often both agree on the most likely token."""
     total_kl, num_same, num_tokens = 0.0, 0, 0
     for exact, other in zip(expected, others, strict=True):
         total_kl += float((exact.exp() * (exact - other)).sum(dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Attention alone, with groups of 4 and 8 query heads: decodes by batch and context, prompts beside torch's own."""
+"""Attention alone, with groups of 4 and 8 query heads: decodes by batch and context, prompts compared with torch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
 BATCHES = (1, 8, 32, 64, 256)
 KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 TOLERANCE = 1e-2
-"""Of bf16 operands and results, by norm."""
+"""Largest error, by norm, for bf16 operands and results."""
 _LAYERS = 8
-"""Calls of one graph at least: what a step prepares once, its layers share."""
+"""Fewest calls of one graph: layers share the work that a step prepares once."""
 _CHECKED_QUERIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Random KV of rows (start, tokens), in blocks at random places; `layers` pools that are used in turn."""
+    """Random KV of rows (start, tokens), in blocks at random places, in `layers` pools that are used in turn."""
 
     rows: tuple[tuple[int, int], ...]
     layers: Tensor
     """[layers, blocks, 2, KV heads, block size, head size]."""
     scales: Tensor | None
-    """[layers, blocks, 2, KV heads, block size] of KV in 8 bits."""
+    """[layers, blocks, 2, KV heads, block size] for KV in 8 bits."""
     tables: Tensor
     q: Tensor
 
@@ -58,7 +58,7 @@ class Paged:
         return cls(tuple(rows), layers, scales, tables, q)
 
     def batch(self, is_deterministic: bool) -> AttentionBatch:
-        """A new one: a graph needs one that no other call was given."""
+        """A new batch: a graph needs one that no other call used."""
         batch = AttentionBatch.build(self.rows, self.tables, BLOCK_SIZE, self.tables.device)
         return replace(batch, is_deterministic=is_deterministic)
 
@@ -68,7 +68,7 @@ class Paged:
         return paged_attention(self.q, self.layers[index], batch, HEAD_DIM**-0.5, kv_scales=scales)
 
     def keys_values(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Of layer 0: [KV heads, length, D] in float32."""
+        """K and V of layer 0: [KV heads, length, D] in float32."""
         blocks = self.tables[row].long()
         pages = self.layers[0][blocks].float()
         if self.scales is not None:
@@ -77,7 +77,7 @@ class Paged:
         return k, v
 
     def error(self, out: Tensor) -> float:
-        """Against dense attention in float32: the first, the middle and the last row, of each some queries."""
+        """Distance from dense attention in float32, over some queries of the first, the middle and the last row."""
         first_tokens = [0, *itertools.accumulate(count for _, count in self.rows)]
         worst = 0.0
         for row in {0, len(self.rows) // 2, len(self.rows) - 1}:
@@ -99,8 +99,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
 
 
 def phase(rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16") -> Phase:
-    """Each seen K and V once, with their scales, q and the result once; 4 operations a head size, head, query and
-    key."""
+    """Bytes: each K and V that is seen, their scales, q and the result, once each. Operations: 4 for each element of a
+    head, head, query and key."""
     heads = KV_HEADS * group
     head_bytes = HEAD_DIM * KV_DTYPES[kv].itemsize + (0 if kv == "bf16" else 4)
     kv_bytes = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * head_bytes
@@ -110,7 +110,7 @@ def phase(rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16") -> Phas
 
 
 def decode(bench: Bench, contexts: Sequence[int], kv: str = "bf16") -> None:
-    """One token for each row, whose KV lies beyond any cache."""
+    """One token for each row, whose KV exceeds any cache."""
     batches = bench.pick(BATCHES, (1, 3))
     for context, batch, group in itertools.product(bench.pick(contexts, (100,)), batches, bench.pick((4, 8), (4,))):
         rows = [(context - 1, 1)] * batch
@@ -120,7 +120,7 @@ def decode(bench: Bench, contexts: Sequence[int], kv: str = "bf16") -> None:
 
 
 def mixed_lengths(bench: Bench) -> None:
-    """Decodes of very different lengths, among them one prompt's chunk: what a busy server's step is like."""
+    """Decodes of very different lengths and one prompt's chunk, like a step of a busy server."""
     contexts = bench.pick([512, 1024, 2048, 16_384] * 16, [40, 300])
     chunk = bench.pick(512, 20)
     for name, rows in (
@@ -132,7 +132,7 @@ def mixed_lengths(bench: Bench) -> None:
 
 
 def prefill(bench: Bench, lengths: Sequence[int]) -> None:
-    """Whole prompts, beside torch's dense attention over the same tokens without pages."""
+    """Whole prompts, compared with torch's dense attention over the same tokens without pages."""
     for length in bench.pick(lengths, (70,)):
         prompts = max(1, bench.pick(8192, 140) // length)
         rows = [(0, length)] * prompts

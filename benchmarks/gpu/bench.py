@@ -1,7 +1,6 @@
-"""What a row measures with: cases in, points out, each checked before it is timed.
+"""The measuring instrument of a row: takes cases, gives points, and checks each before it is timed.
 
-A case names its work before any device is touched, so that the same row can be measured, rehearsed small on a CPU, or
-only listed.
+A case names its work before any device is used, so a row can be measured, rehearsed small on a CPU, or only listed.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ T = TypeVar("T")
 Calls = Sequence[Callable[[], object]]
 
 COLD_BYTES = 256 << 20
-"""Inputs that are used in turn add up to this, four times Hopper's L2 and more: each use reads memory."""
+"""Total size of the inputs used in turn. It exceeds Hopper's L2 more than four times, so each use reads memory."""
 _MIN_REPLAYS, _MAX_REPLAYS, _MIN_TIMED_S = 5, 50, 0.2
 
 
 class CannotRunError(Exception):
-    """The row cannot run here: why. It is recorded as skipped."""
+    """Why the row cannot run on this machine. It is recorded as skipped."""
 
 
 class Bench:
-    """One row under way on one device."""
+    """One running row on one device."""
 
     def __init__(
         self, device: str, emit: Callable[[Point], None], *, is_rehearsal: bool = False, is_listing: bool = False
@@ -42,11 +41,11 @@ class Bench:
         self._emit = emit
 
     def pick(self, full: T, tiny: T) -> T:
-        """Of two sizes, the one for this run."""
+        """The size for this run: `full`, or `tiny` for a rehearsal."""
         return tiny if self.is_rehearsal else full
 
     def measure(self, case: Case, run: Callable[[], Trial]) -> None:
-        """Run a case and give its point. What does not fit the device is a point that says so."""
+        """Run a case and emit its point. If it does not fit the device, the point says so."""
         if self.is_listing:
             self._emit(Point(case, Trial()))
             return
@@ -60,10 +59,11 @@ class Bench:
             torch.cuda.empty_cache()
 
     def clock(self, make_calls: Callable[[], Calls]) -> Timing:
-        """The median time of one of the calls that `make_calls` gives; what they allocate is theirs.
+        """The median time of one of the calls that `make_calls` gives. Each set of calls owns what it allocates.
 
-        It is asked twice: for a first run that compiles, and for the calls that a CUDA graph then replays, so that no
-        gap between launches is counted. Calls that cannot be captured are timed as they are launched, with a note.
+        `make_calls` is called twice: for a first run that compiles, and for the calls that a CUDA graph then replays,
+        so that gaps between launches do not count. Calls that cannot be captured are timed as they are launched, and a
+        note says so.
         """
         for call in make_calls():
             call()
@@ -114,12 +114,12 @@ def _on_the_host(calls: Calls) -> Timing:
 
 
 def distance(out: Tensor, reference: Tensor) -> float:
-    """|out - reference| / |reference|, infinite where anything is not a number."""
+    """|out - reference| / |reference|; infinite if anything is not a number."""
     exact = reference.double()
     value = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
     return value if math.isfinite(value) else math.inf
 
 
 def num_copies(num_bytes: float, most: int = 32) -> int:
-    """How many copies of an input have to be used in turn."""
+    """Number of copies of an input that must be used in turn."""
     return min(most, max(1, math.ceil(COLD_BYTES / num_bytes)))

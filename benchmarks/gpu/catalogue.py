@@ -1,4 +1,4 @@
-"""Every row by part, in the order in which they run: what decides most comes first. Imports no torch."""
+"""Every row by part, in running order: the most decisive rows come first. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def rows(part: str) -> Iterator[Row]:
 
 
 def kernel_folders() -> list[str]:
-    """Packages that compute on a GPU by code of their own."""
+    """Kernel folders with a Triton implementation."""
     found = {path.parent.name for name in ("triton.py", "cuda.py") for path in KERNELS.glob(f"*/{name}")}
     first = ("paged_attention", "linear", "linear_fp8")
     return sorted(found, key=lambda name: (first.index(name) if name in first else len(first), name))
 
 
 def kernel_tests() -> list[str]:
-    """Files of tests that are of a Triton kernel, in whole or in part, and the one that each kernel ought to have."""
+    """Test files that cover a Triton kernel, in whole or in part, and the one that each kernel should have."""
     folders = kernel_folders()
     found = [f"test_{folder}.py" for folder in folders]
     for path in sorted(TESTS.glob("test_*.py")):

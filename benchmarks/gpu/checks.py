@@ -1,4 +1,4 @@
-"""Checks of whole parts on the device: every kernel's tests, and what the engine promises of its tokens."""
+"""Checks of whole parts on the device: every kernel's tests, and the engine's promises about tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Tally:
 
 
 def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
-    """tests/kernels/<file>: what is of Triton in it, on the device; without a GPU the interpreter runs it."""
+    """Run the Triton tests of tests/kernels/<file> on the device; without a GPU in the interpreter."""
     path = ROOT / "tests" / "kernels" / file
 
     def trial() -> Trial:
@@ -62,7 +62,7 @@ def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
             return Trial(error=math.inf, tolerance=EQUAL, note=f"there is no {file}")
         tally = _Tally()
         options = ["--device", "cuda" if bench.device.type == "cuda" else "interpreter"]
-        # Without the project's options: a machine may lack the plugins that they are of.
+        # Without the project's options, because a machine may lack the plugins that these need.
         bare = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--rootdir", str(ROOT)]
         with torch.inference_mode(False):
             code = pytest.main([*bare, *options, *(["--long"] * is_long), str(path)], plugins=[tally])
@@ -95,7 +95,7 @@ _NEW = 24
 
 @contextmanager
 def _checkpoint(family: str) -> Iterator[Path]:
-    """A random one whose logits are far from ties: weights three times their usual size."""
+    """A random checkpoint whose logits are far from ties: its weights are three times their usual size."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: PLC0415
 
     torch.manual_seed(7)
@@ -119,8 +119,8 @@ def _load(path: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
 
 
 def greedy_ids(bench: Bench, family: str) -> None:
-    """Ids of 16 requests at once and of one alone equal transformers' own, in float32, where no tie is near; and in
-    bf16 the logits are as near to float64's as transformers' are."""
+    """In float32, far from ties, the ids of 16 requests at once and of one alone equal transformers' ids. In bf16 the
+    logits are as near to float64's as those of transformers."""
     labels = {"check": "greedy ids are transformers' (fp32)", "model": family}
     bench.measure(Case(table="engine checks", labels=labels), lambda: _greedy(bench, family))
     labels = {"check": "logits as near to fp64 as transformers' (bf16)", "model": family}
@@ -157,7 +157,7 @@ def _greedy(bench: Bench, family: str) -> Trial:
 
 
 def _nearness(bench: Bench, family: str) -> Trial:
-    """The ratio of the two distances."""
+    """The ratio of our distance to float64's logits and transformers' distance."""
     ids = random_ids(200, _SMALL["vocab_size"], 5)
     with _checkpoint(family) as path:
         given = torch.tensor([ids], device=bench.device)
@@ -172,7 +172,7 @@ def _nearness(bench: Bench, family: str) -> Trial:
 
 
 def overlap(bench: Bench) -> None:
-    """Planning a step while the one before runs changes no token and no logprob, of any kind of request."""
+    """Planning a step while another runs changes no token and no logprob of any kind of request."""
     labels = {"check": "overlapped steps give the tokens of serial ones", "model": "qwen3"}
 
     def trial() -> Trial:
@@ -199,7 +199,7 @@ def overlap(bench: Bench) -> None:
 
 
 class _Steps:
-    """A decoder over random KV, its recordings, and a request in each slot: greedy and sampled ones in turn."""
+    """A decoder over random KV, its recorded steps, and a request in each slot: greedy and sampled ones in turn."""
 
     def __init__(self, decoder: Decoder, num_slots: int, context: int) -> None:
         device, arch = open_device(decoder.device), decoder.arch
@@ -215,8 +215,8 @@ class _Steps:
         self.recorded = StepGraphs(decoder, pool, self._slots, self._sampler, device)
 
     def num_differing(self, positions: Sequence[int]) -> int | None:
-        """Rows whose logits or drawn id differ between a recorded step and its calls; None where none is recorded.
-        Row r is slot r."""
+        """Rows whose logits or drawn id differ between a recorded step and its single calls; None if no step is
+        recorded. Row r is slot r."""
         decoded = self.recorded.decode(list(enumerate(positions)))
         if decoded is None:
             return None
@@ -232,7 +232,7 @@ class _Steps:
 
 
 def graphs(bench: Bench) -> None:
-    """A recorded step gives the bits of its calls: logits, and the ids that are drawn."""
+    """A recorded step has the bits of its single calls: the same logits and drawn ids."""
     model = bench.pick("0.6b", "smoke")
     buckets, padded, context = bench.pick((1, 2, 4, 8, 16, 64), (1, 2)), bench.pick(13, 3), bench.pick(500, 40)
     made: list[_Steps] = []

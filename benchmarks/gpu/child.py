@@ -1,4 +1,4 @@
-"""A row's process: calls the row's function, and writes each point to a file as it comes."""
+"""A row's process: calls the row's function and writes each point to a file at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OURS = ("inferd", "benchmarks", "tests")
 
 
 def target_of(name: str) -> Callable[..., None]:
-    """`module:function` of this package."""
+    """The function named by `module:function` of this package."""
     module, _, function = name.partition(":")
     found: Callable[..., None] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
     return found
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def run(bench: Bench, target: str, arguments: dict[str, Any]) -> None:
-    """The same random numbers in every run. Products of float32 are float32's own: what is compared depends on it."""
+    """Run with the same random numbers every time. float32 products use float32, because comparisons depend on it."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     with torch.inference_mode():

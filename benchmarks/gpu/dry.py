@@ -1,7 +1,7 @@
-"""What can be proven without a GPU: every kernel's semantics in Triton's interpreter, every shipped form compiled for
-every architecture, the engine's checks on the processor; and which tables a GPU would fill.
+"""Checks that need no GPU: every kernel's semantics in Triton's interpreter, every shipped form compiled for every
+architecture, the engine's checks on the processor, and the tables that a GPU would fill.
 
-Speeds are none of it.
+It measures no speed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 DRY_FILE = ROOT / "build" / "gpu-dry.json"
 TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
-"""What is committed of an earlier compilation."""
+"""The committed table of an earlier compilation."""
 _COMPILE_TIMEOUT_S = 1800.0
-"""Without a cache two cores take a minute and a half, with one ten seconds (AMD EPYC Zen 4, 2026-11-21)."""
+"""Two cores take a minute and a half without a cache, ten seconds with one (AMD EPYC Zen 4, 2026-11-21)."""
 _NUMERIC_TIMEOUT_S = 300.0
 
 
@@ -41,9 +41,9 @@ class DryRow:
     stack: int
     smem: int
     tensor_core: str
-    """How many instructions of each kind the tensor cores are given."""
+    """Number of tensor core instructions of each kind."""
     max_err: float | None
-    """Of the op's numeric check, the same for all of its forms; None where it has none, for `reason`."""
+    """Error of the op's numeric check, the same for all of its forms; None if it has no check, with the `reason`."""
     tol: float | None
     reason: str
     faults: tuple[str, ...]
@@ -55,7 +55,7 @@ class DryRow:
 
 
 def join(compiled: Sequence[Mapping[str, Any]], numerics: Mapping[str, Mapping[str, Any]]) -> list[DryRow]:
-    """What compiled beside what was computed."""
+    """Join compiled forms with the numeric checks of their ops."""
     nothing = {"max_err": None, "tol": None, "reason": "no numeric check"}
     return [
         DryRow(
@@ -74,13 +74,13 @@ def join(compiled: Sequence[Mapping[str, Any]], numerics: Mapping[str, Mapping[s
 
 
 def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool]) -> int:
-    """Everything, or the rows of the checks that `only` takes; 1 where something is wrong."""
+    """Run everything, or the rows of the checks that `only` accepts; 1 if something is wrong."""
     started_s = time.monotonic()
     folder = options.work_dir / "dry"
     folder.mkdir(parents=True, exist_ok=True)
     checks = _checks(options, folder / "results.jsonl", say, only)
     with ThreadPoolExecutor() as pool:
-        # Few processes have work for all processors: these wait for each other least side by side.
+        # These processes cannot fill all processors alone, so running side by side wastes least time.
         numerics_later = pool.submit(_numerics, folder / "numeric.json", say)
         tables_later = pool.submit(_listed, folder / "listed.jsonl")
         compiled = _compiled(folder / "compiled.json", say)
@@ -104,7 +104,7 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
 def _checks(
     options: Options, results_file: Path, say: Callable[[str], None], only: Callable[[Row], bool]
 ) -> list[Result]:
-    """The rows of the checks, small and on the processor, nothing kept of an earlier run."""
+    """The rows of the checks, small and on the processor, without results of earlier runs."""
     results_file.unlink(missing_ok=True)
     on_processor = replace(options, device="cpu", is_rehearsal=True, budget_s=3600.0)
     return run_rows(list(filter(only, rows("checks"))), Results(results_file), on_processor, say)[0]
@@ -142,7 +142,7 @@ def _numerics(into: Path, say: Callable[[str], None]) -> dict[str, dict[str, Any
 
 
 def _compiled(into: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Rows of `kernels/aot.py`, whose faults are judged here."""
+    """Rows of `kernels/aot.py`; this module judges their faults."""
     into.unlink(missing_ok=True)
     jobs = str(os.cpu_count() or 1)
     with open(os.devnull, "w") as quiet:
@@ -162,7 +162,7 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _listed(into: Path) -> dict[str, list[Result]]:
-    """By part, every point of its rows, none of it measured."""
+    """By part, every point of its rows, without measurements."""
     into.unlink(missing_ok=True)
     _python("benchmarks.gpu.listing", str(into), *PARTS[1:], timeout_s=_NUMERIC_TIMEOUT_S)
     results = Results(into).read().values()

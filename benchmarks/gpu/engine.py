@@ -1,6 +1,6 @@
-"""The engine whole, with everything of ours between a request and its tokens but HTTP: decodes, prompts, offline loads.
+"""The whole engine between a request and its tokens, without HTTP: decodes, prompts, offline loads.
 
-Time is the host's, over steps in a row, and so counts scheduling where it is not hidden.
+Time is the host's over consecutive steps, so it includes scheduling that does not overlap with the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WARM_STEPS, _TIMED_STEPS = 16, 64
 
 
 class _Loaded:
-    """One model in one precision, made when a case first needs it."""
+    """One model in one precision, loaded when a case first needs it."""
 
     def __init__(
         self, bench: Bench, model: str, precision: str, *, kv: str = "bf16", is_deterministic: bool = False
@@ -60,7 +60,7 @@ def decode(
     kv: str = "bf16",
     is_deterministic: bool = False,
 ) -> None:
-    """Tokens a second while `batch` requests decode at a context of 1,024, no prompt between them."""
+    """Tokens a second while `batch` requests decode at a context of 1,024, without prompts between them."""
     loaded = _Loaded(bench, model, precision, kv=kv, is_deterministic=is_deterministic)
     context, steps = bench.pick(CONTEXT, 40), bench.pick(_WARM_STEPS + _TIMED_STEPS, 8)
     batches = bench.pick(batches, (1, 3))
@@ -105,7 +105,7 @@ def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps
 
 
 def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int], is_deterministic: bool = False) -> None:
-    """Tokens a second of prompts that each give one token."""
+    """Tokens a second of prompts, each followed by one drawn token."""
     loaded = _Loaded(bench, model, precision, is_deterministic=is_deterministic)
     for length in bench.pick(lengths, (64,)):
         prompts = max(3, bench.pick(32_768, 0) // length)
@@ -127,7 +127,7 @@ def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int], is
 
 
 def offline(bench: Bench, model: str, precision: str) -> None:
-    """All requests at once, 1,024 tokens in and 1,024 out: output tokens a second from first to last."""
+    """All requests at once, 1,024 tokens in and 1,024 out: output tokens a second from the first token to the last."""
     loaded = _Loaded(bench, model, precision)
     length, requests = bench.pick(1024, 24), bench.pick(512, 4)
     num_seqs = bench.pick(256, 2)

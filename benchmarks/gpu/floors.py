@@ -1,8 +1,9 @@
-"""Floors of a whole model on a GPU, and the goals that its figures stand beside. Pure arithmetic, beside `roofline.py`.
+"""Floors of a whole model on a GPU, and the goals for its figures. Pure arithmetic, like `roofline.py`.
 
-Kernels follow one another, so a step's floor is the sum of two: its linears (weights read once, 2 operations a weight
-and row) and its attention (the KV of all rows read once, 4 operations a head size, query head, query and key). A CPU's
-floors leave attention's operations out; here they are 38% of a prompt of 32k tokens.
+Kernels run one after another, so a step's floor is the sum of two floors. Linears read the weights once and do 2
+operations for each weight and row. Attention reads the KV of all rows once and does 4 operations for each element of a
+head, query head, query and key. A CPU's floors leave attention's operations out; here they are 38% of a prompt of 32k
+tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from benchmarks.checkpoints import Shape
 from benchmarks.gpu.points import Phase, Rates
 
 BYTES = {"bf16": 2.0, "fp8": 1.0}
-"""Of a number, without scales."""
+"""Bytes of a number, without scales."""
 _SCALE_BYTES = 4.0
-"""Of KV in 8 bits, for each token and head."""
+"""Bytes of scales for each token and head of KV in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure is to reach on one H200: set beforehand by arithmetic and peers' published rates, not measured."""
+    """A goal for one H200, set beforehand from arithmetic and peers' published rates, not measured."""
 
     least: float
     best: float | None = None
@@ -41,28 +42,28 @@ GOALS: Mapping[tuple[str, str, str], Goal] = {
     ("0.6b", "bf16", "decode 1 x 1024"): Goal(1_500),
     ("8b", "bf16", "start"): Goal(8),
 }
-"""By (model, precision, point): tokens a second, and seconds for a start. The one for FP8 counts with KV in 8 bits."""
+"""By (model, precision, point): tokens a second, or seconds for a start. The FP8 goal assumes KV in 8 bits."""
 
 
 def goal(model: str, precision: str, point: str) -> str:
-    """As a table shows it; empty where none was set."""
+    """The goal as a table shows it; empty if none was set."""
     found = GOALS.get((model, precision, point))
     return "" if found is None else str(found)
 
 
 def _pair_flops(shape: Shape) -> float:
-    """Operations for each query token and key it sees, over all layers."""
+    """Operations for each query token and key that it sees, over all layers."""
     return 4.0 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
 
 
 def _kv_bytes(shape: Shape, kv: str = "bf16") -> float:
-    """Of one token, in all layers."""
+    """KV bytes of one token, in all layers."""
     scales = 0.0 if kv == "bf16" else _SCALE_BYTES / shape.head_dim
     return shape.kv_elements * (BYTES[kv] + scales)
 
 
 def decode_phases(shape: Shape, precision: str, num_rows: int, context: float, kv: str = "bf16") -> tuple[Phase, Phase]:
-    """One token for each of `num_rows`, each with `context` tokens to see, whose KV is in `kv`."""
+    """One token for each of `num_rows`, each with `context` tokens of KV in `kv`."""
     params = shape.num_body_params + shape.num_head_params
     return (
         Phase(params * BYTES[precision], 2.0 * params * num_rows, precision),
@@ -71,8 +72,8 @@ def decode_phases(shape: Shape, precision: str, num_rows: int, context: float, k
 
 
 def prefill_phases(shape: Shape, precision: str, num_prompts: int, length: int) -> tuple[Phase, Phase]:
-    """`num_prompts` prompts of `length`, of which only the last token is sampled from. Weights are read once: of how
-    many steps it is, the floor does not know."""
+    """`num_prompts` prompts of `length`, with a token sampled behind each. The weights are read once, because the floor
+    does not know the number of steps."""
     params = shape.num_body_params + shape.num_head_params
     flops = 2.0 * num_prompts * (shape.num_body_params * length + shape.num_head_params)
     pairs = num_prompts * length * (length + 1) / 2
@@ -85,13 +86,13 @@ def prefill_phases(shape: Shape, precision: str, num_prompts: int, length: int) 
 def load_phases(
     shape: Shape, precision: str, num_rows: int, num_requests: int, input_len: int, output_len: int
 ) -> tuple[Phase, ...]:
-    """`num_requests` of one length, `num_rows` at a time: each wave is prefilled and then decoded in step."""
+    """`num_requests` of one length, `num_rows` at a time. Each wave is prefilled, and then decoded together."""
     phases: list[Phase] = []
     left = num_requests
     while left > 0:
         wave = min(left, num_rows)
         phases += prefill_phases(shape, precision, wave, input_len)
-        # The first token comes with the prefill; a mean context stands for all steps, in which every term is linear.
+        # Prefill gives the first token. Every term is linear in the context, so the mean context represents all steps.
         for phase in decode_phases(shape, precision, wave, input_len + output_len / 2):
             steps = output_len - 1
             phases.append(Phase(phase.num_bytes * steps, phase.num_flops * steps, phase.precision))

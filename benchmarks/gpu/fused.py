@@ -1,4 +1,4 @@
-"""Products of few rows with what stands around them: in one kernel, and in several with either product of few rows."""
+"""Products of few rows with neighbouring operations: in one kernel, and in several with either product of few rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from inferd.kernels.rms_norm import rms_norm
 from inferd.kernels.scaled_add import added
 
 TOLERANCE = 8e-3
-"""Against fp64: a rounding of the result, and one between the parts."""
+"""Largest error against fp64: a rounding of the result and one between the parts."""
 _EPS = 1e-5
 _OPS = (fused_ops.NORM_LINEAR, fused_ops.LINEAR_RESIDUAL, fused_ops.GATE_UP_ACT)
 _FUSED, _FEW_ROWS, _LIBRARY = "one kernel", "in turn, few rows", "in turn, library"
 
 
 def layers(bench: Bench, model: str, rows: Sequence[int]) -> None:
-    """A layer's products with the norm before and the gate or the sum behind them."""
+    """A layer's products with the norm before and the gate or the sum after them."""
     sizes = shapes(MODELS[bench.pick(model, "smoke")])
     for name, num_rows, by in itertools.product(
         ("norm + qkv", "o + residual", "norm + gate_up + silu", "down + residual"),
@@ -49,7 +49,7 @@ def layers(bench: Bench, model: str, rows: Sequence[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What stands around a product, by its name, and what it is given."""
+    """The operations around a product, by name, with their inputs."""
 
     name: str
     x: Tensor
@@ -70,7 +70,7 @@ class _Around:
         return silu_mul(projected) if "silu" in self.name else projected
 
     def exactly(self, weight: Tensor) -> Tensor:
-        """In fp64."""
+        """The result in fp64."""
         x, weight = self.x.double(), weight.double()
         if "residual" in self.name:
             return x @ weight.T + self.residual.double()

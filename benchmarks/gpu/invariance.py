@@ -1,7 +1,7 @@
-"""Whether a row's bits depend on the rows beside it: of every linear shape, and of a whole decoder's logits.
+"""Whether a row's bits depend on the rows beside it, for every linear shape and for a whole decoder's logits.
 
-Deterministic, they must not; as the engine runs otherwise, it is told and not judged. What determinism costs is timed
-in `linears` and `engine`.
+In deterministic mode they must not, and a difference fails the row. In the default mode differences are only reported.
+The cost of determinism is timed in `linears` and `engine`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _bound(weight: Tensor, precision: str, *, is_asked: bool) -> Apply:
 
 
 def decoder(bench: Bench, precision: str) -> None:
-    """The logits of one decode, whole model, among others' decodes."""
+    """The logits of one decode of the whole model, among other requests' decodes."""
     model = bench.pick("0.6b", "smoke")
     for is_asked, mode in _MODES.items():
         labels = {"what": f"decoder {model}", "precision": precision, "mode": mode}
@@ -91,7 +91,7 @@ def _decoder(bench: Bench, model: str, precision: str, *, is_asked: bool) -> Tri
 
 
 def _judged(differing: Sequence[int], *, is_asked: bool) -> Trial:
-    """By the numbers of rows at which the bits were others."""
+    """Judge by the numbers of rows at which the bits differed."""
     note = f"other bits at {', '.join(map(str, differing))} rows" if differing else "the same bits at every number"
     if is_asked:
         return Trial(error=float(len(differing)), tolerance=0.0, note=note)

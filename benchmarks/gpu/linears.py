@@ -1,4 +1,4 @@
-"""Linear layers of the two models by number of rows, in every implementation that runs here; torch's own is cuBLAS."""
+"""Linear layers of the two models by number of rows, in every implementation that can run; torch's own is cuBLAS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from inferd.kernels.linear import tuning
 from inferd.kernels.registry import KernelError, Op
 
 TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2}
-"""bf16: one rounding of the result, against fp64. FP8: against the exact sum of what was quantized, where activations
-may be quantized one step apart."""
+"""Largest error. bf16: one rounding of the result, against fp64. FP8: against the exact sum of the quantized numbers,
+whose activations may differ by one quantization step."""
 _CALLS = 8
 
 Apply = Callable[[Tensor], Tensor]
@@ -40,7 +40,7 @@ def shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> None:
-    """Every shape, number of rows and implementation; a small shape's weights lie beyond the cache by their copies."""
+    """Every shape, number of rows and implementation. A small weight has copies, so that it is read from memory."""
     binders = _binders(precision)
     chosen = MODELS[bench.pick(model, "smoke")]
     for (name, (in_size, out_size)), by in itertools.product(shapes(chosen).items(), binders):
@@ -64,7 +64,7 @@ def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> N
 
 
 def _binders(precision: str) -> Mapping[str, Bind]:
-    """By what multiplies: how a weight becomes a layer of it."""
+    """By implementation: the function that makes a layer of a weight."""
     if precision == "bf16":
         return {
             "triton_few_rows": few_rows,
@@ -85,7 +85,7 @@ def _binders(precision: str) -> Mapping[str, Bind]:
 
 
 def few_rows(weight: Tensor) -> Apply:
-    """The kernel for few rows at each number of rows that it takes, whatever the rule is."""
+    """The kernel for few rows, at each number of rows that it accepts, regardless of the rule."""
     out_size, in_size = weight.shape
     known = tuning.cases(out_size, in_size, str(weight.dtype))
     table = tuning.Table("all", {case.name: tuning.FEW_ROWS for case in known})
@@ -113,7 +113,7 @@ def _runs(bench: Bench, bind: Bind) -> bool:
 
 
 def cold_weights(bench: Bench, in_size: int, out_size: int) -> Iterator[Tensor]:
-    """As many as lie beyond any cache when they are used in turn."""
+    """Enough copies of a weight to exceed any cache when used in turn."""
     for _ in range(num_copies(in_size * out_size * 2.0, most=16)):
         weight = torch.randn(out_size, in_size, dtype=torch.bfloat16, device=bench.device)
         yield weight.mul_(in_size**-0.5)
@@ -135,7 +135,7 @@ def _plain_fp8(weight: Tensor) -> Apply:
 
 
 def checked(bench: Bench, calls: Sequence[Callable[[], Tensor]], expected: Tensor, tolerance: float) -> Trial:
-    """Timed where the first call is right; a call for each copy of the weight."""
+    """Time the calls if the first is right; there is one for each copy of the weight."""
     error = distance(calls[0](), expected)
     if not error <= tolerance:
         return Trial(error=error, tolerance=tolerance)

@@ -1,4 +1,4 @@
-"""Every point of parts, none of it measured: the empty form of their tables.
+"""Every point of parts without measurements: the empty form of their tables.
 
 python -m benchmarks.gpu.listing FILE PART ...
 """
@@ -19,7 +19,7 @@ from benchmarks.gpu.runner import Result, Row
 
 
 def listed(row: Row) -> Result:
-    """The row's points without what only a device can give."""
+    """The row's points without data that only a device can give."""
     points: list[Point] = []
     run(Bench("cpu", points.append, is_listing=True), row.target, dict(row.arguments))
     return Result(row.key, "skipped", 0.0, "", tuple(points), NOT_MEASURED)

@@ -1,4 +1,4 @@
-"""The device: what it is, and what it can do at most, which all floors rest on."""
+"""The device's description and its peak rates, on which all floors rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ NUM_EMPTY = 320
 
 
 def rates(bench: Bench) -> None:
-    """Copy and read bandwidth, and products of large matrices in bf16 and FP8, on random numbers: zeros are faster."""
+    """Copy and read bandwidth, and products of large matrices in bf16 and FP8. Numbers are random, because zeros are
+    faster."""
     _rate(bench, "copy", "bytes/s", lambda: _copy(bench))
     _rate(bench, "read", "bytes/s", lambda: _read(bench))
     _rate(bench, "bf16", "flop/s", lambda: _product(bench, torch.bfloat16))
@@ -81,13 +82,13 @@ def _product(bench: Bench, dtype: torch.dtype) -> tuple[float, float]:
 
 @triton.jit
 def _empty(out, count):  # type: ignore[no-untyped-def]
-    """Does nothing that anybody sees: `count` is 0."""
+    """Has no visible effect: `count` is 0."""
     if count > 0:
         tl.store(out, count)
 
 
 def empty_kernels(bench: Bench) -> None:
-    """What launches alone cost in a graph, with and without programmatic dependent launch."""
+    """The cost of launches alone in a graph, with and without programmatic dependent launch."""
     kinds: dict[str, dict[str, bool]] = {"plain": {}, "launch_pdl": {"launch_pdl": True}}
     for label, options in kinds.items():
         labels = {"kernels": str(NUM_EMPTY), "launch": label}

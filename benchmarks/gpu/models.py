@@ -1,6 +1,5 @@
-"""The two models that are measured, by shape: random decoders made on the device, checkpoints made on disk, and an
-engine around a decoder. Speed depends on shapes, not on what a model has learned.
-"""
+"""The two measured models, by shape: random decoders on the device, checkpoints on disk, and an engine around a
+decoder. Speed depends on shapes, not on training."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ from inferd.kernels.linear import ANY, Choices
 
 BLOCK_SIZE = 32
 STEP_TOKENS = 4096
-"""Of one step at most: what an engine chooses on a GPU."""
+"""Most tokens of one step: an engine's choice on a GPU."""
 QUANTIZATION = {"bf16": "none", "fp8": "fp8"}
-"""A precision's recipe."""
+"""Quantization recipe of each precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Model:
     family: Mapping[str, Any]
 
     def config(self) -> dict[str, Any]:
-        """config.json, as transformers and we read it. No end of sequence: lengths are the benchmark's."""
+        """config.json for transformers and inferd. Has no end of sequence, because benchmarks set the lengths."""
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         common = {"hidden_act": "silu", "dtype": "bfloat16", "model_type": self.shape.model_type}
         return {**self.shape.config(), **common, **ends, **self.family}
@@ -110,7 +109,7 @@ def random_decoder(
     max_positions: int | None = None,
     choices: Choices = ANY,
 ) -> Decoder:
-    """Random weights of a usual size, drawn on the device; the same in any precision. `choices`: of its products."""
+    """Random weights of a usual size, drawn on the device; the same in any precision. `choices` is for its products."""
     recipe = recipes(choices)[QUANTIZATION[precision]]
     decoder = Decoder(describe(model.config()), torch.bfloat16, device, max_positions, None, recipe)
     generator = torch.Generator(device).manual_seed(0)
@@ -120,7 +119,7 @@ def random_decoder(
 
 
 def _weight(shape: Sequence[int], device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    """Norms near 1; matrices that keep the size of what they multiply."""
+    """Norms near 1, and matrices that preserve the size of their inputs."""
     if len(shape) == 1:
         return torch.ones(*shape, dtype=torch.bfloat16, device=device)
     weight = torch.empty(*shape, dtype=torch.bfloat16, device=device)
@@ -157,7 +156,8 @@ class Engine:
         is_deterministic: bool = False,
         kv_dtype: torch.dtype = torch.bfloat16,
     ) -> Engine:
-        """`share` of the memory that is free may be KV. `is_deterministic` as the decoder's products are."""
+        """An engine whose KV takes at most `share` of the free memory. `is_deterministic` must match the decoder's
+        products."""
         device = open_device(decoder.device)
         arch = decoder.arch
         head_bytes = arch.head_dim * kv_dtype.itemsize + (4 if kv_dtype.itemsize == 1 else 0)
@@ -176,7 +176,7 @@ class Engine:
 
     @contextmanager
     def core(self, *, depth: int = 1, step_tokens: int = STEP_TOKENS) -> Iterator[EngineCore]:
-        """A core over a fresh cache; only one at a time."""
+        """A core over an empty cache; only one may exist at a time."""
         limits = SchedulerConfig(
             max_num_seqs=self.num_seqs, max_num_batched_tokens=step_tokens, max_model_len=self.max_len
         )
@@ -194,13 +194,13 @@ def random_ids(count: int, vocab_size: int, seed: int) -> tuple[int, ...]:
 
 
 def greedy(name: str, ids: Sequence[int], max_tokens: int, **params: Any) -> Submit:
-    """A request that ends by its length alone."""
+    """A request that ends only by its length."""
     asked = {"max_tokens": max_tokens, "seed": 0, "temperature": 0.0, **params}
     return Submit(request_id=name, prompt_ids=tuple(ids), params=SamplingParams(**asked))
 
 
 def run(core: EngineCore, submits: Sequence[Submit]) -> dict[str, tuple[int, ...]]:
-    """Every request to its end: the ids of each. Raises `RuntimeError` for one that failed."""
+    """Run every request to its end and return its ids. Raises `RuntimeError` if one failed."""
     for submit in submits:
         core.submit(submit, 0.0)
     answers: dict[str, tuple[int, ...]] = {submit.request_id: () for submit in submits}
@@ -211,7 +211,7 @@ def run(core: EngineCore, submits: Sequence[Submit]) -> dict[str, tuple[int, ...
 
 
 def new_ids(output: StepOutput | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(request, its new ids). Raises `RuntimeError` for a request that failed."""
+    """(request, its new ids). Raises `RuntimeError` if a request failed."""
     for delta in output.deltas if output else ():
         if delta.failure is not None:
             raise RuntimeError(f"{delta.request_id}: {delta.failure.message}")
@@ -219,7 +219,7 @@ def new_ids(output: StepOutput | None) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def scratch() -> Path:
-    """Where checkpoints are kept: in memory where there is room, so that a start reads no disk."""
+    """The folder for checkpoints: in memory if there is space, so that a start reads no disk."""
     given = os.environ.get("INFERD_BENCH_SCRATCH")
     if given:
         return Path(given)
@@ -229,7 +229,7 @@ def scratch() -> Path:
 
 
 def checkpoint(model: Model, device: torch.device) -> Path:
-    """Of random weights, made if it is not there; in shards of about 4 GB, as published ones are."""
+    """A checkpoint with random weights, made if it is missing, in shards of about 4 GB like published ones."""
     path = scratch() / model.name
     if (path / DONE).exists():
         return path

@@ -1,12 +1,12 @@
-"""One small numeric check of each op that has a Triton kernel: against its plain implementation on the same numbers in
-float32, or exactly where results are whole numbers.
+"""One small numeric check of each op that has a Triton kernel, against its plain implementation on the same numbers in
+float32. Whole numbers are compared exactly.
 
 On a GPU the kernel itself runs; without one, Triton's interpreter with TRITON_INTERPRET=1:
 
     TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric
 
-An op is checked by a function here that gives a call and its arguments; the shapes are odd, so that masks count. What
-the tests of `tests/kernels` prove at length, this says in one number for a table.
+A function here makes each op's call and arguments; shapes are odd, so that masks matter. It sums up in one number for a
+table what `tests/kernels` proves at length.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ from inferd.kernels import gpu, registry
 
 TRITON = "triton"
 ROUNDED = 2.0**-8
-"""By norm: results rounded to bf16, whose halved steps are 2^-9 at most, and one more such rounding on the way."""
+"""Largest error by norm: results rounded to bf16, at most 2^-9 each, and one more such rounding before."""
 EXACT = 0.0
 ROUNDED_TWICE = 2 * ROUNDED
-"""By norm, where a norm before is rounded on one side alone."""
+"""Largest error by norm if only one side rounds after a norm."""
 ONE_STEP = 0.04
-"""Of e4m3, whose steps are an eighth: what an eighth of all numbers, quantized to the neighbour, comes to by norm."""
+"""Largest error by norm for e4m3, whose steps are an eighth: that of an eighth of all numbers quantized to their
+neighbour."""
 
 
 class NotOfferedError(Exception):
-    """The op is not there, or has no Triton kernel here: why."""
+    """Why an op cannot be checked: it does not exist, or has no Triton kernel that can run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numeric:
-    """A call, its arguments in bf16 where they are of the model's dtype, and what it may be off by."""
+    """A call, its arguments (in bf16 if they have the model's dtype), and its largest allowed error."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     tolerance: float = ROUNDED
     widens: bool = True
-    """Whether the reference is given the arguments in float32."""
+    """Whether the reference gets the arguments in float32."""
     op: str = ""
-    """Empty: what the check is called."""
+    """Name of the op; empty: the name of the check."""
     implementation: str = TRITON
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A check that ran, or why it did not."""
+class CheckResult:
+    """The result of a check, or the reason why it did not run."""
 
     max_err: float | None
     tol: float | None
@@ -91,7 +92,7 @@ class Inputs:
 
 
 def _op(folder: str, name: str) -> Callable[..., Any]:
-    """A function of an op's package, which may not be there yet."""
+    """A function of an op's package, which may be missing."""
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(f"inferd.kernels.{folder}"), name)
     except (ModuleNotFoundError, AttributeError) as error:
@@ -100,7 +101,7 @@ def _op(folder: str, name: str) -> Callable[..., Any]:
 
 
 def _of_rows(folder: str, name: str, *, residual: bool = False, weights: int = 0, half: bool = False) -> Make:
-    """An op of rows: x [, residual] [, weight [, bias]] [, eps]."""
+    """An op on rows: x [, residual] [, weight [, bias]] [, eps]."""
 
     def make(inputs: Inputs) -> Numeric:
         size = 200
@@ -132,7 +133,7 @@ def _rope(inputs: Inputs) -> Numeric:
 
 
 def _paged_attention(inputs: Inputs) -> Numeric:
-    """Decodes and a chunk, over two tiles, among them one that is barely begun."""
+    """Decodes and a chunk over two tiles, one of them barely begun."""
     paged = importlib.import_module("inferd.kernels.paged_attention")
     rows, block, width, kv_heads, size = ((0, 1), (256, 1), (300, 1), (250, 20)), 16, 20, 2, 32
     tables = inputs.permutation(len(rows) * width).reshape(len(rows), width).to(torch.int32)
@@ -157,7 +158,7 @@ def _linear(*, is_invariant: bool) -> Make:
 
 
 def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool = False) -> Make:
-    """A linear with what stands around it."""
+    """A linear with its neighbouring operations."""
 
     def make(inputs: Inputs) -> Numeric:
         call = _op("linear.fused", name)
@@ -174,21 +175,21 @@ def _fused(name: str, *, norm: bool = False, residual: bool = False, gate: bool 
 
 
 def _linear_fp8(inputs: Inputs) -> Numeric:
-    """Activations are quantized from the same bf16 numbers on both sides."""
+    """Both sides quantize activations from the same bf16 numbers."""
     linear, quantize = _op("linear_fp8", "linear_fp8"), _op("linear_fp8", "quantize_weight")
     q, scales = quantize(inputs.randn(112, 256))
     return Numeric(lambda x: linear(q, scales, None, x.dtype)(x), (inputs.randn(3, 256),), widens=False)
 
 
 def _sample(inputs: Inputs) -> Numeric:
-    """Ids are equal or wrong."""
+    """Ids must be equal."""
     scores = inputs.randn(6, 1003, dtype=torch.float32) * 3
     seeds, positions = inputs.randint(0, 2**53, 6), inputs.randint(0, 2**40, 6)
     return Numeric(_op("sample", "sample"), (scores, seeds, positions), EXACT)
 
 
 def _top_k_top_p(inputs: Inputs) -> Numeric:
-    """Every cut by itself and all together, of rows of two chunks; what stays is equal or wrong."""
+    """Every cut alone and all together, on rows of two chunks. The tokens that stay must be equal."""
     top_k_top_p, cuts_type = _op("top_k_top_p", "top_k_top_p"), _op("top_k_top_p", "Cuts")
     scores = inputs.randn(5, 1500, dtype=torch.float32) * 3
     scores -= scores.amax(dim=-1, keepdim=True)
@@ -206,7 +207,7 @@ def _top_k_top_p(inputs: Inputs) -> Numeric:
 
 
 def _mask_tokens(inputs: Inputs) -> Numeric:
-    """Masks of rows in another order, one of none, and a vocabulary that ends within a word."""
+    """Masks in another order than their rows, one without a row, and a vocabulary that ends within a word."""
     mask_tokens = _op("mask_tokens", "mask_tokens")
     masks = inputs.randint(-(2**31), 2**31, 4, 32).to(torch.int32)
     row_of = torch.tensor([3, -1, 0, 4]).to(inputs.device)
@@ -220,7 +221,7 @@ def _mask_tokens(inputs: Inputs) -> Numeric:
 
 
 def _argmax(inputs: Inputs) -> Numeric:
-    """With a tie, which goes to the lowest id, and a row that nothing may be taken from."""
+    """Rows with a tie, which the lowest id wins, and a row without an allowed token."""
     logits = inputs.randn(6, 1003)
     logits[1, 700] = logits[1, 40] = 9.0
     logits[2, 5] = float("nan")
@@ -234,7 +235,7 @@ def _argmax(inputs: Inputs) -> Numeric:
 
 
 def _draw(inputs: Inputs) -> Numeric:
-    """Greedy rows and others, one of padding and one that nothing may be drawn from."""
+    """Greedy rows and others, a padding row, and a row without an allowed token."""
     logits, temperatures = inputs.randn(5, 3003, dtype=torch.float32), torch.tensor([0.0, 0.8, 1.3]).to(inputs.device)
     logits[3, 9] = float("nan")
     slots, positions = torch.tensor([2, 0, -1, 1, 1]).to(inputs.device), inputs.randint(0, 1000, 5)
@@ -249,7 +250,7 @@ def _draw(inputs: Inputs) -> Numeric:
 
 
 def _step_inputs(inputs: Inputs) -> Numeric:
-    """Three slots of five and a row of padding, with blocks of two groups."""
+    """Three of five slots and a padding row, with blocks of two groups."""
     ids, tables = inputs.randint(0, 1000, 5, 64), inputs.permutation(2 * 5 * 4).reshape(2, 5, 4).to(torch.int32)
     slots, positions = torch.tensor([3, 0, -1, 4]).to(inputs.device), torch.tensor([17, 0, 0, 63]).to(inputs.device)
     run = _op("step_inputs", "step_inputs")
@@ -307,11 +308,12 @@ CHECKS: dict[str, Make] = {
     "step_inputs": _step_inputs,
     "write_drawn": _write_drawn,
 }
-"""By op. A kernel that is part of an op, and has no check of its own, is checked by those of its package."""
+"""Checks by op. A kernel that is a part of an op and has no check of its own is covered by the checks of its package.
+"""
 
 
 def check_of(op: str, package: str) -> tuple[str, ...]:
-    """The checks that a kernel `op` of the package `inferd.kernels.<package>` runs in; none where there is none."""
+    """The checks that run the kernel `op` of the package `inferd.kernels.<package>`; may be empty."""
     if op in CHECKS:
         return (op,)
     names = (name for name in CHECKS if _package(name) == package)
@@ -327,22 +329,22 @@ def _package(op: str) -> str:
     return str(module).removeprefix("inferd.kernels.").split(".")[0]
 
 
-def check(name: str, device: torch.device) -> Found:
+def check(name: str, device: torch.device) -> CheckResult:
     """Run the check of one op with its Triton kernels and without."""
     try:
         numeric = CHECKS[name](Inputs(device))
         ours = _flat(_in_triton(name, numeric))
     except (NotOfferedError, registry.KernelError) as error:
-        return Found(None, None, str(error))
+        return CheckResult(None, None, str(error))
     arguments = tuple(map(_wide, numeric.arguments)) if numeric.widens else numeric.arguments
     with _forced(None):
         expected = _flat(numeric.call(*arguments))
     errors = [_error(out, exact) for out, exact in zip(ours, expected, strict=True)]
-    return Found(max(errors), numeric.tolerance)
+    return CheckResult(max(errors), numeric.tolerance)
 
 
 def _in_triton(name: str, numeric: Numeric) -> Any:
-    """What the op's Triton kernel gives. Raises `NotOfferedError` where it has none, or something else ran."""
+    """The result of the op's Triton kernel. Raises `NotOfferedError` if it has none or another implementation ran."""
     op, implementation = registry.ops()[numeric.op or name], numeric.implementation
     if implementation not in op.implementation_names:
         raise NotOfferedError(f"{op.name} has no implementation called {implementation}")
@@ -356,7 +358,7 @@ def _in_triton(name: str, numeric: Numeric) -> Any:
 
 @contextmanager
 def _forced(name: str | None) -> Iterator[None]:
-    """Every op that has it runs in implementation `name`; None: in its last, the plain one."""
+    """Force implementation `name` in every op that has it; None: each op's last, the plain one."""
     ops = list(registry.ops().values())
     for op in ops:
         chosen = name or op.implementation_names[-1]
@@ -373,7 +375,7 @@ def _wide(value: Any) -> Any:
 
 
 def _flat(value: Any) -> list[Tensor]:
-    """Results; a quantized pair is the number that it stands for."""
+    """Results as a list; a quantized pair becomes the number that it represents."""
     if isinstance(value, Tensor):
         return [value]
     if len(value) == 2 and all(isinstance(part, Tensor) for part in value) and value[0].dtype == torch.float8_e4m3fn:
@@ -382,7 +384,7 @@ def _flat(value: Any) -> list[Tensor]:
 
 
 def _error(out: Tensor, exact: Tensor) -> float:
-    """By norm; of whole numbers, the share that differs."""
+    """Error by norm; for whole numbers the share that differs."""
     if not exact.dtype.is_floating_point:
         return float((out != exact).double().mean())
     wide = exact.double()
@@ -391,7 +393,7 @@ def _error(out: Tensor, exact: Tensor) -> float:
 
 
 def shipped_ops() -> Iterator[tuple[str, str]]:
-    """(op, package) of every kernel that is shipped, each once."""
+    """(op, package) of every shipped kernel, each once."""
     from inferd.kernels import aot  # noqa: PLC0415
 
     seen: dict[tuple[str, str], None] = {}
@@ -401,16 +403,16 @@ def shipped_ops() -> Iterator[tuple[str, str]]:
     yield from seen
 
 
-def _worst(found: Sequence[Found]) -> Found:
-    """Of the checks that ran, the one nearest to what it allows or beyond."""
+def _worst(found: Sequence[CheckResult]) -> CheckResult:
+    """Among the checks that ran, the one with the largest error relative to its limit."""
     ran = [one for one in found if one.max_err is not None]
     if not ran:
-        return Found(None, None, "; ".join(one.reason for one in found) or "no numeric check")
+        return CheckResult(None, None, "; ".join(one.reason for one in found) or "no numeric check")
     return max(ran, key=lambda one: (one.is_wrong, (one.max_err or 0.0) / (one.tol or 1.0)))
 
 
 def numerics(bench: Bench) -> None:
-    """A point for each op, on a GPU: the interpreter needs a process that was told so before Triton was imported."""
+    """A point for each op on a GPU. The interpreter would need a process that set it before importing Triton."""
     if bench.device.type != "cuda" and not bench.is_listing:
         raise CannotRunError("without a GPU it is `TRITON_INTERPRET=1 python -m benchmarks.gpu.numeric`")
     for name in CHECKS:
@@ -423,8 +425,8 @@ def numerics(bench: Bench) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All checks in the interpreter. Writes to the file that is named, for each op and each kernel that is shipped, the
-    worst of its checks: {name: {max_err, tol, reason}}."""
+    """Run all checks in the interpreter. Writes the worst check of each op and shipped kernel to the given file: {name:
+    {max_err, tol, reason}}."""
     from tests.kernels import interpreter  # noqa: PLC0415
 
     gpu.interpret(True)

@@ -1,4 +1,4 @@
-"""KV of random numbers for a decoder: neighbours' pages hold whatever lies there, as in a pool that has been used."""
+"""Random KV for a decoder. Other pages hold arbitrary data, like a used pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferd.kernels.paged_attention import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A pool of `num_rows` sequences and one block more."""
+    """A pool of `num_rows` sequences and one padding block."""
 
     kv: Tensor
     """[planes, blocks, 2, KV heads, block size, head size] in the decoder's dtype."""
@@ -24,7 +24,7 @@ class Pages:
 
     @classmethod
     def make(cls, decoder: Decoder, num_rows: int, length: int) -> Pages:
-        """Of sequences of up to `length` tokens."""
+        """Pages for sequences of up to `length` tokens."""
         arch, device = decoder.arch, decoder.device
         width, num_groups = -(-length // BLOCK_SIZE), len(arch.cache_groups)
         num_planes = max(len(group.layers) for group in arch.cache_groups)
@@ -34,7 +34,7 @@ class Pages:
 
     @property
     def padding_block(self) -> int:
-        """Nobody's."""
+        """A block of no sequence."""
         return self.kv.shape[1] - 1
 
     def batches(
@@ -44,7 +44,8 @@ class Pages:
         *,
         is_deterministic: bool = True,
     ) -> list[AttentionBatch]:
-        """Of spans (start, tokens), for each cache group; `order`: whose tables they have, by default the first."""
+        """Batches of spans (start, tokens), one for each cache group. `order` names the rows whose tables they take, by
+        default the first."""
         rows = list(range(len(spans)) if order is None else order)
         return [
             AttentionBatch.build(spans, tables[rows], BLOCK_SIZE, tables.device, is_deterministic=is_deterministic)

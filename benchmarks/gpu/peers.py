@@ -1,6 +1,6 @@
-"""The same load on the same checkpoint through ours and through transformers' continuous batching, in one run.
+"""The same load on the same checkpoint through inferd and through transformers' continuous batching, in one run.
 
-Both read prompts of ids and give greedy tokens, without HTTP; each is warmed by a round of the same size before.
+Both get prompts as ids and draw greedily, without HTTP. A round of the same size warms each up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inferd.engine.models.loader import load
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """Requests that all come at once."""
+    """Requests that all arrive at once."""
 
     num_requests: int
     input_len: int
@@ -71,7 +71,7 @@ def _decoder(bench: Bench, model: Model, longest: int) -> Decoder:
 
 
 def transformers_batching(bench: Bench, model: str) -> None:
-    """Its own choice of attention, graphs and memory, told the size of the load."""
+    """transformers with its own choice of attention, graphs and memory, given the size of the load."""
     loads, chosen = bench.pick(LOADS, _TINY), MODELS[bench.pick(model, "smoke")]
     made: list[Any] = []
 
@@ -122,7 +122,7 @@ def _batched(model: Any, chosen: Model, load: Offline) -> Trial:
 
 
 def _two_rounds(generate: Generate, model: Model, load: Offline) -> Trial:
-    """Other prompts in each, so that no prefix is found again."""
+    """Two rounds with different prompts, so that no prefix is cached."""
     generate(load.prompts(model.shape.vocab_size, 1), load.output_len)
     prompts = load.prompts(model.shape.vocab_size, 2)
     started_s = time.perf_counter()

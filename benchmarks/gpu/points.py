@@ -1,8 +1,8 @@
-"""What a row gives: points, each one thing that was checked, timed, or both. Imports no torch: who reads results needs
-none.
+"""The results of a row: points, each one thing that was checked, timed, or both. Imports no torch, so that readers of
+results need none.
 
-A point's floor is a sum of phases that follow one another, each as long as the slower of its bytes and its operations
-takes at the rates of the device. Who made a point says bytes and operations; rates are measured by a row of their own.
+A point's floor is a sum of phases that run one after another. A phase takes as long as the slower of its bytes and its
+operations at the device's rates. The point gives bytes and operations; a separate row measures the rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device was measured at, a second."""
+    """Measured rates of a device, per second."""
 
     copy_bytes: float
     """Bytes read and bytes written by a large copy."""
@@ -25,48 +25,48 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Work that overlaps nothing else of its point."""
+    """Work that overlaps no other work of its point."""
 
     num_bytes: float
     num_flops: float = 0.0
     precision: str = "bf16"
 
     def floor_s(self, rates: Rates) -> float:
-        """Where the device has no rate for the precision, that of bf16 counts."""
+        """Least seconds. The rate of bf16 stands in for a precision without a rate."""
         flops = rates.flops.get(self.precision) or rates.flops["bf16"]
         return max(self.num_bytes / rates.copy_bytes, self.num_flops / flops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is to be measured: known before any device is."""
+    """A measurement to make, known before any device is used."""
 
     table: str
     labels: Mapping[str, str]
-    """Columns that tell it from the table's other points."""
+    """Columns that identify it in its table."""
     phases: Sequence[Phase] = ()
     amount: float = 0.0
-    """Units that one run produces; 0: a run is what counts."""
+    """Units that one run produces; 0: runs are counted."""
     unit: str = "tok"
     goal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of a case."""
+    """The result of a case."""
 
     seconds: float | None = None
-    """Median of a run; None where nothing was timed."""
+    """Median of a run; None if nothing was timed."""
     error: float | None = None
-    """Distance from the reference; None where there is none, infinite where it was not even a number."""
+    """Distance from the reference; None without a reference, infinite if the result was not a number."""
     tolerance: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What else was seen, each under its name with its unit."""
+    """Further figures, by a name with its unit."""
     note: str = ""
 
     @property
     def is_wrong(self) -> bool:
-        """NaN is wrong."""
+        """Whether the error exceeds its limit; NaN does."""
         return self.error is not None and not (self.tolerance is not None and self.error <= self.tolerance)
 
     def without_speed(self) -> Trial:
@@ -75,7 +75,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A case and what came of it."""
+    """A case and its result."""
 
     case: Case
     trial: Trial
@@ -86,7 +86,8 @@ class Point:
         return sum(phase.floor_s(rates) for phase in self.case.phases)
 
     def as_json(self) -> dict[str, Any]:
-        """A wrong trial has no speed, whoever reads it. JSON has no infinity: such an error is null, and wrong."""
+        """JSON without the speed of a wrong result. JSON has no infinity: such an error becomes null, and counts as
+        wrong."""
         trial = self.trial.without_speed() if self.trial.is_wrong else self.trial
         told = asdict(trial)
         if trial.error is not None and not math.isfinite(trial.error):

@@ -1,4 +1,4 @@
-"""Results as tables: what was measured beside floor and goal, what was wrong without a speed. Imports no torch."""
+"""Results as tables: measurements with floor and goal; wrong results without a speed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RATES = {"bf16": "bf16", "fp8": "fp8"}
 
 
 def rates_of(results: Iterable[Result]) -> Rates | None:
-    """The rates that rows called "rates" measured, the best of each; None before any did."""
+    """The best of each rate that rows named "rates" measured; None if none ran."""
     copies: list[float] = []
     flops: dict[str, float] = {}
     for point in (point for result in results for point in result.points):
@@ -30,14 +30,14 @@ def rates_of(results: Iterable[Result]) -> Rates | None:
 
 def describe_rates(rates: Rates | None) -> str:
     if rates is None:
-        return "Rates of the device: not measured, so nothing stands beside a floor."
+        return "Rates of the device: not measured, so there are no floors."
     products = ", ".join(f"{name} {value / 1e12:,.0f} TFLOP/s" for name, value in sorted(rates.flops.items()))
     return f"Measured in the same run: copy {rates.copy_bytes / 1e12:.2f} TB/s, products {products}."
 
 
 def render(results: Sequence[Result], title: str, *, is_measured: bool = True) -> str:
-    """Markdown: the state of every row, then a table for each kind of point. Not measured: no number that has a time
-    in it is shown."""
+    """Markdown: the state of every row, then a table for each kind of point. Without `is_measured`, figures that
+    contain a time are left out."""
     rates = rates_of(results) if is_measured else None
     parts = [f"# {title}", describe_rates(rates) if is_measured else f"Times: {NOT_MEASURED}."]
     points = [point for result in results for point in result.points]
@@ -57,7 +57,7 @@ def _states(results: Sequence[Result]) -> str:
 
 
 def _table(points: Sequence[Point], rates: Rates | None, is_measured: bool) -> str:
-    """Columns that no point fills are left out."""
+    """A table without the columns that no point fills."""
     labels = list(dict.fromkeys(name for point in points for name in point.case.labels))
     names = list(dict.fromkeys(name for point in points for name in point.trial.figures))
     filled = [{**_labels(point, labels), **_measured(point, rates, names, is_measured)} for point in points]

@@ -1,7 +1,7 @@
-"""Runs rows, each in a process of its own with a time limit, and keeps what each gave the moment it ends.
+"""Runs rows, each in a process of its own with a time limit, and stores each result as soon as the row ends.
 
-A hang or a crash costs that row alone: it is recorded with the end of what it said, and the points that it gave before
-stay, for each was checked by itself. Who calls again gets the rows that have no result yet. Imports no torch.
+A hang or a crash affects only its row: it is recorded with the end of its output. Its earlier points stay, because each
+was checked separately. The next call runs the rows without a result. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 Status = Literal["ok", "wrong", "failed", "timed out", "skipped"]
 SKIPPED = 77
-"""Exit code of a row that cannot run here, whose reason is the last thing in its file."""
+"""Exit code of a row that cannot run on this machine; the last line of its file gives the reason."""
 _TAIL_CHARS = 2000
 
 
@@ -38,13 +38,13 @@ class Row:
     part: str
     name: str
     target: str
-    """`module:function` under `benchmarks.gpu`, which is called with a `Bench`."""
+    """`module:function` under `benchmarks.gpu`, which gets a `Bench`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 120.0
     is_timed: bool = True
-    """Has the machine to itself; others may run side by side."""
+    """Whether it needs the machine to itself; other rows may run side by side."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its process's environment, besides."""
+    """Additional environment variables of its process."""
 
     @property
     def key(self) -> str:
@@ -57,13 +57,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a row."""
+    """The result of a row."""
 
     key: str
     status: Status
     took_s: float
     at: str
-    """UTC, to the second."""
+    """UTC time, to the second."""
     points: tuple[Point, ...] = ()
     reason: str = ""
 
@@ -84,7 +84,7 @@ class Result:
 
 
 def child_command(row: Row, into: Path, options: Options) -> list[str]:
-    """The program that runs a row, `child.py`, which writes points to `into`."""
+    """The command that runs a row: `child.py`, which writes points to `into`."""
     asked = {"target": row.target, "arguments": dict(row.arguments), "device": options.device}
     command = [sys.executable, "-P", "-m", "benchmarks.gpu.child", "--into", str(into), json.dumps(asked)]
     return [*command, *(["--rehearse"] * options.is_rehearsal)]
@@ -92,31 +92,31 @@ def child_command(row: Row, into: Path, options: Options) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How rows are run."""
+    """Options for running rows."""
 
     device: str = "cuda"
     is_rehearsal: bool = False
-    """Tiny cases: shows that everything runs, measures nothing."""
+    """Tiny cases, which show that everything runs and measure nothing."""
     is_again: bool = False
-    """Also what has a result."""
+    """Whether rows that have a result run again."""
     budget_s: float = 480.0
-    """Rows that could not start within it are left for the next call, and none runs past it by more than its grace."""
+    """Rows that could not start within it are left for the next call. None exceeds it by more than its grace period."""
     jobs: int = 1
-    """Rows that are not timed, side by side."""
+    """Rows without timing that run side by side."""
     work_dir: Path = ROOT / "build" / "gpu"
-    """Logs and points of rows under way."""
+    """Logs and points of running rows."""
     command: Callable[[Row, Path, Options], list[str]] = child_command
 
 
 class Results:
-    """The file of results: a line a row, the last line of a row counts."""
+    """The file of results: a line for each run of a row, of which the last counts."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Result]:
-        """By key; a last line that was cut short is as if it were not there."""
+        """Results by key. An incomplete last line is ignored."""
         found: dict[str, Result] = {}
         if self._path.exists():
             for line in self._path.read_text().splitlines():
@@ -137,8 +137,8 @@ class Results:
 def run_rows(
     rows: Sequence[Row], results: Results, options: Options, say: Callable[[str], None]
 ) -> tuple[list[Result], list[Row]]:
-    """(results of the rows that ran, rows left for want of time). Rows that are timed run one after another, in order;
-    those between them that are not run `options.jobs` at a time."""
+    """(results of the rows that ran, rows left for lack of time). Timed rows run one after another, in order. Rows
+    between them run `options.jobs` at a time."""
     until_s = time.monotonic() + options.budget_s
     known = {} if options.is_again else results.read()
     todo = [row for row in rows if row.key not in known]
@@ -166,7 +166,7 @@ def run_rows(
 
 
 def _groups(rows: Iterable[Row]) -> list[list[Row]]:
-    """Neighbours that may run side by side, or not."""
+    """Consecutive rows that may run side by side, or a timed row alone."""
     groups: list[list[Row]] = []
     for row in rows:
         if groups and groups[-1][0].is_timed == row.is_timed:
@@ -177,7 +177,7 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def run_row(row: Row, options: Options, timeout_s: float) -> Result:
-    """Run it now, whatever is known of it."""
+    """Run it now, even if it has a result."""
     folder = options.work_dir / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     into, log = folder / f"{row.file_name}.points", folder / f"{row.file_name}.log"
@@ -191,7 +191,7 @@ def run_row(row: Row, options: Options, timeout_s: float) -> Result:
 
 
 def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float) -> int | None:
-    """The exit code; None where time ran out. Ends the process and all that it started."""
+    """The exit code; None after a timeout. Ends the process and all processes that it started."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -213,7 +213,7 @@ def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float) -> int |
 
 
 def _read_points(into: Path) -> tuple[tuple[Point, ...], str]:
-    """(whole lines, why it skipped)"""
+    """(points of complete lines, reason for skipping)."""
     points, skipped = [], ""
     for line in into.read_text().splitlines() if into.exists() else ():
         try:
@@ -246,7 +246,7 @@ def _judge(code: int | None, points: Sequence[Point], skipped: str, log: Path, t
 
 
 def progress(result: Result) -> str:
-    """A line a row."""
+    """One line for a row's result."""
     reason = f": {result.reason.splitlines()[-1][-300:]}" if result.reason else ""
     points = f", {len(result.points)} points" if result.points else ""
     return f"{result.key}: {result.status} in {result.took_s:.1f} s{points}{reason}"

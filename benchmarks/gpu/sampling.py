@@ -1,4 +1,4 @@
-"""Top-k and top-p over a published vocabulary: by thresholds, as inferd cuts, beside the sort that is the usual way."""
+"""Top-k and top-p over a published vocabulary: inferd's thresholds, compared with the usual sort."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from inferd.kernels.top_k_top_p import TOP_K_TOP_P, Cuts, top_k_top_p
 VOCAB = 151_936
 ROWS = (1, 8, 32, 256)
 CUTS = ((50, 1.0), (0, 0.9), (50, 0.9))
-"""(top-k, top-p); 0 and 1: no such cut."""
+"""(top-k, top-p); 0 and 1 mean no such cut."""
 _OURS, _SORT = "inferd", "torch.sort"
 _MAX_SORT_ERROR = 1e-4
-"""Share of the tokens that a sum in another order may keep or cut otherwise."""
+"""Share of the tokens that may be kept or cut differently because of the order of a sum."""
 _CALLS = 4
 
 
 def cuts(bench: Bench) -> None:
-    """Each call cuts a fresh copy of the scores, which counts among the bytes: read and written twice."""
+    """Each call cuts a fresh copy of the scores. Its bytes include the copy: scores are read and written twice."""
     vocab = bench.pick(VOCAB, 1000)
     for rows, (top_k, top_p), by in itertools.product(bench.pick(ROWS, ROWS[:2]), CUTS, (_OURS, _SORT)):
         labels = {"rows": str(rows), "top-k": str(top_k or ""), "top-p": str(top_p if top_p < 1 else ""), "by": by}
@@ -62,7 +62,7 @@ def _trial(bench: Bench, rows: int, vocab: int, top_k: int, top_p: float, by: st
 
 
 def _cut_sorted(scores: Tensor, top_k: int, top_p: float) -> None:
-    """In place, by one sort of every row."""
+    """Cut in place, by one sort of every row."""
     ordered, ids = scores.sort(dim=-1, descending=True)
     if top_k:
         ordered[:, top_k:] = -torch.inf

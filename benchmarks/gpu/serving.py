@@ -1,4 +1,4 @@
-"""The engine as it is started and served: from a checkpoint in the page cache to the first token, and over HTTP."""
+"""The engine from start to service: from a checkpoint in the page cache to the first token, and over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _STARTS = 2
 
 
 def start(bench: Bench, model: str) -> None:
-    """Seconds from the engine's process to its first token, twice: the first compiles what no cache holds."""
+    """Seconds from the start of the engine's process to its first token, twice. The first compiles kernels that are not
+    cached."""
     for run in range(_STARTS):
         labels = {"model": model, "start": "first" if run == 0 else "again"}
         told = floors.goal(model, "bf16", "start")
@@ -45,7 +46,7 @@ def start(bench: Bench, model: str) -> None:
 
 
 def http(bench: Bench, model: str) -> None:
-    """Through the server, by the load generator, on the same machine."""
+    """The load generator on the same machine, through the server."""
     for load in bench.pick(LOADS, _TINY):
         labels = {
             "model": model,
@@ -60,7 +61,7 @@ def http(bench: Bench, model: str) -> None:
 
 
 def _served(bench: Bench, model: str, load: Load) -> Trial:
-    # Imported here: a machine may lack the server's packages, and then this row alone says so.
+    # Imported late, so that without the server's packages only this row is skipped.
     import fastapi  # noqa: F401, PLC0415
 
     from benchmarks.daemon import running  # noqa: PLC0415
@@ -99,7 +100,7 @@ def _served(bench: Bench, model: str, load: Load) -> Trial:
 
 
 def _start_engine(path: str, device: str) -> None:
-    """What the engine's process does until it is ready: prompts and a token are its warm-up."""
+    """The start of the engine's process until it is ready, including the prompts and the token that warm it up."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415

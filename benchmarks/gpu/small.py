@@ -1,4 +1,4 @@
-"""What stands between the products, from the benchmarks' own cases: norms, rotation, gates, sampling."""
+"""The small operations between the products, from the benchmarks' own cases: norms, rotation, gates, sampling."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CALLS = 32
 
 
 def small(bench: Bench) -> None:
-    """Every implementation, held to the plain one. One set of inputs, which stays in the cache as a layer's does."""
+    """Every implementation, checked against the plain one. One set of inputs stays in the cache, as a layer's does."""
     with torch.device(bench.device):
         for case in kernel_cases.small_cases(bench.pick((1, 32, 256), (1,))):
-            if case.op is TOP_K_TOP_P:  # gives nothing to compare: it changes its input, and `sampling` has it
+            if case.op is TOP_K_TOP_P:  # returns nothing to compare, because it works in place: see `sampling`
                 continue
             for name in case.op.implementation_names:
                 labels = {"op": case.op.name, "shape": case.shape, "by": name}
@@ -40,7 +40,7 @@ def _runs(case: kernel_cases.Case, name: str) -> bool:
 
 
 def _first(case: kernel_cases.Case, name: str) -> tuple[Tensor, Callable[[], object]]:
-    """What the implementation gives on inputs that are the same for all."""
+    """The implementation's result on inputs shared by all."""
     torch.manual_seed(0)
     case.op.force(name)
     try:

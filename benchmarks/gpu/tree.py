@@ -1,7 +1,7 @@
-"""The import root, made where nothing is installed: `inferd`, `benchmarks` and `tests` as links in the build folder.
+"""The import root if nothing is installed: links `inferd`, `benchmarks` and `tests` in the build folder.
 
-The checkout itself stays off the path of what is measured: transformers would take its folder `kernels` for a package
-of that name.
+The checkout itself must not be on the path of a measured process: transformers would take its folder `kernels` for a
+package of that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINKS = {
 
 
 def make_tree(tree: Path = TREE) -> Path:
-    """Link what is not linked yet; returns the folder to put on the path."""
+    """Make the missing links, and return the folder for the path."""
     for name, target in _LINKS.items():
         link = tree / name
         if not (link.is_symlink() and link.resolve() == ROOT / target):
@@ -33,7 +33,8 @@ def make_tree(tree: Path = TREE) -> Path:
 
 
 def environment(tree: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """That of a row's process: the tree before all else on the path, compiled kernels kept with the build."""
+    """The environment of a row's process: the tree comes first on the path, and compiled kernels are kept in the build
+    folder."""
     path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH", ""))))
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return {

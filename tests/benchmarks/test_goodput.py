@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import goodput
 from benchmarks.costed_device import CostedMachine, LinearCost
-from benchmarks.goodput import REFUSING, TARGETS, Arrival, Setting, Told, arrivals, policies, run
-from benchmarks.slo import SETTINGS, Found, Job
+from benchmarks.goodput import REFUSING, TARGETS, Arrival, RequestTimes, Setting, arrivals, policies, run
+from benchmarks.slo import SETTINGS, Job, Sweep
 from inferd.engine.api.wire.messages import StepModel
 from inferd.engine.sched.latency.step_time import Coefficients, Seed
 
@@ -34,22 +34,22 @@ def test_what_is_decided_early_is_what_it_comes_to(policy: str, monkeypatch: pyt
 
 def _has_ended(self: goodput._Run, now_s: float) -> bool:
     del now_s
-    return len(self.told) == len(self._coming) and not self._core._live
+    return len(self.times) == len(self._load) and not self._core._live
 
 
 def test_a_score_by_hand() -> None:
     """TTFT 0.2 s, TPOT 30 ms, answers of 11 tokens."""
     coming = [Arrival(1.0, 100, 11)] * 7
-    told = [
-        Told(first_s=1.2, last_s=1.499, num_tokens=11),
-        Told(first_s=1.201, last_s=1.3, num_tokens=11),
-        Told(first_s=1.1, last_s=1.401, num_tokens=11),
-        Told(first_s=1.1, last_s=1.2, num_tokens=10),
-        Told(),
-        Told(is_refused=True),
-        Told(first_s=1.0, last_s=1.0, num_tokens=11),
+    times = [
+        RequestTimes(first_s=1.2, last_s=1.499, num_tokens=11),
+        RequestTimes(first_s=1.201, last_s=1.3, num_tokens=11),
+        RequestTimes(first_s=1.1, last_s=1.401, num_tokens=11),
+        RequestTimes(first_s=1.1, last_s=1.2, num_tokens=10),
+        RequestTimes(),
+        RequestTimes(is_refused=True),
+        RequestTimes(first_s=1.0, last_s=1.0, num_tokens=11),
     ]
-    score = goodput._score(SETTING, coming, told, StepModel())
+    score = goodput._score(SETTING, coming, times, StepModel())
     assert (score.num_met, score.num_shed, score.num_late, score.num_slow) == (2, 1, 2, 2)
     assert score.goodput == 2 / SETTING.window_s
 
@@ -64,8 +64,8 @@ def test_what_a_sweep_comes_to() -> None:
         for policy in policies(setting)
         for i, rate in enumerate(setting.rates)
     }
-    found = Found(setting, scores)
+    found = Sweep(setting, scores)
     assert [found.ratio(rate, 1) for rate in setting.rates] == [9 / 8, 3.0]
     knee = found.knee(1)
-    assert (knee.policy, knee.rate, knee.peak, knee.coming) == ("chunks of 512", 10, 8.0, 40 / setting.window_s)
-    assert (knee.ours, knee.our_peak) == (9.0, 12.0)
+    assert (knee.policy, knee.rate, knee.peak, knee.arrival_rate) == ("chunks of 512", 10, 8.0, 40 / setting.window_s)
+    assert (knee.by_targets, knee.peak_by_targets) == (9.0, 12.0)

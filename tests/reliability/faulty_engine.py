@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, help="milliseconds of a free model's step (default: the real model)")
     asked = parser.parse_args()
     if asked.step_ms is not None:
-        free_engine.take_the_models_place(asked.step_ms / 1e3)
+        free_engine.replace_worker(asked.step_ms / 1e3)
     plant(asked.fault)
     return boot.main()
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from benchmarks.daemon import Daemon, running
-from benchmarks.overload import AFTER, BEFORE, OVER, Asked, Told, ask, measure
+from benchmarks.overload import AFTER, BEFORE, OVER, ServerOptions, TimedReply, ask, measure
 from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.commands.bench.client import Client
 
-ASKED = Asked(step_ms=40.0, target_ms=1000.0)
+ASKED = ServerOptions(step_ms=40.0, target_ms=1000.0)
 """Slow steps: that a tenfold load is few requests a second."""
 
 
@@ -35,7 +35,7 @@ def test_r14_ten_times_the_load(served: Daemon) -> None:
     over = outcome.of(OVER)
     print(
         f"R14: saturation {outcome.saturation:.1f}/s; at {over.rate:.0f}/s: goodput {over.goodput:.1f}/s, TTFT p99 "
-        f"{over.ttft_p99_s:.2f} s for a target of {ASKED.target_ms / 1e3:g} s, {over.num_refused} refused, told in "
+        f"{over.ttft_p99_s:.2f} s for a target of {ASKED.target_ms / 1e3:g} s, {over.num_refused} refused within "
         f"{over.refusal_p50_s * 1e3:.1f} ms (p50), {over.refusal_p99_s * 1e3:.1f} ms (p99)"
     )
     assert [load.num_failed for load in outcome.loads] == [0, 0, 0], "somebody was neither served nor refused"
@@ -77,7 +77,7 @@ def test_r15_a_tenant_does_not_stand_behind_anothers_queue(tmp_path: Path) -> No
 
         async def one(number: int) -> None:
             nonlocal num_over
-            assert (await ask(flood, Told(time.perf_counter()), number)).status == 200
+            assert (await ask(flood, TimedReply(time.perf_counter()), number)).status == 200
             num_over += 1
             has_begun.set()
 
@@ -86,13 +86,13 @@ def test_r15_a_tenant_does_not_stand_behind_anothers_queue(tmp_path: Path) -> No
                 group.create_task(one(number))
             await has_begun.wait()
             for number in range(3):
-                assert (await ask(few, Told(time.perf_counter()), 1000 + number)).status == 200
+                assert (await ask(few, TimedReply(time.perf_counter()), 1000 + number)).status == 200
             num_before = num_over
         flood.close()
         few.close()
         return num_before
 
-    command = [*Asked(step_ms=20.0).command()[:-2], "--keys-file", str(tmp_path / "keys.yaml")]
+    command = [*ServerOptions(step_ms=20.0).command()[:-2], "--keys-file", str(tmp_path / "keys.yaml")]
     with running(command, tmp_path / "log") as daemon:
         num_before = asyncio.run(both(daemon.url))
     print(f"R15: {num_before} of 100 of the flood ended before three of the other tenant, one after another")
