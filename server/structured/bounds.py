@@ -1,6 +1,6 @@
-"""How large a grammar and a schema may be, counted while they are read, so that what is too large is never built.
+"""Bounds on grammars and schemas, counted while they are read, so that nothing too large is built.
 
-Also how a refusal of a grammar is worded.
+Also the wording of a refused grammar.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.errors import table as errors
 
 _MOST_BITS = 1_024
-"""Of a whole number: the largest that a double holds has so many."""
+"""Most bits of a whole number: the largest double has so many."""
 
 
 class GrammarSize:
-    """Characters of one grammar, added as its parts are read."""
+    """Counts the characters of one grammar while its parts are read."""
 
     def __init__(self, param: str) -> None:
         """`param`: the field to name in a refusal."""
         self._param, self._num_chars = param, 0
 
     def add(self, num_chars: int) -> None:
-        """Raises `RequestError` once they are more than a grammar may have."""
+        """Raises `RequestError` once the grammar has more characters than allowed."""
         self._num_chars += num_chars
         if self._num_chars > MAX_GRAMMAR_BYTES:
             rule = f"it makes a grammar of at least {self._num_chars} characters"
@@ -31,9 +31,9 @@ class GrammarSize:
 
 
 def check_json(value: object, where: str, noun: str, most_chars: int, most_levels: int | None = None) -> None:
-    """Raises `RequestError` for JSON that is longer or deeper, or that holds a number which no double does.
+    """Raises `RequestError` for JSON that is too long or too deep, or that holds a number too large for a double.
 
-    It is read level by level, because a body may be nested deeper than a stack, and no further than `most_chars`.
+    Reads level by level, because a body may be nested deeper than the stack, and no further than `most_chars`.
     """
     num_chars = depth = 0
     level: list[object] = [value]
@@ -54,7 +54,7 @@ def check_json(value: object, where: str, noun: str, most_chars: int, most_level
 
 
 def _contents(item: object) -> tuple[Iterable[object], int]:
-    """What stands in an item, and how many characters it has without that, escapes uncounted."""
+    """(values inside an item, number of characters of the item without them); escapes do not count."""
     if isinstance(item, str):
         return (), len(item) + 2
     if isinstance(item, dict):
@@ -67,11 +67,11 @@ def _contents(item: object) -> tuple[Iterable[object], int]:
 def _is_too_large(item: object) -> bool:
     if isinstance(item, int):
         return item.bit_length() > _MOST_BITS
-    return isinstance(item, float) and item - item != 0  # of an infinity and of NaN it is NaN
+    return isinstance(item, float) and item - item != 0  # NaN for infinities and NaN
 
 
 def refusal(param: str, reason: str) -> RequestError:
-    """A grammar, schema or expression that cannot be served, and why."""
+    """The error for a grammar, schema or expression that cannot be served, with the reason."""
     reason = errors.clip(reason.rstrip("."), errors.MAX_MESSAGE // 2)
     shown = errors.clip(param, errors.MAX_ECHO)
     return RequestError("invalid_value", f"Invalid value for '{shown}': {reason}.", param)

@@ -1,6 +1,6 @@
-"""Tool calls as languages: what a model may write where calls are required, restricted, or to be exact.
+"""Tool calls as languages: what a model may write if calls are required, restricted, or must follow their schemas.
 
-Pure functions of a format's spelling of calls and of the tools' schemas. Knows no fields but the tools themselves.
+Pure functions of a format's call syntax and of the tools' schemas. Knows no fields except the tools.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ from inferd.server.tools.format import CallSyntax, ReasoningSyntax
 Tool = Mapping[str, object]
 
 MAX_CALLS = 128
-"""In one answer that a grammar writes."""
+"""Most calls in one answer under a grammar."""
 
 _BLANKS = pattern(r"[ \n]{0,4}")
-"""Between the end of reasoning and what follows it."""
+"""Blanks between the end of reasoning and the answer."""
 
 _NO_CALL = r"(\p{White_Space}*[^\p{White_Space}{\[](.|\n)*)?"
-"""A text that does not begin as JSON does, whatever blanks it begins with."""
+"""A text that does not begin with JSON, leading blanks aside."""
 
 _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Which calls an answer may hold."""
+    """The calls that an answer may hold."""
 
     tools: tuple[tuple[str, Tool], ...]
-    """(path of the tool in the request, tool) of those that may be called."""
+    """(path in the request, tool) of the tools that may be called."""
     is_required: bool
-    """The answer is calls and nothing else, reasoning excepted."""
+    """Whether the answer must be calls alone, apart from reasoning."""
     is_single: bool
-    """At most one call."""
+    """Whether at most one call is allowed."""
 
 
 def answer_with_calls(
     rules: CallRules, syntax: CallSyntax, tokens: Tokens, answer: Language | None, before: Language
 ) -> Language:
-    """What may be written: `before` (reasoning), then calls, or `answer` (None: free text with calls in it).
+    """The language of the whole output: `before` (reasoning), then calls or `answer` (None: free text with calls in
+    it).
 
-    `tokens` are the special tokens that markers may be made of. Raises `RequestError` for a tool whose parameters
-    cannot be enforced.
+    `tokens`: special tokens that markers may consist of. Raises `RequestError` for a tool whose parameters cannot be
+    enforced.
     """
     writer = _Writer(rules, syntax, tokens)
     if rules.is_required:
@@ -72,9 +73,10 @@ def answer_with_calls(
 def reasoning(
     syntax: ReasoningSyntax | None, tokens: Tokens, *, is_open: bool, is_done: bool, budget: int | None = None
 ) -> Language:
-    """Reasoning before an answer. `is_open`: the prompt has begun it, `is_done`: and ended it; else the model may.
+    """The language of reasoning before an answer.
 
-    `budget`: most tokens of it; see `can_bound`.
+    `is_open`: the prompt has begun the reasoning. `is_done`: the prompt has also ended it. Otherwise the model may
+    begin it. `budget`: most tokens of reasoning; see `can_bound`.
     """
     if syntax is None or (is_done and not is_open):
         return literal("")
@@ -84,7 +86,7 @@ def reasoning(
 
 
 def can_bound(syntax: ReasoningSyntax | None, tokens: Tokens) -> bool:
-    """Whether reasoning can be cut at a number of tokens: where a token of its own ends it."""
+    """Whether reasoning can be limited to a number of tokens: only if its end marker begins with a special token."""
     return syntax is not None and any(syntax.end.startswith(token) for token in tokens)
 
 
@@ -95,15 +97,17 @@ def _bounded(budget: int) -> Language:
 
 
 class _Writer:
+    """Builds the language of one request's calls."""
+
     def __init__(self, rules: CallRules, syntax: CallSyntax, tokens: Tokens) -> None:
         self._rules, self._syntax, self._tokens = rules, syntax, tokens
         self._is_single = rules.is_single or syntax.is_single
         self._size = GrammarSize("tools")
         self._rest = shared(either(*(self._call(where, tool) for where, tool in rules.tools)))
-        """A call from its name on."""
+        """Language of a call from its name on."""
 
     def calls(self, written: str) -> Language:
-        """All calls of an answer, from behind `written`, what of them stands there already."""
+        """All calls of an answer, without `written`, the part of them that was already written."""
         syntax = self._syntax
         first = (syntax.before_all + syntax.begin).removeprefix(written)
         calls = sequence(marked(first, self._tokens), self._rest)
@@ -113,10 +117,10 @@ class _Writer:
         return sequence(calls, marked(syntax.after_all, self._tokens)) if syntax.after_all else calls
 
     def text_with_calls(self) -> Language:
-        """Free text, in which the marker of a call begins one that is exact."""
+        """Free text in which each call marker begins a call that follows its schema."""
         trigger = self._syntax.trigger
         if not trigger:
-            # Calls without a marker are whole answers, told by their first character.
+            # Calls without a marker are whole answers, recognized by their first character.
             return either(self.calls(""), pattern(_NO_CALL))
         called = sequence(_until(trigger, self._tokens), self.calls(trigger))
         if self._is_single:
@@ -140,7 +144,7 @@ class _Writer:
         return sequence(*parts)
 
     def _tagged(self, schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
-        """`<parameter=key>`, the value on lines of its own, `</parameter>`: in the order of the schema."""
+        """Arguments in the order of the schema: `<parameter=key>`, the value on its own lines, `</parameter>`."""
         properties, required = schema.get("properties", {}), schema.get("required", ())
         assert isinstance(properties, Mapping) and isinstance(required, (list, tuple))
         required_names = {name for name in required if isinstance(name, str)}
@@ -162,7 +166,7 @@ _END_OF_TAG = "\n</parameter>\n"
 
 
 def _tagged_value(schema: Mapping[str, object], path: str, *, is_strict: bool) -> Language:
-    """Texts stand as they are, everything else as JSON."""
+    """A string is written as it is, any other value as JSON."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(listed, list) and listed and all(isinstance(item, str) for item in listed):
         return sequence(one_of(listed), literal(_END_OF_TAG))
@@ -172,7 +176,7 @@ def _tagged_value(schema: Mapping[str, object], path: str, *, is_strict: bool) -
 
 
 def _parameters(value: object, where: str) -> dict[str, object]:
-    """The schema of a tool's arguments, which are an object. Raises `RequestError`."""
+    """The schema of a tool's arguments, which must be an object. Raises `RequestError`."""
     if value is None:
         return dict(_NO_PARAMETERS)
     if not isinstance(value, Mapping):
@@ -186,12 +190,12 @@ def _parameters(value: object, where: str) -> dict[str, object]:
 
 
 def _until(marker: str, tokens: Tokens) -> Language:
-    """Any text up to and with the first `marker`, which free text cannot hold where a special token begins it."""
+    """Any text up to and with the first `marker`. Free text cannot hold a marker that begins with a special token."""
     if any(marker.startswith(token) for token in tokens):
         return sequence(free_text(), marked(marker, tokens))
     return free_text_until(marker)
 
 
 def paths_of(tools: Sequence[Tool]) -> tuple[tuple[str, Tool], ...]:
-    """Each tool with its place in the request."""
+    """(path in the request, tool) of each tool."""
     return tuple((f"tools[{i}]", tool) for i, tool in enumerate(tools))

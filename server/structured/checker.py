@@ -1,9 +1,9 @@
-"""Has grammars tried out by a process of its own, off the event loop, and remembers what came of them.
+"""Checks grammars: a separate process compiles each within limits, and the verdict is cached.
 
-The process is started with the first grammar and kept. A grammar goes through three lanes, each of which gives it more
-processor time than the one before, so that a slow grammar holds up no quick one. Tenants take turns on every lane. A
-request waits for its verdict for a bounded time; the check goes on without it, and the same grammar asked again finds
-the verdict. Knows no fields.
+The process starts with the first grammar and is kept. A grammar passes through up to three lanes. Each lane gives it
+more processor time than the one before, so that slow grammars do not delay quick ones. Tenants take turns on every
+lane. A request waits for its verdict only for a bounded time. The check goes on without it, and a retry finds the
+verdict. Knows no fields.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from inferd.server.structured.turns import TenantTurns
 logger = logging.getLogger("inferd.server")
 
 _START_TIMEOUT_S = 60.0
-"""A vocabulary of 200,000 tokens is read within 2 s, on a machine that has nothing else to do."""
+"""The process reads a vocabulary of 200,000 tokens within 2 s on an idle machine."""
 
 _END_TIMEOUT_S = 2.0
 
 _FORGIVEN_AFTER_S = 60.0
-"""A grammar that took too much processor time is tried again after so long: how much it takes varies a little."""
+"""Seconds after which a grammar that took too much processor time is tried again: the time it takes varies a little."""
 
 _MAX_ANSWER_S = 1.5
-"""Longest that a request waits for a verdict, once the process has started."""
+"""Longest wait of a request for its verdict, once the process has started."""
 
 _MAX_WAIT_S = 5.0
-"""A lane takes no grammar that would wait longer for its turn, if each of those ahead takes all the time it may."""
+"""A lane takes no grammar that would wait longer for its turn if each grammar ahead used all its time."""
 
 _MAX_RUN_S = 20.0
-"""Longest time on the clock for one trial: on busy processors a nice process gets a tenth of one."""
+"""Longest wall-clock time for one compilation: on busy processors a nice process gets a tenth of one."""
 
 _QUICK_CPU_S, _MIDDLE_CPU_S = 0.03, 0.15
-"""Usual grammars take 0.001 to 0.03 s with a vocabulary of 3,072 tokens. With 152,000 those of digits and JSON take
-0.003 to 0.012 s, those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
+"""Usual grammars take 0.001 to 0.03 s with a vocabulary of 3,072 tokens. With 152,000 tokens, grammars of digits and
+JSON take 0.003 to 0.012 s, and those of free letters 0.05 to 0.14 s (one core, AMD EPYC Zen 4, 2026-11-23)."""
 
 _MAX_LONG_LANES = 4
-"""Each may take `CHECK_MEMORY_BYTES`."""
+"""Each may use `CHECK_MEMORY_BYTES`."""
 
 _MAX_KEPT_BYTES = 64 * 2**20
 _MAX_PENDING = 256
@@ -75,19 +75,19 @@ _NOTHING_KNOWN = Verdict(stopped="wall")
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """Tries as many grammars at once as there are turns."""
+    """Compiles as many grammars at once as it has turns, each for at most `cpu_s`."""
 
     cpu_s: float
     is_nice: bool
     turns: TenantTurns = field(default_factory=TenantTurns)
 
     def wait_s(self, tenant: str) -> float:
-        """Most seconds until the turn of a tenant's next grammar, while each of those ahead has a processor."""
+        """Most seconds until the turn of a tenant's next grammar, if each grammar ahead has a processor."""
         return self.cpu_s * self.turns.num_ahead(tenant) / self.turns.num_at_once
 
 
 class GrammarChecker:
-    """One checking process for one checkpoint; `close` ends it."""
+    """One process that checks grammars for one checkpoint; `close` ends it."""
 
     def __init__(self, model_path: Path, vocab_size: int, command: Sequence[str] = CHECK_COMMAND) -> None:
         self._command = (*command, str(model_path), str(vocab_size))
@@ -97,7 +97,7 @@ class GrammarChecker:
         self._is_closed = False
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Verdict]] = {}
-        """Questions that the process has yet to answer."""
+        """Questions that the process has not answered yet, by number."""
         num_long = max(1, min(_MAX_LONG_LANES, num_cpus() - 1))
         self._lanes = (
             _Lane(_QUICK_CPU_S, is_nice=False),
@@ -105,14 +105,14 @@ class GrammarChecker:
             _Lane(CHECK_CPU_S, is_nice=True, turns=TenantTurns(num_long)),
         )
         self._pending: dict[tuple[str, bytes], asyncio.Task[Verdict]] = {}
-        """(tenant, digest) of what is tried, or waits for it."""
+        """Checks that run or wait, by (tenant, digest of the grammar)."""
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_bytes = 0
         self._forgiven_s: dict[bytes, float] = {}
-        """When grammars that took too long are tried again, on the event loop's clock."""
+        """When grammars that took too long may be tried again, on the event loop's clock."""
 
     async def check(self, text: str, param: str, tenant: str = "") -> str:
-        """The grammar as the engine is to be given it. Raises `RequestError`, which names `param`."""
+        """The grammar in the form that the engine takes. Raises `RequestError`, which names `param`."""
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
@@ -131,7 +131,7 @@ class GrammarChecker:
         return verdict.text
 
     async def close(self) -> None:
-        """End the process; what waits for it is refused, and no other is started."""
+        """End the process and refuse what waits for it; no other is started."""
         self._is_closed = True
         if self._starting is not None:
             await asyncio.wait({self._starting})
@@ -149,7 +149,8 @@ class GrammarChecker:
         return RequestError("rate_limit_exceeded", f"{reason}. {way_out}", param, wait_s)
 
     async def _verdict(self, text: str, tenant: str) -> Verdict:
-        """What is known of a grammar within `_MAX_ANSWER_S`; `stopped` is "wall" if that is nothing."""
+        """The verdict on a grammar, waited for at most `_MAX_ANSWER_S`; `stopped` is "wall" if there is none by
+        then."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         kept = self._recall(digest)
         if kept is not None:
@@ -164,7 +165,7 @@ class GrammarChecker:
             pending = asyncio.ensure_future(self._tried(digest, text, tenant))
             self._pending[key] = pending
             pending.add_done_callback(lambda done: self._done(key, done))
-        # Not cancelled with this request: others may wait for the same grammar, or ask for it again.
+        # Not cancelled with this request: other requests may wait for this grammar, or this one may be retried.
         done, _ = await asyncio.wait({self._pending[key]}, timeout=_MAX_ANSWER_S)
         return done.pop().result() if done else _NOTHING_KNOWN
 
@@ -178,7 +179,7 @@ class GrammarChecker:
             pending.exception()
 
     async def _tried(self, digest: bytes, text: str, tenant: str) -> Verdict:
-        """The verdict of the first lane on which the processor time is enough, or of the last."""
+        """The verdict of the first lane that has enough processor time for the grammar, or of the last lane."""
         verdict = _NOTHING_KNOWN
         for lane in self._lanes:
             verdict = await self._in_turn(lane, digest, text, tenant)
@@ -192,13 +193,13 @@ class GrammarChecker:
             return _NOTHING_KNOWN
         await lane.turns.acquire(tenant)
         try:
-            # An earlier turn may have been for the same grammar.
+            # An earlier turn may have checked the same grammar.
             return self._recall(digest) or await self._ask(text, lane)
         finally:
             lane.turns.release()
 
     async def _ask(self, text: str, lane: _Lane) -> Verdict:
-        """Ask the process, which is started where there is none."""
+        """Ask the process, starting it if there is none."""
         process = await self._running()
         if isinstance(process, Verdict):
             return process
@@ -210,7 +211,7 @@ class GrammarChecker:
         return await answer
 
     async def _running(self) -> Process | Verdict:
-        """The process, ready for questions, or why it can be none."""
+        """The process, ready for questions, or a verdict that says why there is none."""
         if self._process is not None:
             return self._process
         if self._is_closed:
@@ -218,7 +219,7 @@ class GrammarChecker:
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
             self._starting.add_done_callback(lambda _: self._started())
-        # Shielded: whoever waits for it may go away, and the process must not be lost.
+        # Shielded: the waiting request may be cancelled, and the process must not be lost.
         return await asyncio.shield(self._starting)
 
     def _started(self) -> None:
@@ -239,7 +240,7 @@ class GrammarChecker:
         return process
 
     async def _read(self, process: Process) -> None:
-        """Hand out verdicts until the process ends. What it leaves unanswered was stopped by the machine."""
+        """Hand out verdicts until the process ends. Questions that it leaves unanswered get no verdict."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
             while True:
                 verdict = await _answer(process)
@@ -287,7 +288,7 @@ async def _answer(process: Process) -> Verdict:
 
 
 async def _end(process: Process) -> None:
-    """It ends with its input, and the processes of grammars with it."""
+    """End the process by closing its input; its own child processes end with it."""
     assert process.stdin is not None
     process.stdin.close()
     with contextlib.suppress(TimeoutError):

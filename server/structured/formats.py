@@ -1,4 +1,4 @@
-"""What a request's fields say together about its answer, as one language."""
+"""Combines the fields that constrain an answer into one language."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ FIELDS = ("response_format", "structured_outputs", "regex", "ebnf")
 
 @dataclass(frozen=True, slots=True)
 class AnswerLanguage:
-    """The texts that an answer may be, and the field that says so."""
+    """The language of an answer, and the field that asks for it."""
 
     param: str
     language: Language
 
 
 def asks_for_format(wire: GenerationFields) -> bool:
-    """Whether any field says what the answer may be."""
+    """Whether any field constrains the answer."""
     return any(getattr(wire, name, None) is not None for name in FIELDS)
 
 
 def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
-    """None where the answer is free text. Raises `RequestError` where two fields ask for something."""
+    """The language of the answer; None for free text. Raises `RequestError` if two fields constrain it."""
     given: dict[str, AnswerFormat] = {
         name: asked for name in FIELDS if (asked := getattr(wire, name, None)) is not None
     }
     if len(given) > 1:
         first, second, *_ = given
-        message = f"Only one of '{first}' and '{second}' can be given: both say what the answer may be."
+        message = f"Only one of '{first}' and '{second}' can be given: both constrain the answer."
         raise RequestError("invalid_value", message, second)
     for asked in given.values():
         if asked.language is not None:

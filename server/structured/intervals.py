@@ -1,9 +1,8 @@
-"""The bounds of numbers in a JSON schema, so that llguidance 1.9.1 keeps to them: of each side one, the tighter, and
-one that it reads exactly.
+"""Rewrites the bounds of numbers in a JSON schema so that llguidance 1.9.1 enforces them exactly.
 
-What it reads otherwise: it takes an exclusive whole number itself where the interval lies between this and the next one
-away from 0, and for a number of more than 15 digits another one close by. Such bounds are moved inwards: a few valid
-numbers beside them are lost, and no invalid one is let through.
+Each side keeps one bound, the tighter, in a form that llguidance reads exactly. It misreads two kinds of bounds: an
+exclusive whole number, if the interval lies between it and the next whole number away from 0, and a number of more than
+15 digits. Such bounds are moved inwards. This loses a few valid numbers next to them and lets no invalid one through.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 
 _DIGITS = 15
-"""A decimal number of so many digits is still the same one when it was a double."""
+"""A decimal number of so many digits survives conversion to a double and back."""
 
 _MOST_WHOLE = 2**53
-"""Whole numbers up to this one are exact, however many digits they have."""
+"""Whole numbers up to this one are exact in a double."""
 
 _LEAST_EXCESS = Decimal("1e-9")
-"""How far above an exclusive whole number the least allowed one lies, at least."""
+"""Smallest distance of the least allowed number from an exclusive whole bound."""
 
 _UPWARDS = Context(prec=_DIGITS, rounding=ROUND_CEILING)
 _EXACT = Context(prec=2_000)
@@ -28,18 +27,18 @@ _BOUNDS = (("minimum", "exclusiveMinimum", False), ("maximum", "exclusiveMaximum
 
 
 def has_bounds(schema: Mapping[str, object]) -> bool:
-    """Whether the schema bounds numbers itself, beside what it holds."""
+    """Whether the schema itself, without the schemas in it, bounds numbers."""
     return any(lower in schema or upper in schema for lower, upper, _ in _BOUNDS)
 
 
 def make_exact(schema: dict[str, object]) -> None:
-    """Replace the bounds of a schema; of what it holds they stay as they are."""
+    """Replace the bounds of a schema, without those of the schemas in it."""
     for inclusive, exclusive, is_upper in _BOUNDS:
         _narrow(schema, inclusive, exclusive, is_upper=is_upper)
 
 
 def _narrow(schema: dict[str, object], inclusive: str, exclusive: str, *, is_upper: bool) -> None:
-    """Leave one bound of two. An upper one is treated as the lower one of the negated numbers."""
+    """Keep the tighter of two bounds. An upper bound is treated as the lower bound of the negated numbers."""
     given = [
         (bound.copy_negate() if is_upper else bound, is_exclusive)
         for key, is_exclusive in ((inclusive, False), (exclusive, True))
@@ -57,7 +56,7 @@ def _narrow(schema: dict[str, object], inclusive: str, exclusive: str, *, is_upp
 
 
 def _inwards(bound: Decimal, is_exclusive: bool) -> tuple[Decimal, bool]:
-    """A lower bound that is read exactly, not below this one: (the bound, whether it is exclusive)."""
+    """The smallest lower bound not below this one that is read exactly: (bound, whether it is exclusive)."""
     is_whole = bound == bound.to_integral_value()
     if is_whole and bound.copy_abs() < _MOST_WHOLE:
         if not is_exclusive or bound < 0:
@@ -66,14 +65,14 @@ def _inwards(bound: Decimal, is_exclusive: bool) -> tuple[Decimal, bool]:
     near = _UPWARDS.plus(bound)
     if near == bound and not is_whole:
         return bound, is_exclusive
-    # A double beyond 2^53 may lie below the decimal number that it was read from.
+    # A double beyond 2^53 may be below the decimal number that it was read from.
     while Decimal(float(near)) < bound or (is_exclusive and near == bound):
         near = _EXACT.add(near, _unit(near))
     return near, False
 
 
 def _unit(number: Decimal) -> Decimal:
-    """The last of `_DIGITS` digits."""
+    """The value of one in the last of `_DIGITS` digits."""
     return Decimal(1).scaleb(number.adjusted() - _DIGITS + 1)
 
 

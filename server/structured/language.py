@@ -1,8 +1,8 @@
-"""Sets of texts and their composition, written as Lark grammars for llguidance.
+"""Languages (sets of texts) and their composition, written as Lark grammars for llguidance.
 
-Pure functions: a `Language` in, a `Language` out, and `Language.text` for the engine. The text is as long as what it is
-made of: what stands twice is a rule (`shared`). Knows no wire fields; whether a grammar is well-formed is found where
-it is compiled.
+Pure functions take and return a `Language`; `Language.text` is for the engine. A grammar is as long as its parts
+together: a part that is used twice becomes a rule (`shared`). Knows no wire fields. The compiler, not this file, finds
+malformed grammars.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 WHITESPACE = r"(\r?\n[ \t]{0,40}|[ ])"
-"""What may stand, once, between the tokens of JSON: a space, or a line break and an indentation (ten levels of four).
+"""Blanks allowed once between the tokens of JSON: a space, or a line break and an indentation (ten levels of four).
 Bounded, so that a model cannot spend its answer on blanks."""
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
-"""Where only one text can follow, the model still chooses its tokens: forced ones would be those of the tokenizer,
-which reads special tokens in a text that only spells them."""
+"""The model chooses the tokens even if only one text can follow. Forced tokens would come from the tokenizer, which
+reads a text that spells a special token as that token."""
 
 _NAMED_TOKEN = re.compile(r"<[^<>\s\[\]]+>")
 _REGEX_SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()/#&~\-]")
@@ -32,7 +32,7 @@ _ASCII_CLASSES = {
 _BREAKS = {"\n": r"\n", "\r": r"\r"}
 
 REFERENCE_CHARS = 24
-"""Most characters that a `shared` language adds where it stands."""
+"""Most characters that each use of a `shared` language adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,15 @@ class Language:
 
     expression: str
     rules: tuple[str, ...] = ()
-    """Lines that define what it names."""
+    """Lines that define the rules named in `expression`."""
     grammars: tuple[tuple[str, str], ...] = ()
-    """(name, text) of whole grammars that it names as `@name`."""
+    """(name, text) of whole grammars that `expression` names as `@name`."""
     parts: tuple[Language, ...] = field(default=(), compare=False, repr=False)
-    """Languages that it is composed of: what they name is defined beside it. One may be reached in 2^16 ways."""
+    """Languages that this one is composed of; their rules belong to the same grammar. One may be reached in 2^16
+    ways."""
 
     def text(self) -> str:
-        """The whole grammar, as llguidance takes it. Equal lines are one."""
+        """The whole grammar as llguidance takes it. Equal lines are written once."""
         rules: dict[str, None] = {}
         grammars: dict[tuple[str, str], None] = {}
         for part in _every_part(self):
@@ -62,7 +63,7 @@ class Language:
 
 
 def _every_part(language: Language) -> Iterator[Language]:
-    """A language and all that it is composed of, each once."""
+    """A language and all languages that it is composed of, each once."""
     seen: set[int] = set()
     waiting = [language]
     while waiting:
@@ -79,17 +80,18 @@ def literal(text: str) -> Language:
 
 
 def pattern(regex: str) -> Language:
-    """The texts that a regular expression of Rust's `regex` syntax matches whole; `\\d`, `\\w` and `\\s` are ASCII."""
+    """The texts that a regular expression in Rust's `regex` syntax matches fully; `\\d`, `\\w` and `\\s` are ASCII."""
     return Language(f"/{_ESCAPE_OR_BARE.sub(_fit_for_slashes, regex)}/")
 
 
 def one_of(texts: Iterable[str]) -> Language:
-    """One of these texts. As one lexeme: thousands of alternatives of a rule exceed the parser's limits."""
+    """One of these texts, as one lexeme: a rule with thousands of alternatives would exceed the parser's limits."""
     return pattern("(" + "|".join(map(_escaped, texts)) + ")")
 
 
 def json_value(schema: Mapping[str, object] | bool, *, is_lenient: bool = False) -> Language:
-    """The JSON values of a schema. `is_lenient`: what cannot be enforced is left to the model, not refused."""
+    """The JSON values of a schema. `is_lenient`: keywords that cannot be enforced are left to the model, not
+    refused."""
     options: dict[str, object] = {"whitespace_pattern": WHITESPACE}
     if is_lenient:
         options |= {"lenient": True, "coerce_one_of": True}
@@ -98,7 +100,7 @@ def json_value(schema: Mapping[str, object] | bool, *, is_lenient: bool = False)
 
 
 def free_text() -> Language:
-    """Any text, the empty one too, without special tokens."""
+    """Any text without special tokens, the empty text included."""
     return Language(r"/(.|\n)*/")
 
 
@@ -109,13 +111,13 @@ def free_text_until(end: str) -> Language:
 
 
 def token(text: str, token_id: int) -> Language:
-    """A special token of the vocabulary, which no text stands for."""
+    """A special token of the vocabulary, which free text cannot hold."""
     return Language(text if _NAMED_TOKEN.fullmatch(text) else f"<[{token_id}]>")
 
 
 def marked(text: str, tokens: Mapping[str, int]) -> Language:
-    """`text` as the model writes it: what `tokens` name in it are these tokens, the rest is text."""
-    # Some vocabularies have thousands of such tokens: an expression of all of them takes a second to compile.
+    """`text` as the model writes it: special tokens for the parts that `tokens` names, and text for the rest."""
+    # Only the names in `text`: compiling an expression of thousands of special tokens takes a second.
     names = sorted((name for name in tokens if name and name in text), key=len, reverse=True)
     if not names:
         return literal(text)
@@ -124,29 +126,30 @@ def marked(text: str, tokens: Mapping[str, int]) -> Language:
 
 
 def lark(text: str) -> Language:
-    """A whole grammar of a caller's, in Lark or GBNF."""
+    """A caller's whole grammar, in Lark or GBNF."""
     name = _rule_name("grammar", text)
     return Language(f"@{name}", grammars=((name, text),))
 
 
 def sequence(*languages: Language) -> Language:
-    """One after the other."""
+    """The languages one after the other."""
     return Language(" ".join(f"({language.expression})" for language in languages), parts=languages)
 
 
 def either(*languages: Language) -> Language:
-    """Any one of them."""
+    """Any one of the languages."""
     return Language(" | ".join(f"({language.expression})" for language in languages), parts=languages)
 
 
 def repeat(language: Language, low: int, high: int | None) -> Language:
-    """`low` to `high` times, one after the other; `high` None: any number of times."""
+    """The language `low` to `high` times in a row; `high` None: no upper bound."""
     bounds = f"{{{low},{'' if high is None else high}}}"
     return Language(f"({language.expression}){bounds}", parts=(language,))
 
 
 def shared(language: Language) -> Language:
-    """The same language as a rule, written once however often it stands: without, nesting doubles what stands twice."""
+    """The same language as a rule, written once however often it is used. Otherwise each level of nesting would double
+    a part that is used twice."""
     name = _rule_name("part", language.expression)
     if len(language.expression) <= len(name):
         return language
@@ -154,18 +157,18 @@ def shared(language: Language) -> Language:
 
 
 def _rule_name(kind: str, text: str) -> str:
-    """The same name for the same text, so that equal rules are one rule."""
+    """A name derived from the text, so that equal rules become one rule."""
     return f"{kind}_{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def _escaped(text: str) -> str:
-    """A regular expression, fit to stand between slashes, for exactly `text`."""
+    """A regular expression for exactly `text` that may be written between slashes."""
     escaped = _REGEX_SPECIAL.sub(lambda match: "\\" + match[0], text)
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", escaped)
 
 
 def _fit_for_slashes(match: re.Match[str]) -> str:
-    """What stands for an escape, a slash or a line break between slashes on one line."""
+    """Replacement of an escape, a slash or a line break, so that it may be written between slashes on one line."""
     escaped = match[1]
     if escaped is None:
         return _BREAKS.get(match[0], r"\/")

@@ -1,7 +1,7 @@
-"""A caller's JSON schema: within bounds, of keywords that are enforced, and as the language of its values.
+"""Checks a caller's JSON schema and turns it into the language of its values.
 
-Every keyword is enforced, says nothing about validity (annotations), or is refused by its path; a lenient reading
-leaves what cannot be enforced to the model. What the keywords say together is found where the grammar is compiled.
+Every keyword is enforced, or is an annotation without effect, or is refused by its path. If the schema is not strict, a
+keyword that cannot be enforced is left to the model. The compiler of the grammar finds contradictory keywords.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from inferd.server.structured.intervals import has_bounds, make_exact
 from inferd.server.structured.language import Language, json_value
 
 MAX_SCHEMA_CHARS = 64 * 1024
-"""Of JSON, counted without its escapes."""
+"""Most characters of a schema's JSON, escapes not counted."""
 MAX_SCHEMA_DEPTH = 64
-"""Levels of JSON: an object in an object's properties is two further down."""
+"""Most levels of JSON: an object in an object's properties is two levels deeper."""
 MAX_ENUM_ENTRIES = 4_096
-"""Of all enums of a schema together."""
+"""Most entries of all enums of a schema together."""
 
 _SCHEMA_KEYWORDS = ("items", "additionalProperties", "additionalItems")
 _LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -41,11 +41,11 @@ ENFORCED_FORMATS = (
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 )  # fmt: skip
 
-_WAY_OUT = "Leave it out; where a field has 'strict', false leaves it to the model."
+_WAY_OUT = "Leave it out; if the field has 'strict', false leaves it to the model."
 
 
 def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
-    """The values of a schema: an object, or `true` for any value. Raises `RequestError`."""
+    """The language of a schema's values. A schema is an object or a boolean. Raises `RequestError`."""
     if isinstance(value, bool):
         return json_value(value)
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
 
 
 def with_exact_bounds(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """The schema with the bounds of numbers as llguidance keeps to them (`intervals`)."""
+    """The schema with bounds of numbers that llguidance enforces exactly (`intervals`)."""
     if not any(has_bounds(inner) for _, inner in _subschemas(schema, "")):
         return schema
     exact = copy.deepcopy(dict(schema))
@@ -75,12 +75,12 @@ def with_exact_bounds(schema: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def has_reference(schema: Mapping[str, object]) -> bool:
-    """Whether a schema, or one in it, refers to another by `$ref`."""
+    """Whether a schema, or one in it, refers to another one by `$ref`."""
     return any("$ref" in inner for _, inner in _subschemas(schema, ""))
 
 
 _Path = tuple["_Path | None", str]
-"""(path of what holds it, the rest): spelt only where something is wrong, for a name may be as long as the schema."""
+"""(path of the parent, the last part). Joined only for an error, because a name may be as long as the schema."""
 
 
 def _spelt(path: _Path | None) -> str:
@@ -92,7 +92,7 @@ def _spelt(path: _Path | None) -> str:
 
 
 def _subschemas(value: object, where: str) -> Iterator[tuple[_Path, dict[str, object]]]:
-    """Every schema in a schema, itself first, with its path."""
+    """(path, schema) of a schema and of every schema in it, the outermost first."""
     waiting: list[tuple[_Path, object]] = [((None, where), value)]
     while waiting:
         path, schema = waiting.pop()

@@ -1,7 +1,7 @@
-"""`structural_tag`: free text in which marked parts follow grammars, read from the two forms that clients send.
+"""`structural_tag`: free text in which marked parts follow grammars.
 
-The older form names `triggers` and `structures`; the newer one is a tree of `format` nodes. Pure: what is wrong is
-refused with its path, and what would be too long before it is built.
+Clients send two forms. The older one has `triggers` and `structures`; the newer one is a tree of `format` nodes. Pure
+functions: a wrong part is refused with its path, and a tag that would be too long before it is built.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TEXT = Text(1, 65_536)
 
 
 def read_tags(value: object, where: str, tokens: Tokens) -> Language:
-    """The texts of a structural tag. Raises `RequestError`."""
+    """The language of a structural tag. Raises `RequestError`."""
     if not isinstance(value, dict):
         raise errors.invalid_type(where, "an object", value)
     check_json(value, where, "the structural tag", MAX_GRAMMAR_BYTES)
@@ -102,7 +102,7 @@ class _Reader:
         *,
         is_single: bool,
     ) -> Language:
-        """Free text in which each trigger is followed by the rest of a tag that begins with it."""
+        """Free text in which the rest of a tag follows each trigger that the tag begins with."""
         rests: dict[str, list[Language]] = {trigger: [] for trigger in triggers}
         for begin, rest in tags:
             beginnings = [trigger for trigger in rests if begin.startswith(trigger)]
@@ -121,7 +121,7 @@ class _Reader:
         return sequence(marked(begin, self._tokens), rest) if begin else rest
 
     def _until(self, trigger: str) -> Language:
-        """Free text up to a trigger: the token that spells it, where there is one, or its text."""
+        """Free text up to and with a trigger, as its special token if it is one, else as text."""
         if trigger in self._tokens:
             return sequence(free_text(), token(trigger, self._tokens[trigger]))
         return free_text_until(trigger)
@@ -163,14 +163,14 @@ class _Reader:
         return self._begin(*self._begun(value, where, depth))
 
     def _begun(self, value: object, where: str, depth: int) -> tuple[str, Language]:
-        """(begin, what follows it) of a tag. Free text as content reaches to the tag's end."""
+        """(begin, language of the rest) of a tag. Free text as content reaches to the tag's end."""
         tag = check_properties(value, where, ("begin", "content", "end"), ("type",))
         begin, end = (Text(0, 65_536).read(tag[key], f"{where}.{key}") for key in ("begin", "end"))
         content = tag["content"]
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             self._any_text(content, f"{where}.content", depth + 1)
             return begin, self._until(end)
-        # A rule, for llguidance takes some 30 brackets within each other.
+        # A rule, because llguidance takes only some 30 nested brackets.
         inner = shared(self.node(content, f"{where}.content", depth + 1))
         return begin, sequence(inner, marked(end, self._tokens)) if end else inner
 

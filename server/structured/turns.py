@@ -1,4 +1,4 @@
-"""A lock for a few at once, which tenants take in turn: one with many waiting holds up another for one turn only."""
+"""A fair semaphore: tenants take turns, so a tenant with many waiters delays another one by one turn only."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections import OrderedDict, deque
 
 
 class TenantTurns:
-    """At most `num_at_once` are held, each from `acquire` to `release`."""
+    """At most `num_at_once` turns are held at a time, each from `acquire` to `release`."""
 
     def __init__(self, num_at_once: int = 1) -> None:
         self.num_at_once = num_at_once
         self._num_held = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By tenant, the one whose turn is next first."""
+        """Waiters by tenant; the tenant whose turn is next comes first."""
 
     def num_ahead(self, tenant: str) -> int:
-        """Turns that are held, or begin before that of a tenant's next one to come."""
+        """Number of turns that are held, or that begin before the tenant's next request would get one."""
         num_own = len(self._waiting.get(tenant, ()))
         others = (len(turns) for owner, turns in self._waiting.items() if owner != tenant)
         return self._num_held + num_own + sum(min(num, num_own + 1) for num in others)
 
     async def acquire(self, tenant: str) -> None:
-        """Wait for a turn. Within a tenant who came first goes first."""
+        """Wait for a turn. Requests of one tenant get theirs in order of arrival."""
         if self._num_held < self.num_at_once:
             self._num_held += 1
             return
@@ -36,7 +36,7 @@ class TenantTurns:
             raise
 
     def release(self) -> None:
-        """Hand the turn on."""
+        """Give the turn to the next waiter."""
         assert self._num_held
         while self._waiting:
             tenant, turns = next(iter(self._waiting.items()))

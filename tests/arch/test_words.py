@@ -20,6 +20,7 @@ PLAIN = (
     "server/config",
     "server/dispatch",
     "server/generate",
+    "server/structured",
     "server/supervision",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
