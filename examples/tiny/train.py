@@ -38,11 +38,11 @@ WARMUP_STEPS = 60
 @dataclass(frozen=True, slots=True)
 class Stage:
     num_steps: int
-    matrix_rate: float  # Muon's, for the matrices of the layers
-    embedding_rate: float  # Adam's, for the embedding and the norms
-    fall_from: float  # the share of the steps after which the rates fall in a straight line to a hundredth
+    matrix_rate: float  # Muon's rate, for the layers' matrices.
+    embedding_rate: float  # Adam's rate, for the embedding and the norms.
+    fall_from: float  # Share of the steps; then the rates fall in a straight line to a hundredth.
     first_diet: Diet
-    num_first: int  # steps on the first diet
+    num_first: int  # Steps on the first diet.
     diet: Diet
 
     def rise_and_fall(self, step: int) -> float:

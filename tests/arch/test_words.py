@@ -15,6 +15,8 @@ PLAIN = (
     "docs/assets",
     "docs/hooks.py",
     "server/auth",
+    "examples/tiny/README.md",
+    *(f"examples/tiny/{path.name}" for path in files("examples/tiny") if path.suffix == ".py"),
     "server/cli.py",
     "server/commands",
     "server/config",

@@ -4,15 +4,15 @@
 N-th engine (from 0) has it.
 
 WHERE is step=K (the K-th step of this process, from 1) or token=T (every step with a row that computes token id T) for:
-  kill    SIGKILL, as an operator or the system sends it
-  abort   the process aborts, as after a failed assertion
-  hang    the step never ends, and the process lives
-  slow    the step takes eight seconds
-  stop    SIGSTOP: the whole process stands still
-  nan     the KV of one token becomes NaN
-  memory  an allocation fails
+  kill    SIGKILL, as an operator or the system sends it.
+  abort   The process aborts, as after a failed assertion.
+  hang    The step never ends, and the process lives.
+  slow    The step takes eight seconds.
+  stop    SIGSTOP: the whole process stands still.
+  nan     The KV of one token becomes NaN.
+  memory  An allocation fails.
 WHERE is frame=K (the K-th frame to the server, from 0) for:
-  lose, repeat, cut (to its first half), flip (one bit), mute (this frame and all later ones are lost)
+  lose, repeat, cut (to its first half), flip (one bit), mute (this frame and all later ones are lost).
 """
 
 from __future__ import annotations
