@@ -22,7 +22,7 @@ from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.json_schema import Schema, schema_of, types_of
 from inferd.server.schema.model import RequestModel
 from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
@@ -59,7 +59,7 @@ def fill(page: str) -> str:
 
 def rule_of(schema: Schema) -> str:
     """A JSON schema in a few words: "integer 1 to 128"."""
-    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if options:
         return "; or ".join(dict.fromkeys(map(rule_of, options)))
     if "enum" in schema:
@@ -79,7 +79,8 @@ def rule_of(schema: Schema) -> str:
 def _items(array: Schema) -> str:
     """As in "1 to 16 strings of 1 to 1,024 characters"."""
     item = array.get("items", {})
-    kind = item.get("type", "value")
+    types = types_of(item)
+    kind = types.pop() if len(types) == 1 else "value"
     count = _count(array.get("minItems"), array.get("maxItems"))
     if kind == "array":
         return f"{count}arrays of {_items(item)}"

@@ -19,6 +19,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError, PydanticKnownError
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 
+ABSENT = object()
+"""Stands for a value that is not given, and must be although its field may be left out."""
+
 _Details = Mapping[str, Any]
 
 _JSON_TYPES = {
@@ -57,6 +60,20 @@ def too_long(max_length: int) -> PydanticKnownError:
 
 def unsupported_value(rule: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported_value", "The value is not served.", {"rule": rule})
+
+
+def unsupported_parameter(way_out: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported_parameter", "The parameter is not served.", {"way_out": way_out})
+
+
+def wrong_form(expected: str, types: Sequence[str], rule: str) -> PydanticCustomError:
+    """Of an object whose `type` is none of `types`, and of anything else. `rule`: why other types are not served."""
+    details = {"expected": expected, "types": " ".join(types), "rule": rule}
+    return PydanticCustomError("wrong_form", "The value has a wrong form.", details)
+
+
+def invalid_key(key: str, value: object, rule: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_key", "A key is invalid.", {"key": key, "value": value, "rule": rule})
 
 
 def invalid_value(rule: str) -> PydanticCustomError:
@@ -105,6 +122,8 @@ def _too_long(path: str, value: Any, details: _Details) -> RequestError:
 
 def _wrong_form(path: str, value: Any, details: _Details) -> RequestError:
     """Of a union: of none of its types, or an object whose `type` is none of theirs."""
+    if value is ABSENT:
+        return errors.missing(path)
     types = details["types"].split()
     if not isinstance(value, dict) or not types:
         return errors.invalid_type(path, details["expected"], value)
@@ -113,6 +132,8 @@ def _wrong_form(path: str, value: Any, details: _Details) -> RequestError:
         return errors.missing(path)
     if not isinstance(kind, str):
         return errors.invalid_type(path, "a string", kind)
+    if details["rule"]:
+        return errors.unsupported_value(path, kind, details["rule"])
     return errors.not_among(path, kind, types)
 
 
@@ -141,6 +162,10 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
     "too_short": lambda path, value, details: errors.empty_array(path, details["min_length"]),
     "too_long": _too_long,
     "unsupported_value": lambda path, value, details: errors.unsupported_value(path, value, details["rule"]),
+    "unsupported_parameter": lambda path, value, details: errors.unsupported_parameter(path, details["way_out"]),
+    "invalid_key": lambda path, value, details: errors.invalid_value(
+        f"{path}.{details['key']}", details["value"], details["rule"]
+    ),
     "invalid_value": lambda path, value, details: errors.invalid_value(path, value, details["rule"]),
     "literal_error": _not_among,
 }

@@ -22,20 +22,9 @@ from inferd.server.schema.anthropic_turns import System, Turns
 from inferd.server.schema.generation import MAX_STOP_LENGTH, MAX_STOP_STRINGS, OUTPUT, PROMPT, SAMPLING, STOPPING, TOOLS
 from inferd.server.schema.kinds import Array
 from inferd.server.schema.messages import Message
-from inferd.server.schema.model import (
-    Flag,
-    JsonObject,
-    Many,
-    Number,
-    Old,
-    Only,
-    RequestModel,
-    Text,
-    Whole,
-    option,
-    required,
-)
+from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.structured import AnswerFormat
+from inferd.server.schema.values import Flag, JsonObject, Many, Number, Old, Only, Text, Whole
 
 MAX_TOOLS = 1_024
 """Agents list the tools of every server that they are connected to."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,110 +9,75 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
-from inferd.server.errors import table as errors
-from inferd.server.schema import kinds
 from inferd.server.schema.generation import OUTPUT, PROMPT, STOPPING, TOOLS, GenerationFields
-from inferd.server.schema.kinds import Array, Boolean, Choice, Json, Kind, Schema, check_properties, object_schema
-from inferd.server.schema.messages import Message, Messages
-from inferd.server.schema.model import Besides, Flag, JsonObject, Many, Old, Only, Whole, option, required
-from inferd.server.schema.tool_choice import ToolChoice, ToolChoiceKind
+from inferd.server.schema.messages import Messages
+from inferd.server.schema.model import Part, option, required
+from inferd.server.schema.tool_choice import ToolChoiceField
+from inferd.server.schema.values import AsGiven, Besides, Converted, Flag, JsonObject, Many, Matching, Only, Text, Whole
 
 MAX_TOOLS = 128
 MAX_THINKING_TOKENS = 2**20
 MAX_DOCUMENTS = 1_024
 
 _MAX_TOKENS = "what the checkpoint recommends, else what the context holds"
-_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the chat template shows to the model; passed on as it was given."""
-
-    name: str = "an object"
-
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: object, where: str) -> Mapping[str, object]:
-        tool = check_properties(value, where, ("type", "function"), (), TOOL_WITHOUT_EFFECT)
-        Choice(("function",)).read(tool["type"], f"{where}.type")
-        path = f"{where}.function"
-        function = check_properties(tool["function"], path, ("name",), FUNCTION, TOOL_WITHOUT_EFFECT)
-        check_function(function, path)
-        return {**tool, "function": function}
-
-    def schema(self) -> Schema:
-        function = object_schema(function_schema(), ("name",), TOOL_WITHOUT_EFFECT)
-        tool = {"type": Choice(("function",)).schema(), "function": function}
-        return object_schema(tool, ("type", "function"), TOOL_WITHOUT_EFFECT)
-
-
-FUNCTION = ("description", "parameters", "strict")
-"""What a function may say besides its name."""
 TOOL_WITHOUT_EFFECT = ("cache_control",)
 
 
-def check_function(function: Mapping[str, object], where: str) -> None:
-    """Raises `RequestError` for a name, or for one of `FUNCTION`, that cannot be."""
-    name = kinds.Text().read(function["name"], f"{where}.name")
-    if not _FUNCTION_NAME.fullmatch(name):
-        raise errors.invalid_value(f"{where}.name", name, "Expected 1 to 128 letters, digits, '_', '-' or '.'.")
-    for key, kind in (("description", kinds.Text()), ("parameters", Json()), ("strict", Boolean())):
-        if function.get(key) is not None:
-            kind.read(function[key], f"{where}.{key}")
+FunctionName = Annotated[Text, Matching("[A-Za-z0-9_.-]{1,128}", "Expected 1 to 128 letters, digits, '_', '-' or '.'.")]
 
 
-def function_schema() -> dict[str, Schema]:
-    return {
-        "name": {"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
-        "description": kinds.Text().schema(),
-        "parameters": Json().schema(),
-        "strict": Boolean().schema(),
-    }
+class _Function(Part):
+    """A function that the model may call."""
 
+    name: FunctionName
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: Flag | None = None
+
+    without_effect = TOOL_WITHOUT_EFFECT
+
+
+class _Tool(Part):
+    type: Literal["function"]
+    function: _Function
+
+    without_effect = TOOL_WITHOUT_EFFECT
+
+
+Tool = Annotated[Mapping[str, object], AsGiven(_Tool)]
+"""A function that the chat template shows to the model; passed on as it was given."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-VERBOSITIES = ("low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSwitch:
     """What `reasoning` says; None where it says nothing."""
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     is_shown: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningSwitchObject:
-    """{effort, enabled, exclude}."""
+class _Reasoning(Part):
+    effort: ReasoningEffort | None = None
+    enabled: Flag = True
+    exclude: Flag = False
 
-    name: str = "an object"
+    without_effect = ("summary",)
 
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
 
-    def read(self, value: object, where: str) -> ReasoningSwitch:
-        given = check_properties(value, where, (), ("effort", "enabled", "exclude"), ("summary",))
-        kinds: dict[str, Kind] = {"effort": Choice(REASONING_EFFORTS), "enabled": Boolean(), "exclude": Boolean()}
-        read = {key: kinds[key].read(item, f"{where}.{key}") for key, item in given.items() if item is not None}
-        effort = "none" if read.get("enabled") is False else read.get("effort")
-        assert effort is None or isinstance(effort, str)
-        return ReasoningSwitch(effort, read.get("exclude") is not True)
-
-    def schema(self) -> Schema:
-        flag = {"type": ["boolean", "null"]}
-        effort = {"enum": [*REASONING_EFFORTS, None]}
-        return object_schema({"effort": effort, "enabled": flag, "exclude": flag, "summary": {}})
+def _switch(given: _Reasoning, where: str) -> ReasoningSwitch:
+    del where
+    return ReasoningSwitch(given.effort if given.enabled else "none", not given.exclude)
 
 
 class ChatRequest(GenerationFields):
     """A conversation to be continued."""
 
-    messages: Annotated[tuple[Message, ...], Old(Messages())] = required(
+    messages: Messages = required(
         "The conversation to be continued.",
         area=PROMPT,
     )
@@ -139,13 +103,13 @@ class ChatRequest(GenerationFields):
         ge=0,
         le=MAX_LOGPROBS,
     )
-    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(Tool(), max_length=MAX_TOOLS))] | None = option(
+    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option(
         "Functions that the model may call. How it writes calls is read off the checkpoint. `strict` has the arguments "
         "of a function follow its schema token by token, and refuses a schema with a keyword that cannot be enforced.",
         unset="none",
         area=TOOLS,
     )
-    tool_choice: Annotated[ToolChoice, Old(ToolChoiceKind())] | None = option(
+    tool_choice: ToolChoiceField | None = option(
         "`none` hides the tools from the model. `auto` lets the model decide. `required` makes it call at least one. "
         "An object that names a function makes the model call it once, and `finish_reason` is then `stop`. "
         "`allowed_tools` lists the functions that may be called. The server enforces required calls token by token, "
@@ -177,7 +141,7 @@ class ChatRequest(GenerationFields):
         unset="true",
         area=TOOLS,
     )
-    reasoning: Annotated[ReasoningSwitch, Old(ReasoningSwitchObject())] | None = option(
+    reasoning: Annotated[ReasoningSwitch, Converted(_Reasoning, _switch)] | None = option(
         "OpenRouter's form of `reasoning_effort`: `effort` has the same values, `enabled` false means `none`, and "
         "`exclude` true means `include_reasoning` false. `summary` has no effect.",
         unset="as `reasoning_effort`",

@@ -10,8 +10,9 @@ from pydantic import Field
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.errors import table as errors
 from inferd.server.schema.generation import MAX_PROMPTS, OUTPUT, PROMPT, REQUEST, GenerationFields
-from inferd.server.schema.model import Flag, Only, ReadBy, Text, Whole, option, required
+from inferd.server.schema.model import option, required
 from inferd.server.schema.token_ids import TokenId, check_array, is_whole, read_token_ids
+from inferd.server.schema.values import Flag, Only, ReadBy, Text, Whole
 
 Prompt = str | tuple[int, ...]
 

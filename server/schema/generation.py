@@ -9,26 +9,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, Tag, WithJsonSchema
 
 from inferd.engine.api.wire.params import MAX_LOGPROBS
-from inferd.server.schema.model import (
-    Besides,
-    Converted,
-    Flag,
-    JsonObject,
-    Many,
-    Number,
-    Old,
-    Only,
-    Part,
-    RequestModel,
-    Text,
-    Whole,
-    form,
-    option,
-)
-from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
-from inferd.server.schema.structured import AnswerFormat, Expression, ResponseFormat, StructuredOutputs
+from inferd.server.schema.model import Part, RequestModel, option
+from inferd.server.schema.repetition import RepetitionDetection
+from inferd.server.schema.structured import Grammar, Regex, ResponseFormat, StructuredOutputs
 from inferd.server.schema.timeouts import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.schema.token_ids import MAX_LISTED_IDS, LogitBias, token_ids
+from inferd.server.schema.values import Besides, Converted, Flag, JsonObject, Many, Number, Only, Text, Whole, form
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -201,7 +187,7 @@ class SharedFields(RequestModel):
         unset="false",
         area=STOPPING,
     )
-    repetition_detection: Annotated[RepetitionRule, Old(RepetitionDetection())] | None = option(
+    repetition_detection: RepetitionDetection | None = option(
         "Ends an answer whose last tokens are one pattern of `min_pattern_size` to `max_pattern_size` tokens, "
         "`min_count` times in a row: `finish_reason` is `repetition`. Costs `max_pattern_size` comparisons a token.",
         unset="off",
@@ -231,19 +217,19 @@ class SharedFields(RequestModel):
         unset="never cut",
         area=PROMPT,
     )
-    structured_outputs: Annotated[AnswerFormat, Old(StructuredOutputs())] | None = option(
+    structured_outputs: StructuredOutputs | None = option(
         "Constrains the answer token by token, by exactly one of `json` (a schema, as under `strict`), `json_object`, "
         "`regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few texts), `grammar` "
         "(GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
         unset="none",
         area=OUTPUT,
     )
-    regex: Annotated[AnswerFormat, Old(Expression("regex"))] | None = option(
+    regex: Regex | None = option(
         "SGLang's name of `structured_outputs.regex`.",
         unset="none",
         area=OUTPUT,
     )
-    ebnf: Annotated[AnswerFormat, Old(Expression("grammar"))] | None = option(
+    ebnf: Grammar | None = option(
         "SGLang's name of `structured_outputs.grammar`.",
         unset="none",
         area=OUTPUT,
@@ -370,7 +356,7 @@ class GenerationFields(SharedFields):
         unset="false",
         area=OUTPUT,
     )
-    response_format: Annotated[AnswerFormat, Old(ResponseFormat())] | None = option(
+    response_format: ResponseFormat | None = option(
         "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. Output is "
         "constrained token by token; one that ends by itself is valid. `strict` refuses a schema with a keyword that "
         "cannot be enforced, without it such keywords are left to the model.",

@@ -25,7 +25,7 @@ def schema_of(model: type[RequestModel]) -> Schema:
     schema: Schema = _inlined(made, shared)
     properties = schema["properties"]
     for alias, name in model.aliases.items():
-        properties[alias] = {**properties[name], "description": f"Another name of `{name}`.", "x-unset": ""}
+        properties[alias] = {**properties[name], "description": f"Another name of `{name}`."}
     only_one = [
         {"anyOf": [{"properties": {one: {"type": "null"}}} for one in names]} for names in model.aliases.items()
     ]
@@ -63,7 +63,7 @@ class _Generator(GenerateJsonSchema):
 
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         first, *others = schema["expected"]
-        return {"type": "string", "enum": [first, *others]} if others else {"const": first}
+        return {"type": "string", "enum": [first, *others]} if others else {"type": "string", "const": first}
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         return {"anyOf": super().tagged_union_schema(schema)["oneOf"]}
@@ -76,12 +76,10 @@ class _Generator(GenerateJsonSchema):
 
 def types_of(schema: Schema) -> set[str]:
     """The JSON types that a value may have, as JSON schema names them; an `enum` has those of its values."""
-    options = schema.get("anyOf", ())
-    if options:
-        return set().union(*map(types_of, options))
-    if "type" not in schema:
-        return {_type_of(value) for value in schema.get("enum", ())}
-    return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    if "type" in schema:
+        return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    options: list[Schema] = schema.get("anyOf", [])
+    return {_type_of(value) for value in schema.get("enum", ())}.union(*map(types_of, options))
 
 
 def _type_of(value: object) -> str:
@@ -93,7 +91,9 @@ def or_null(schema: Schema) -> Schema:
     """JSON null stands for "not given"."""
     if not schema or "null" in schema.get("type", ()) or None in schema.get("enum", ()):
         return schema
-    if isinstance(schema.get("type"), str) and "enum" not in schema:
+    if isinstance(schema.get("type"), str) and not {"enum", "const"} & set(schema):
         return {**schema, "type": [schema["type"], "null"]}
     options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
-    return {"anyOf": [*options, {"type": "null"}]}
+    # Among a few values, null is one of them.
+    null = {"type": "null", "const": None} if "enum" in schema else {"type": "null"}
+    return {"anyOf": [*options, null]}

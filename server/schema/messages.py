@@ -1,30 +1,33 @@
 """The messages of a conversation: read from the wire into the plain mappings that chat templates expect.
 
-Roles and parts are checked here with the path of what is wrong. What a role looks like to the model is the template's
-business, not this file's.
+Roles and parts are checked here. What a role looks like to the model is the template's business, not this file's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, Tag, ValidationInfo, field_validator
 
 from inferd.server.errors import table as errors
+from inferd.server.errors import validation
 from inferd.server.schema import strict_json
-from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties, object_schema
+from inferd.server.schema.model import Context, Part
 from inferd.server.schema.strict_json import Counts
+from inferd.server.schema.values import Converted, Many, Text, Unsupported, by_type, form
 
 Message = Mapping[str, object]
 """{"role": str, "content": str, ...} with None left out."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 MAX_MESSAGES = 65_536
+MAX_CALLS = 1_024
 
 _REASONING = ("reasoning", "reasoning_content")
 _TEXTS = ("name", "tool_call_id", *_REASONING)
 _RULE = "Expected a JSON object, written as a string."
-_OPTIONAL = ("content", "tool_calls", "function_call", *_TEXTS)
 
 # What clients send back of an answer they were given, and marks of theirs for other servers. No template is given them.
 MESSAGE_WITHOUT_EFFECT = (
@@ -39,124 +42,156 @@ CALL_WITHOUT_EFFECT = ("index", "cache_control", "provider_specific_fields", "ex
 CALLED_FUNCTION_WITHOUT_EFFECT = ("parsed_arguments", "provider_specific_fields")
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """At least one message."""
+class _TextPart(Part):
+    type: Literal["text"]
+    text: Text
 
-    name: str = "an array of objects"
+    without_effect = PART_WITHOUT_EFFECT
 
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, list)
 
-    def read(self, value: object, where: str) -> tuple[Message, ...]:
-        check_array(value, where, self.name, 1, MAX_MESSAGES)
-        assert isinstance(value, list)
-        counts = Counts()
-        return tuple(_message(item, f"{where}[{i}]", counts) for i, item in enumerate(value))
+class _RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: Text
 
-    def schema(self) -> Schema:
-        text = Text().schema()
-        parts = [
-            object_schema({"type": {"const": kind}, kind: text}, ("type", kind), PART_WITHOUT_EFFECT)
-            for kind in ("text", "refusal")
-        ]
-        content = {"anyOf": [text, {"type": "array", "items": {"anyOf": parts}}, {"type": "null"}]}
-        function = object_schema({"name": text, "arguments": text}, ("name",), CALLED_FUNCTION_WITHOUT_EFFECT)
-        call = {"function": function, "id": text, "type": {"const": "function"}}
-        items = object_schema(call, ("function",), CALL_WITHOUT_EFFECT)
-        calls = {"type": "array", "items": items, "maxItems": 1_024}
-        properties: dict[str, Schema] = {"role": Choice(ROLES).schema(), "content": content, "tool_calls": calls}
-        properties |= dict.fromkeys(_TEXTS, text)
-        properties["function_call"] = {"type": "null"}
-        says = {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]}
-        calls_only = {
-            "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-            "required": ["tool_calls"],
+    without_effect = PART_WITHOUT_EFFECT
+
+
+_ContentPart = Annotated[
+    Annotated[_TextPart, Tag("<text>")] | Annotated[_RefusalPart, Tag("<refusal>")],
+    form("an object", by_type, ("text", "refusal"), "Only 'text' parts are served: this model reads text."),
+]
+
+
+def text_or_parts(value: object) -> str | None:
+    """The tag of a member of a union of a text and a list."""
+    return "<string>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
+
+
+_Content = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[tuple[_ContentPart, ...], Many(), Tag("<parts>")],
+    form("one of a string or an array of objects", text_or_parts),
+]
+
+
+class _CalledFunction(Part):
+    name: Text
+    arguments: Any = Field(default=None, validate_default=True)
+
+    without_effect = CALLED_FUNCTION_WITHOUT_EFFECT
+
+    @field_validator("arguments", mode="plain", json_schema_input_type=Text)
+    @classmethod
+    def _read(cls, value: object, info: ValidationInfo) -> Mapping[str, object]:
+        if value is not None and not isinstance(value, str):
+            raise validation.wrong_type("a string")
+        context: Context | None = info.context
+        try:
+            return parse_arguments(value or "", Counts() if context is None else context.counts)
+        except ValueError as error:
+            raise validation.invalid_value(str(error)) from None
+
+
+class _ToolCall(Part):
+    type: Literal["function"] = "function"
+    function: _CalledFunction
+    id: Text | None = None
+
+    without_effect = CALL_WITHOUT_EFFECT
+
+
+class _Message(Part):
+    role: Role
+    function_call: Annotated[object, Unsupported("Use 'tool_calls' instead.")] = None
+    content: _Content | None = None
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[tuple[_ToolCall, ...], Many(max_length=MAX_CALLS)] | None = None
+
+    without_effect = MESSAGE_WITHOUT_EFFECT
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"content": {"not": {"type": "null"}}}, "required": ["content"]},
+                {
+                    "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+                    "required": ["tool_calls"],
+                },
+            ]
         }
-        message = {**object_schema(properties, ("role",), MESSAGE_WITHOUT_EFFECT), "anyOf": [says, calls_only]}
-        return {"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES}
+    )
+
+    @classmethod
+    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
+        """Only an assistant who calls tools may say nothing."""
+        given = super().given(value, info)
+        if given.get("role") != "assistant" or not given.get("tool_calls"):
+            given.setdefault("content", validation.ABSENT)
+        return given
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _check_role(cls, value: object, info: ValidationInfo) -> object:
+        if info.data.get("role", "assistant") != "assistant":
+            raise validation.invalid_value("Only messages of role 'assistant' carry tool calls.")
+        return value
 
 
-def _message(value: object, where: str, counts: Counts) -> Message:
-    given = check_properties(value, where, ("role",), _OPTIONAL, MESSAGE_WITHOUT_EFFECT)
-    role = Choice(ROLES).read(given["role"], f"{where}.role")
-    if given.get("function_call") is not None:
-        raise errors.unsupported_parameter(f"{where}.function_call", "Use 'tool_calls' instead.")
-    message: dict[str, object] = {"role": role}
-    if given.get("content") is not None:
-        message["content"] = _content(given["content"], f"{where}.content")
-    elif role != "assistant" or not given.get("tool_calls"):
-        raise errors.missing(f"{where}.content")
+def _plain(given: _Message, where: str) -> Message:
+    del where
+    message: dict[str, object] = {"role": given.role}
+    if given.content is not None:
+        message["content"] = given.content if isinstance(given.content, str) else _joined(given.content)
     for key in _TEXTS:
-        if given.get(key) is not None:
-            message[key] = Text().read(given[key], f"{where}.{key}")
+        text = getattr(given, key)
+        if text is not None:
+            message[key] = text
     # An answer has both; templates read the one or the other.
     for key, other in (_REASONING, _REASONING[::-1]):
         if other in message:
             message.setdefault(key, message[other])
-    if given.get("tool_calls") is not None:
-        message["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls", role, counts)
+    if given.tool_calls is not None:
+        message["tool_calls"] = [_plain_call(call) for call in given.tool_calls]
     return message
 
 
-def _content(value: object, where: str) -> str:
-    """A string, or text parts joined by newlines, as templates written for strings expect them."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise errors.invalid_type(where, "one of a string or an array of objects", value)
-    return "\n".join(_text_part(part, f"{where}[{i}]") for i, part in enumerate(value))
+def _joined(parts: tuple[_TextPart | _RefusalPart, ...]) -> str:
+    """By line breaks, as templates written for strings expect them."""
+    return "\n".join(part.text if isinstance(part, _TextPart) else part.refusal for part in parts)
 
 
-def _text_part(value: object, where: str) -> str:
-    part = Json().read(value, where)
-    if part.get("type") is None:
-        raise errors.missing(f"{where}.type")
-    kind = Text().read(part["type"], f"{where}.type")
-    if kind not in ("text", "refusal"):
-        raise errors.unsupported_value(f"{where}.type", kind, "Only 'text' parts are served: this model reads text.")
-    check_properties(part, where, ("type", kind), (), PART_WITHOUT_EFFECT)
-    return Text().read(part[kind], f"{where}.{kind}")
+def _plain_call(call: _ToolCall) -> Message:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    plain: dict[str, object] = {"type": "function", "function": function}
+    return plain if call.id is None else {**plain, "id": call.id}
 
 
-def _tool_calls(value: object, where: str, role: str, counts: Counts) -> list[Mapping[str, object]]:
-    if role != "assistant":
-        raise errors.invalid_value(where, role, "Only messages of role 'assistant' carry tool calls.")
-    check_array(value, where, "an array of objects", 0, 1_024)
-    assert isinstance(value, list)
-    return [_tool_call(item, f"{where}[{i}]", counts) for i, item in enumerate(value)]
+Messages = Annotated[
+    tuple[Annotated[Message, Converted(_Message, _plain)], ...], Many(min_length=1, max_length=MAX_MESSAGES)
+]
+"""At least one message."""
 
 
-def _tool_call(value: object, where: str, counts: Counts) -> Mapping[str, object]:
-    call = check_properties(value, where, ("function",), ("id", "type"), CALL_WITHOUT_EFFECT)
-    if call.get("type") is not None:
-        Choice(("function",)).read(call["type"], f"{where}.type")
-    path = f"{where}.function"
-    function = check_properties(call["function"], path, ("name",), ("arguments",), CALLED_FUNCTION_WITHOUT_EFFECT)
-    read: dict[str, object] = {
-        "type": "function",
-        "function": {
-            "name": Text().read(function["name"], f"{path}.name"),
-            "arguments": read_arguments(function.get("arguments"), f"{path}.arguments", counts),
-        },
-    }
-    if call.get("id") is not None:
-        read["id"] = Text().read(call["id"], f"{where}.id")
-    return read
+def read_arguments(text: str, where: str, counts: Counts) -> Mapping[str, object]:
+    """As `parse_arguments`. Raises `RequestError`."""
+    try:
+        return parse_arguments(text, counts)
+    except ValueError as error:
+        raise errors.invalid_value(where, text, str(error)) from error
 
 
-def read_arguments(value: object, where: str, counts: Counts) -> Mapping[str, object]:
+def parse_arguments(text: str, counts: Counts) -> Mapping[str, object]:
     """Arguments of a call. Templates print them themselves, so they get the object that the caller's string holds.
 
-    `counts` is shared by all calls of a request: many strings may hold no more than one body may.
+    `counts` is shared by all calls of a request: many strings may hold no more than one body may. Raises `ValueError`.
     """
-    if value is None or value == "":
+    if not text:
         return {}
-    text = Text().read(value, where)
     try:
         parsed = strict_json.parse(text.encode(), counts)
     except ValueError as error:
-        raise errors.invalid_value(where, text, f"{_RULE} The string cannot be read: {error}.") from error
+        raise ValueError(f"{_RULE} The string cannot be read: {error}.") from error
     if not isinstance(parsed, dict):
-        raise errors.invalid_value(where, text, _RULE)
+        raise ValueError(_RULE)
     return parsed

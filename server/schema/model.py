@@ -7,37 +7,19 @@ particular field.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic import StrictBool as Flag
-from pydantic import StrictFloat as Number
-from pydantic import StrictInt as Whole
-from pydantic import StrictStr as Text
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
-from inferd.server.schema.kinds import Kind, ignoring_unknown
-
-__all__ = ["Flag", "JsonObject", "Many", "Number", "Only", "Part", "RequestModel", "Text", "Whole", "option", "read"]
-
-JsonObject = dict[str, object]
+from inferd.server.schema.kinds import ignoring_unknown
+from inferd.server.schema.strict_json import Counts
 
 
 def option(about: str, *, unset: str = "", area: str = "", has_effect: bool = True, **bounds: Any) -> Any:
@@ -59,6 +41,16 @@ def _extra(unset: str, area: str, has_effect: bool) -> dict[str, Any]:
     return {"x-unset": unset, "x-area": area, "x-has-effect": has_effect}
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the validators of one request share."""
+
+    unknown: dict[int, list[str]] | None = None
+    """The unknown keys of each object, by the object's id; None: they are refused."""
+    counts: Counts = field(default_factory=Counts)
+    """Of all the JSON that strings of the request hold: many strings may hold no more than one body may."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -67,12 +59,15 @@ class _Model(BaseModel):
     whole: ClassVar[frozenset[str]] = frozenset()
     """Fields that are whole numbers: 1.0 is one, as in JSON schema."""
     required: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[Mapping[str, type[Part]]] = {}
+    """Fields that are objects of their own."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         del kwargs
         cls.names = {field.alias or name: field for name, field in cls.model_fields.items()}
         cls.whole = frozenset(name for name, field in cls.names.items() if _is_whole(field.annotation))
+        cls.parts = {name: part for name, field in cls.names.items() if (part := _part(field.annotation)) is not None}
         cls.required = tuple(name for name, field in cls.names.items() if field.is_required())
 
 
@@ -81,6 +76,11 @@ def _is_whole(annotation: object) -> bool:
     return annotation is int or (
         get_origin(annotation) in (Annotated, Union, UnionType) and any(map(_is_whole, get_args(annotation)))
     )
+
+
+def _part(annotation: object) -> type[Part] | None:
+    options = (annotation, *get_args(annotation))
+    return next((option for option in options if isinstance(option, type) and issubclass(option, Part)), None)
 
 
 class RequestModel(_Model):
@@ -122,9 +122,10 @@ class Part(_Model):
             elif item is not None:
                 given[key] = int(item) if type(item) is float and key in cls.whole and item.is_integer() else item
         if unknown:
-            if info.context is None:
+            context: Context | None = info.context
+            if context is None or context.unknown is None:
                 raise validation.unknown_key(unknown[0])
-            info.context[id(value)] = unknown
+            context.unknown[id(value)] = unknown
         return given
 
 
@@ -139,14 +140,14 @@ def read(model: type[R], body: Mapping[str, object], ignored: list[str] | None =
     """
     spelt: dict[str, str] = {}
     values = _values(model, body, spelt, ignored)
-    unknown: dict[int, list[str]] | None = None if ignored is None else {}
+    context = Context(None if ignored is None else {})
     try:
         with ignoring_unknown(ignored):
-            made = model.model_validate(values, context=unknown)
+            made = model.model_validate(values, context=context)
     except ValidationError as error:
         raise validation.request_error(error, spelt) from None
-    if ignored is not None and unknown:
-        ignored += _paths(body, "", unknown)
+    if ignored is not None and context.unknown:
+        ignored += _paths(body, "", context.unknown)
     return made
 
 
@@ -193,146 +194,3 @@ def _paths(value: object, path: str, unknown: Mapping[int, Sequence[str]]) -> It
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from _paths(item, f"{path}[{i}]", unknown)
-
-
-# --- Types of values -------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Many:
-    """Bounds of a list, which becomes a tuple. Its length is checked before any item; the first wrong item ends it."""
-
-    min_length: int = 0
-    max_length: int | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        (item, *_) = get_args(source)
-        schema = core_schema.list_schema(
-            handler.generate_schema(item),
-            min_length=self.min_length or None,
-            max_length=self.max_length,
-            fail_fast=True,
-        )
-        checked = core_schema.no_info_before_validator_function(self._check_length, schema)
-        return core_schema.no_info_after_validator_function(tuple, checked)
-
-    def _check_length(self, value: object) -> object:
-        if isinstance(value, list) and self.max_length is not None and len(value) > self.max_length:
-            raise validation.too_long(self.max_length)
-        return value
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Only:
-    """A parameter of which only these values are served; any other is refused as a value, not as a type."""
-
-    values: tuple[object, ...]
-    rule: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        del source, handler
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return {"enum": list(self.values)}
-
-    def _check(self, value: object) -> object:
-        if not any(_is_same(value, known) for known in self.values):
-            raise validation.unsupported_value(self.rule)
-        return value
-
-
-def _is_same(value: object, known: object) -> bool:
-    """Whether both are one JSON value: 1 and 1.0 are, 1 and true are not."""
-    return isinstance(value, bool) == isinstance(known, bool) and value == known
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Besides:
-    """A value outside of the bounds that is taken too, and read as `meaning`."""
-
-    value: int
-    meaning: int | None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [handler(schema), {"enum": [self.value]}]}
-
-    def _read(self, value: object, read: Callable[[object], object]) -> object:
-        return self.meaning if type(value) is int and value == self.value else read(value)
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Converted:
-    """The client sends a `wire`, and the model holds what `convert` makes of it and of the field's name.
-
-    `convert` may raise `RequestError`.
-    """
-
-    wire: Any
-    convert: Callable[[Any, str], object]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(
-            _refusing(self.convert), handler.generate_schema(self.wire)
-        )
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class ReadBy:
-    """A value that `read` checks and converts, given the field's name: long lists, in slices.
-
-    pydantic holds the interpreter lock while it checks a list, but not while it calls Python. `wire` is what the
-    documentation says of the value. `read` may raise `RequestError`.
-    """
-
-    read: Callable[[Any, str], object]
-    wire: Any
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(
-            _refusing(self.read), json_schema_input_schema=handler.generate_schema(self.wire)
-        )
-
-
-def _refusing(read: Callable[[Any, str], object]) -> Callable[[Any, ValidationInfo], object]:
-    """`read` as a validator: what it refuses is told by pydantic in the order of the fields."""
-
-    def validate(value: Any, info: ValidationInfo) -> object:
-        try:
-            return read(value, info.field_name or "")
-        except RequestError as error:
-            raise validation.refused(error) from None
-
-    return validate
-
-
-def form(expected: str, tag_of: Callable[[Any], str | None], types: tuple[str, ...] = ()) -> Discriminator:
-    """Chooses the member of a union by `tag_of` the value; None: no member takes it.
-
-    `expected`: as in "expected a string, but got an integer instead". `types`: what the key `type` of an object may be,
-    if the union has objects. A tag is written `<so>`: it is no part of a path.
-    """
-    return Discriminator(
-        tag_of,
-        custom_error_type="wrong_form",
-        custom_error_message="The value has a wrong form.",
-        custom_error_context={"expected": expected, "types": " ".join(types)},
-    )
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Old:
-    """A value that a `Kind` reads."""
-
-    kind: Kind
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(_refusing(self.kind.read))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return self.kind.schema()

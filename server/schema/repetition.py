@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.kinds import Integer, Schema, check_properties, object_schema
+from inferd.server.schema.model import Part
+from inferd.server.schema.values import Converted, Whole
 
 MAX_PATTERN_SIZE = 256
 """Tokens: each further one costs a comparison for every token generated."""
 MAX_COUNT = 1_024
-
-_KINDS = {
-    "max_pattern_size": Integer(0, MAX_PATTERN_SIZE),
-    "min_pattern_size": Integer(0, MAX_PATTERN_SIZE),
-    "min_count": Integer(0, MAX_COUNT),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +25,22 @@ class RepetitionRule:
     min_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class RepetitionDetection:
-    name: str = "an object"
+class _RepetitionRule(Part):
+    max_pattern_size: Whole = Field(default=0, ge=0, le=MAX_PATTERN_SIZE)
+    min_pattern_size: Whole = Field(default=0, ge=0, le=MAX_PATTERN_SIZE)
+    min_count: Whole = Field(default=0, ge=0, le=MAX_COUNT)
 
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, dict)
 
-    def read(self, value: object, where: str) -> RepetitionRule | None:
-        """None: a `max_pattern_size` of 0, or none, switches it off."""
-        given = check_properties(value, where, (), tuple(_KINDS))
-        sizes = {
-            name: 0 if given.get(name) is None else kind.read(given[name], f"{where}.{name}")
-            for name, kind in _KINDS.items()
-        }
-        rule = RepetitionRule(**{**sizes, "min_pattern_size": sizes["min_pattern_size"] or 1})
-        if rule.max_pattern_size == 0:
-            return None
-        if rule.min_count < 2:
-            raise errors.below_min(f"{where}.min_count", 2, rule.min_count)
-        if rule.min_pattern_size > rule.max_pattern_size:
-            raise errors.above_max(f"{where}.min_pattern_size", rule.max_pattern_size, rule.min_pattern_size)
-        return rule
+def _read(given: _RepetitionRule, where: str) -> RepetitionRule | None:
+    """None: a `max_pattern_size` of 0 switches it off."""
+    rule = RepetitionRule(given.max_pattern_size, given.min_pattern_size or 1, given.min_count)
+    if rule.max_pattern_size == 0:
+        return None
+    if rule.min_count < 2:
+        raise errors.below_min(f"{where}.min_count", 2, rule.min_count)
+    if rule.min_pattern_size > rule.max_pattern_size:
+        raise errors.above_max(f"{where}.min_pattern_size", rule.max_pattern_size, rule.min_pattern_size)
+    return rule
 
-    def schema(self) -> Schema:
-        return object_schema({name: kind.schema() for name, kind in _KINDS.items()})
+
+RepetitionDetection = Annotated[RepetitionRule | None, Converted(_RepetitionRule, _read)]

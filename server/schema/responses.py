@@ -10,20 +10,17 @@ from pydantic import Field
 from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
-from inferd.server.schema.kinds import Array
-from inferd.server.schema.model import Besides, Flag, JsonObject, Old, Only, RequestModel, Text, Whole, option, required
+from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.response_items import Item, Items
 from inferd.server.schema.response_options import (
-    AskedChoice,
     Included,
     Metadata,
-    ReasoningObject,
     ReasoningOption,
-    TextObject,
-    TextOption,
+    TextField,
     ToolChoiceOption,
     Tools,
 )
+from inferd.server.schema.values import Besides, Flag, JsonObject, Old, Only, Text, Whole
 
 _FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller."
 
@@ -55,13 +52,13 @@ class ResponsesRequest(SharedFields):
         unset="what the checkpoint recommends, else what the context holds",
         area=STOPPING,
     )
-    text: Annotated[TextOption, Old(TextObject())] | None = option(
+    text: TextField | None = option(
         "`format`: `text`, `json_object` or `json_schema`, as `response_format` of chat, but flat. `verbosity` has "
         "no effect, and `x-inferd-warning` says so for any value but `medium`.",
         unset="text",
         area=OUTPUT,
     )
-    include: Annotated[tuple[str, ...], Old(Array(Included(), max_length=16))] | None = option(
+    include: Included | None = option(
         "`message.output_text.logprobs`: log probabilities of the text's tokens; where the model reasons or calls, of "
         "those that came with text. `reasoning.encrypted_content`: the reasoning once more, in the form that clients "
         "pass back.",
@@ -87,18 +84,18 @@ class ResponsesRequest(SharedFields):
         unset="true",
         area=REQUEST,
     )
-    metadata: Annotated[Mapping[str, object], Old(Metadata())] | None = option(
+    metadata: Metadata | None = option(
         "Kept and returned with the response: keys of up to 64 characters.",
         unset="none",
         area=REQUEST,
     )
-    tools: Annotated[tuple[Mapping[str, object], ...], Old(Tools())] | None = option(
+    tools: Tools | None = option(
         "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
         "which Codex sends, has no effect. `strict` as in chat, and false where not given.",
         unset="none",
         area=TOOLS,
     )
-    tool_choice: Annotated[AskedChoice, Old(ToolChoiceOption())] | None = option(
+    tool_choice: ToolChoiceOption | None = option(
         "As in chat; a function is named flat, by `type` and `name`.",
         unset="`auto`",
         area=TOOLS,
@@ -108,7 +105,7 @@ class ResponsesRequest(SharedFields):
         unset="true",
         area=TOOLS,
     )
-    reasoning: Annotated[ReasoningOption, Old(ReasoningObject())] | None = option(
+    reasoning: ReasoningOption | None = option(
         "`effort` as `reasoning_effort` of chat. `summary` is without effect: reasoning is shown whole, as the content "
         "of its item.",
         unset="the template's own default",
@@ -161,7 +158,7 @@ class ResponsesRequest(SharedFields):
 class RetrieveQuery(RequestModel):
     """The query of a GET of one response."""
 
-    include: Annotated[tuple[str, ...], Old(Array(Included(), max_length=16))] | None = option(
+    include: Included | None = option(
         "What a response shows was settled when it was made.",
         has_effect=False,
     )
@@ -195,7 +192,7 @@ class InputItemsQuery(RequestModel):
         "Oldest or newest first.",
         unset="`desc`",
     )
-    include: Annotated[tuple[str, ...], Old(Array(Included(), max_length=16))] | None = option(
+    include: Included | None = option(
         "What an item shows was settled when it was made.",
         has_effect=False,
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.model import JsonObject, ReadBy, Whole
+from inferd.server.schema.values import JsonObject, ReadBy, Whole
 from inferd.server.text.pieces import pieces
 
 MAX_LISTED_IDS = 65_536

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
-from inferd.server.schema.chat import MAX_DOCUMENTS, Tool
-from inferd.server.schema.kinds import Array
-from inferd.server.schema.messages import Message, Messages
-from inferd.server.schema.model import Flag, JsonObject, Many, Old, ReadBy, RequestModel, Text, option, required
+from inferd.server.schema.chat import MAX_DOCUMENTS, MAX_TOOLS, Tool
+from inferd.server.schema.messages import Messages
+from inferd.server.schema.model import RequestModel, option, required
 from inferd.server.schema.token_ids import TokenId, read_token_ids
+from inferd.server.schema.values import Flag, JsonObject, Many, ReadBy, Text
 
 
 class TokenizeRequest(RequestModel):
@@ -22,10 +21,10 @@ class TokenizeRequest(RequestModel):
     prompt: Text | None = option(
         "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`.",
     )
-    messages: Annotated[tuple[Message, ...], Old(Messages())] | None = option(
+    messages: Messages | None = option(
         "A conversation to be rendered and tokenized.",
     )
-    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(Tool(), max_length=128))] | None = option(
+    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option(
         "As in chat.",
         unset="none",
     )

@@ -60,7 +60,7 @@ def field(base: type[RequestModel], name: str) -> Schema:
 
 def bounds(schema: Schema) -> Iterator[tuple[Any, Any, str]]:
     """(the last value within, the first one beyond, the code of its refusal)."""
-    options = [option for option in schema.get("anyOf", [schema]) if option != {"type": "null"}]
+    options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     others = [value for option in options for value in option.get("enum", ())]
     for option in options:
         # A bound beside a value that is taken too is not the last that is refused.
@@ -114,7 +114,7 @@ def accepts(schema: Schema, value: Any) -> bool:
     """Whether the JSON type is right, before any bound is looked at; of a list, the first item's too."""
     if ("enum" in schema and "type" not in schema) or not types_of(schema):
         return True
-    for option in schema.get("anyOf", [schema]):
+    for option in [schema] if "type" in schema else schema.get("anyOf", [schema]):
         for kind in types_of(option):
             if isinstance(value, list) and kind == "array":
                 if not value or accepts(option["items"], value[0]):

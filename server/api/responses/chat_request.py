@@ -106,7 +106,7 @@ class _Turn:
                 text = text_of(item)
                 self.reasoning += [text] if text or self.reasoning else []
             case "function_call":
-                arguments = read_arguments(item["arguments"], where, counts)
+                arguments = read_arguments(str(item["arguments"]), where, counts)
                 function = {"name": item["name"], "arguments": arguments}
                 self.calls.append({"type": "function", "id": item["call_id"], "function": function})
             case _:

@@ -1,0 +1,273 @@
+"""Types of values in the models of requests, as annotations for pydantic. Knows no particular field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import StrictBool as Flag
+from pydantic import StrictFloat as Number
+from pydantic import StrictInt as Whole
+from pydantic import StrictStr as Text
+from pydantic_core import CoreSchema, core_schema
+
+from inferd.engine.api.errors import RequestError
+from inferd.server.errors import validation
+from inferd.server.schema.kinds import Kind
+from inferd.server.schema.model import Part
+
+__all__ = ["Besides", "Converted", "Flag", "JsonObject", "Many", "Number", "Only", "ReadBy", "Text", "Whole", "form"]
+
+JsonObject = dict[str, object]
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Many:
+    """Bounds of a list, which becomes a tuple. Its length is checked before any item; the first wrong item ends it."""
+
+    min_length: int = 0
+    max_length: int | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        (item, *_) = get_args(source)
+        schema = core_schema.list_schema(
+            handler.generate_schema(item),
+            min_length=self.min_length or None,
+            max_length=self.max_length,
+            fail_fast=True,
+        )
+        checked = core_schema.no_info_before_validator_function(self._check_length, schema)
+        return core_schema.no_info_after_validator_function(tuple, checked)
+
+    def _check_length(self, value: object) -> object:
+        if isinstance(value, list) and self.max_length is not None and len(value) > self.max_length:
+            raise validation.too_long(self.max_length)
+        return value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Only:
+    """A parameter of which only these values are served; any other is refused as a value, not as a type."""
+
+    values: tuple[object, ...]
+    rule: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema, handler
+        return {"enum": list(self.values)}
+
+    def _check(self, value: object) -> object:
+        if not any(_is_same(value, known) for known in self.values):
+            raise validation.unsupported_value(self.rule)
+        return value
+
+
+def _is_same(value: object, known: object) -> bool:
+    """Whether both are one JSON value: 1 and 1.0 are, 1 and true are not."""
+    return isinstance(value, bool) == isinstance(known, bool) and value == known
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Unsupported:
+    """A key that clients know and this server does not serve. `empty`: values that say nothing, which are accepted."""
+
+    way_out: str
+    empty: tuple[object, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema, handler
+        return {"enum": list(self.empty)} if self.empty else {"type": "null"}
+
+    def _check(self, value: object) -> object:
+        if value not in self.empty:
+            raise validation.unsupported_parameter(self.way_out)
+        return value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class AsGiven:
+    """An object that is checked, and passed on as the client wrote it, nulls included, but without further keys."""
+
+    wire: type[Part]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._read, handler.generate_schema(self.wire))
+
+    def _read(self, value: Any, read: Callable[[object], object]) -> dict[str, object]:
+        read(value)
+        return _kept(self.wire, value)
+
+
+def _kept(model: type[Part], value: Mapping[str, object]) -> dict[str, object]:
+    kept: dict[str, object] = {}
+    for key, item in value.items():
+        if key in model.names:
+            part = model.parts.get(key)
+            kept[key] = _kept(part, item) if part is not None and isinstance(item, dict) else item
+    return kept
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Besides:
+    """A value outside of the bounds that is taken too, and read as `meaning`."""
+
+    value: int
+    meaning: int | None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"enum": [self.value]}]}
+
+    def _read(self, value: object, read: Callable[[object], object]) -> object:
+        return self.meaning if type(value) is int and value == self.value else read(value)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Converted:
+    """The client sends a `wire`, and the model holds what `convert` makes of it and of the field's name.
+
+    `convert` may raise `RequestError`.
+    """
+
+    wire: Any
+    convert: Callable[[Any, str], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(
+            _refusing(self.convert), handler.generate_schema(self.wire)
+        )
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Kept:
+    """As `Converted`, with a `convert` that is also given the value as the client wrote it, before the other two."""
+
+    wire: Any
+    convert: Callable[[Any, Any, str], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_wrap_validator_function(self._read, handler.generate_schema(self.wire))
+
+    def _read(self, value: object, read: Callable[[object], object], info: ValidationInfo) -> object:
+        checked = read(value)
+        return _refusing(lambda made, where: self.convert(value, made, where))(checked, info)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class ReadBy:
+    """A value that `read` checks and converts, given the field's name: long lists, in slices.
+
+    pydantic holds the interpreter lock while it checks a list, but not while it calls Python. `wire` is what the
+    documentation says of the value. `read` may raise `RequestError`.
+    """
+
+    read: Callable[[Any, str], object]
+    wire: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(
+            _refusing(self.read), json_schema_input_schema=handler.generate_schema(self.wire)
+        )
+
+
+def _refusing(read: Callable[[Any, str], object]) -> Callable[[Any, ValidationInfo], object]:
+    """`read` as a validator: what it refuses is told by pydantic in the order of the fields."""
+
+    def validate(value: Any, info: ValidationInfo) -> object:
+        try:
+            return read(value, info.field_name or "")
+        except RequestError as error:
+            raise validation.refused(error) from None
+
+    return validate
+
+
+def by_type(value: object) -> str | None:
+    """The tag of an object in a union: its `type`."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return f"<{kind}>" if isinstance(kind, str) else None
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Matching:
+    """A string that all of `pattern` matches; `rule` says so in words."""
+
+    pattern: str
+    rule: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^{self.pattern}$"}
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise validation.invalid_value(self.rule)
+        return value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Typed:
+    """An object whose `type` is one of `types`; see `form`."""
+
+    types: Sequence[str]
+    rule: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind not in self.types:
+            raise validation.wrong_form("an object", self.types, self.rule)
+        return value
+
+
+class _Form(Discriminator):
+    """Hashable, as members of unions must be."""
+
+    __hash__ = object.__hash__
+
+
+def form(
+    expected: str, tag_of: Callable[[Any], str | None], types: Sequence[str] = (), rule: str = ""
+) -> Discriminator:
+    """Chooses the member of a union by `tag_of` the value; None: no member takes it.
+
+    `expected`: as in "expected a string, but got an integer instead". `types`: what the key `type` of an object may be,
+    if the union has objects. A tag is written `<so>`: it is no part of a path.
+    """
+    return _Form(
+        tag_of,
+        custom_error_type="wrong_form",
+        custom_error_message="The value has a wrong form.",
+        custom_error_context={"expected": expected, "types": " ".join(types), "rule": rule},
+    )
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Old:
+    """A value that a `Kind` reads."""
+
+    kind: Kind
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(_refusing(self.kind.read))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema, handler
+        return self.kind.schema()
