@@ -1,7 +1,7 @@
-"""How a server leaves, once it was told to: not ready at once, serving for a while yet, then refusing, until all that
-it took on is answered or it is told again.
+"""Graceful shutdown. After the first signal, /ready answers 503 at once while the server still accepts requests.
 
-Knows the router and the HTTP server's connections, no settings and no engine.
+Then it refuses new requests, and ends when all accepted ones are answered, or at a second signal. This file knows the
+router and the HTTP server's connections, no settings and no engine.
 """
 
 from __future__ import annotations
@@ -23,73 +23,73 @@ from inferd.server.dispatch.router import Router
 logger = logging.getLogger("inferd")
 
 _ABORT_GRACE_S = 5.0
-"""For the engine to end what was aborted."""
+"""Seconds that the engine has to end aborted requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    """Times from the first signal on."""
+    """Times that begin at the first signal."""
 
     delay_s: float
-    """How long SIGTERM leaves requests being taken, so that whoever sends them has time to see /ready. A person's
-    Ctrl-C leaves none."""
+    """Seconds in which requests are still accepted after SIGTERM, so that load balancers have time to see /ready.
+    There is no delay after a person's Ctrl-C."""
     timeout_s: float
-    """How long what was taken may go on."""
+    """Seconds that accepted requests have to finish."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, and with connections that can be told to end."""
+    """uvicorn without its signal handlers, but with methods that end connections."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; the application ends in order also where connections were broken off."""
+        """Like uvicorn's, but the application shuts down in order even if connections were aborted."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
 
     def say_close(self) -> None:
-        """From now on every answer ends its connection: the next request is to find another server.
+        """Close each connection after its answer, so that the client's next request goes to another server.
 
-        By the headers that uvicorn gives every answer: no layer that each piece of a stream would pass through.
+        uvicorn's default headers do it. A middleware would run for each piece of a stream.
         """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)
         self.server_state.default_headers = [*self.server_state.default_headers, close]
 
     def give_time(self, seconds: float) -> None:
-        """What is still being written, once this is to exit, may take so long, and never less than configured."""
+        """At exit, wait this long for answers that are still being written, but at least as long as configured."""
         least_s = self.config.timeout_graceful_shutdown or 0
         self.config.timeout_graceful_shutdown = max(least_s, math.ceil(seconds))
 
     def break_off(self) -> None:
-        """Wait for no connection any more."""
+        """Abort all connections."""
         self.force_exit = True
         for connection in tuple(self.server_state.connections):
             connection.transport.abort()
 
     def close_idle(self) -> None:
-        """End connections on which nothing is asked, and the others behind their answers."""
+        """Close idle connections now, and the others after their answers."""
         for connection in tuple(self.server_state.connections):
             connection.shutdown()
 
 
 class Drain:
-    """Of one server. `begun` is set by the first signal, or by who finds that nothing can be served any more."""
+    """The shutdown of one server. `begun` is set by the first signal, or by `give_up`."""
 
     def __init__(self, router: Router, options: DrainOptions, on_stuck: Callable[[], None]) -> None:
-        """`on_stuck`: called where the engine does not end what was aborted."""
+        """`on_stuck` is called if the engine does not end aborted requests."""
         self._router, self._options, self._on_stuck = router, options, on_stuck
         self.begun = asyncio.Event()
         self._is_over = asyncio.Event()
-        """No more waiting for senders."""
+        """Set when no more requests are accepted."""
         self._num_signals = 0
         self._delay_s = min(options.delay_s, options.timeout_s)
         self._deadline_s = 0.0
         self._http: HttpServer | None = None
-        """Once the router has nothing left: what is still being written."""
+        """Set once the router has no requests left, while answers may still be written."""
 
     def handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -97,11 +97,11 @@ class Drain:
             loop.add_signal_handler(number, self.signalled, number)
 
     def signalled(self, number: signal.Signals) -> None:
-        """The first time: leave; again: give up what is unfinished, which ends with an error."""
+        """The first signal begins the shutdown. The second one ends unfinished answers with an error."""
         self._num_signals += 1
         num_active, timeout_s = self._router.num_active, self._options.timeout_s
         if self._http is not None:
-            logger.warning("%s: breaking off what is still being written", number.name)
+            logger.warning("%s: aborting the connections that still receive an answer", number.name)
             self._http.break_off()
             return
         if self._num_signals > 1:
@@ -112,11 +112,12 @@ class Drain:
             self._is_over.set()
             return
         if number is signal.SIGTERM and self._delay_s and self._router.is_ready:
-            logger.info("%s: not ready from now on; requests are taken for %g s", number.name, self._delay_s)
+            logger.info("%s: /ready answers 503; new requests are accepted for %g s", number.name, self._delay_s)
         else:
             self._is_over.set()
         if num_active:
-            logger.info("%s: finishing %d answers (up to %g s; again to give up)", number.name, num_active, timeout_s)
+            advice = "send the signal again to give them up"
+            logger.info("%s: finishing %d answers in at most %g s; %s", number.name, num_active, timeout_s, advice)
         elif self._is_over.is_set():
             logger.info("%s: stopping", number.name)
         self._deadline_s = time.monotonic() + timeout_s
@@ -124,12 +125,12 @@ class Drain:
         self.begun.set()
 
     def give_up(self) -> None:
-        """Nothing can be served any more."""
+        """Begin the shutdown because there is no engine."""
         self._is_over.set()
         self.begun.set()
 
     async def run(self, http: HttpServer) -> None:
-        """Return when nothing is left to be answered; what is still being written has the rest of the time."""
+        """Return when every request is answered. The HTTP server has the rest of the time to write the answers."""
         await self._answered(http)
         http.give_time(self._deadline_s - time.monotonic())
         self._http = http
@@ -149,7 +150,7 @@ class Drain:
 
 
 async def _within(seconds: float, event: Awaitable[object]) -> bool:
-    """Whether it came in time."""
+    """Wait for the event. Returns whether it came in time."""
     try:
         async with asyncio.timeout(max(seconds, 0.0)):
             await event

@@ -1,8 +1,7 @@
-"""Gives freed memory back to the system: glibc keeps it, in one arena for each thread that has allocated.
+"""Gives freed memory back to the system, because glibc keeps it in one arena for each thread that has allocated.
 
-After 64 requests of up to 10 MB, eight at a time, the process kept 114 MiB for good; where it gives memory back, 40 (2
-cores, AMD EPYC Zen 4, 2026-11-22). Knows nothing of what allocated it. Does nothing if the C library has no
-`malloc_trim`.
+After 64 requests of up to 10 MB, eight at a time, the process kept 114 MiB for good. With this file it kept 40 MiB (2
+cores, AMD EPYC Zen 4, 2026-11-22). It does nothing if the C library has no `malloc_trim`.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from pathlib import Path
 
 INTERVAL_S = 5.0
 LEAST_GROWTH_BYTES = 16 * 2**20
-"""Growth from which on memory is given back. A try takes a few milliseconds, on a thread."""
+"""Growth after which memory is given back. A trim takes a few milliseconds on a thread."""
 
 _LEAST_CHANGE_BYTES = 2**20
 
 
 class FreedMemory:
-    """Watches the size of this process. `keep_giving_back` is to run as long as the server does."""
+    """Watches the size of this process. `keep_giving_back` runs as long as the server."""
 
     def __init__(
         self, resident_bytes: Callable[[], int] | None = None, trim: Callable[[], object] | None = None
@@ -30,12 +29,12 @@ class FreedMemory:
         self._resident_bytes = resident_bytes or _resident_bytes
         self._trim = trim or _malloc_trim()
         self._least_bytes: int | None = None
-        """The smallest size that was seen at the first look and after each try; None before."""
+        """Smallest size at the first check and after each trim; None before the first check."""
         self._tried_bytes = 0
-        """The size after the last try."""
+        """Size after the last trim."""
 
     async def keep_giving_back(self) -> None:
-        """Looks every `INTERVAL_S`; returns at once if there is no way to give memory back here."""
+        """Check every `INTERVAL_S` seconds. Returns at once if this system cannot give memory back."""
         if self._trim is None or sys.platform != "linux":
             return
         while True:
@@ -43,7 +42,7 @@ class FreedMemory:
             await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
-        """Gives memory back if the process is larger than at its least, and has changed since the last try."""
+        """Trim if the process has grown above its smallest size and has changed since the last trim."""
         assert self._trim is not None
         size = self._resident_bytes()
         if self._least_bytes is None:

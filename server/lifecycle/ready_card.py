@@ -1,6 +1,6 @@
-"""What a start says: the plan in one line, a plan that was wrong, and the READY card.
+"""The texts of a start: the memory plan in one line, a warning if the plan was wrong, and the READY card.
 
-Words alone; `startup` decides when they are said.
+`serve` decides when to print them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from inferd.server.text.model import ServedModel
 
 _PLAN_TOLERANCE = 0.05
 _PLAN_CONSTANT_BYTES = 16 * 2**20
-"""What the matrix library keeps for itself, whatever the model."""
+"""Memory that the matrix library keeps for itself with any model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartupReport:
-    """Everything known before an engine exists."""
+    """Everything that is known before the engine starts."""
 
     settings: Settings
     facts: ModelFacts
@@ -35,24 +35,24 @@ class StartupReport:
 
 
 def describe_start(report: StartupReport) -> str:
-    """The model and what it will take, in one line."""
+    """The model and its memory plan, in one line."""
     facts, config, memory = report.facts, report.config, report.memory
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
-        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype)} on {config.device}; plan "
-        f"{format_bytes(memory.weights_bytes)} weights, {format_bytes(memory.kv_bytes)} KV, "
-        f"{format_bytes(memory.working_bytes)} to work in"
+        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype)} on {config.device}; memory plan: "
+        f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
+        f"working memory {format_bytes(memory.working_bytes)}"
     )
 
 
 def deviation(ready: Ready) -> str | None:
-    """In words, where the weights took more or less than was planned; None within what an allocator adds."""
+    """A warning if the weights took more or less memory than planned. None if an allocator explains the difference."""
     planned, measured = ready.planned_weights_bytes, ready.weights_bytes
     if abs(measured - planned) <= _PLAN_TOLERANCE * planned + _PLAN_CONSTANT_BYTES:
         return None
     return (
-        f"the weights took {format_bytes(measured)} and {format_bytes(planned)} were planned: "
-        "the plan of this model is wrong, please report it"
+        f"the weights took {format_bytes(measured)}, but {format_bytes(planned)} were planned: "
+        "the memory plan of this model is wrong, please report it"
     )
 
 
@@ -62,17 +62,17 @@ def _precision(dtype: str, quantization: str, kv_cache_dtype: str) -> str:
 
 
 def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, total_s: float) -> str:
-    """What a person needs first: where it is, what it serves, and a line to paste."""
+    """The first things that a person needs: the address, the model, and a command to paste."""
     settings, name = report.settings, report.settings.served_names[0]
     url = f"http://{_reachable_host(listener)}:{listener.getsockname()[1]}"
-    # A block serves one of the cache groups, and a sequence has a table in each.
+    # A block belongs to one cache group, and a sequence needs blocks in each.
     kv_tokens = ready.num_blocks // len(report.facts.arch.cache_groups) * ready.block_size
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.keys_file else ""
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
-        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype)}, context {ready.max_model_len}, "
-        f"{kv_tokens} KV tokens, "
+        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype)}, context {ready.max_model_len} tokens, "
+        f"KV cache {kv_tokens} tokens, "
         f"{'deterministic' if ready.deterministic else 'not deterministic'})\n"
         f"  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
@@ -80,7 +80,7 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
 
 
 def _reachable_host(listener: socket.socket) -> str:
-    """The listening address as a client on this machine writes it."""
+    """The listening address as a client on this machine would write it."""
     host: str = listener.getsockname()[0]
     if host in ("0.0.0.0", "::"):
         return "127.0.0.1"

@@ -1,7 +1,7 @@
-"""From settings to a serving process and back: start-up phases, the READY card, signals, drain, exit code.
+"""Runs the daemon from its settings to its exit code: start, READY card, signals, shutdown.
 
-The order is fixed: refuse what can be refused from files alone, bind the port, start the engine process, answer `/live`
-while it loads, say READY. The only room that knows both the engine's supervisor and the HTTP server.
+The order is fixed. It checks the model's files, binds the port, starts the engine process, answers `/live` while that
+loads, and prints READY. Only this file knows both the engine's supervisor and the HTTP server.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from inferd.server.transport.uvicorn_config import fit_open_files, http_config
 logger = logging.getLogger("inferd")
 
 EXIT_ENGINE_DIED = 70
-"""EX_SOFTWARE: restart policies act on it."""
+"""EX_SOFTWARE, on which restart policies act."""
 
 _SHUTDOWN_DELAY_S = 5.0
-"""Of a server that others reach: a balancer asks every second or few, and may ask twice before it believes."""
+"""Delay if other machines reach the server. A load balancer polls /ready every few seconds, and may poll twice."""
 _BACKLOG = 2048
 _STAT_STARTTIME = 19
-"""Field 22 of /proc/PID/stat, counted after the name in parentheses."""
+"""Index of field 22 of /proc/PID/stat, counted after the name in parentheses."""
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal says stop. Returns the exit code; raises `StartError` where it cannot start."""
+    """Serve until a signal ends the server. Returns the exit code. Raises `StartError` if the server cannot start."""
     started_s, entered_s = _process_started_s(), time.monotonic()
     limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
     report = read_model(settings)
@@ -78,7 +78,7 @@ def _router_options(settings: Settings) -> RouterOptions:
 
 
 def _process_started_s() -> float:
-    """When this process began, on the monotonic clock, as far as the system tells."""
+    """When this process began, on the monotonic clock. Without Linux's /proc, it is the time of this call."""
     now = time.monotonic()
     if sys.platform != "linux":
         return now
@@ -88,7 +88,7 @@ def _process_started_s() -> float:
 
 
 def read_model(settings: Settings) -> StartupReport:
-    """Find the checkpoint, prove it consistent by its headers, and settle every automatic setting."""
+    """Find the checkpoint, check that its headers are consistent, and decide every automatic setting."""
     if settings.keys_file is not None:
         read_keys(Path(settings.keys_file))
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision))
@@ -118,8 +118,8 @@ def read_model(settings: Settings) -> StartupReport:
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
     if facts.has_kv_scales:
         logger.info(
-            "the checkpoint's scales for K and V in 8 bits are not used: with --kv-cache-dtype fp8 each head of each "
-            "token has a scale of its own"
+            "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8, each head of "
+            "each token has its own scale"
         )
     assert config.max_model_len is not None
     model = ServedModel.load(
@@ -136,7 +136,7 @@ def read_model(settings: Settings) -> StartupReport:
 
 
 def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A listening socket, taken before any weight is read. Raises `ConfigError` where the port is not to be had."""
+    """A listening socket, made before any weight is read. Raises `ConfigError` if the port is not available."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -162,7 +162,7 @@ class _Service:
         admin: socket.socket | None,
         started_s: float,
     ) -> None:
-        """`admin`: where admin routes are served, in place of `listener`."""
+        """`admin`: the socket that serves admin routes in place of `listener`, or None."""
         self._report, self._limits, self._listener, self._admin, self._started_s = (
             report,
             limits,
@@ -172,12 +172,12 @@ class _Service:
         )
         self._settings = report.settings
         self._is_stopping = False
-        """The engine was told to end: its end is no death."""
+        """The engine was told to end, so its end is no failure."""
         self._died: str | None = None
         self._start_error: StartError | None = None
 
     async def run(self, phases: tuple[Phase, ...]) -> int:
-        """Until a signal or the engine's end. `phases` are those that came before this."""
+        """Serve until a signal or the engine's end. `phases` are the phases of the start so far."""
         settings = self._settings
         self._metrics = Metrics(model_name=settings.served_names[0], compat=settings.metrics_compat)
         self._router = Router(None, self._metrics, _router_options(settings))
@@ -200,7 +200,7 @@ class _Service:
                 task.cancel()
         if self._start_error is not None:
             raise self._start_error
-        logger.info("stopped; answers since the start: %d finished, %d broken off", *self._metrics.num_finished)
+        logger.info("stopped; answers since the start: %d finished, %d unfinished", *self._metrics.num_finished)
         return EXIT_ENGINE_DIED if self._died else 0
 
     def _make_http(self) -> HttpServer:
@@ -212,7 +212,7 @@ class _Service:
         return HttpServer(http_config(app, self._metrics, self._limits, self._settings.root_path))
 
     async def _run_engines(self) -> None:
-        """Until no engine can be had, or cancelled, which ends the last one."""
+        """Keep an engine running until none can start, or until this task is cancelled, which ends the last one."""
         try:
             style = LogStyle(self._settings.log_level, self._settings.log_format)
             await EngineSupervisor(self._router, self._report.config, style, self._metrics.standby.set).run()
@@ -227,7 +227,7 @@ class _Service:
             return
         self._died = reason
         if self._start_error is None:
-            logger.error("%s: ending %d streams and exiting", reason, self._router.num_active)
+            logger.error("%s: the server ends %d unfinished answers and exits", reason, self._router.num_active)
         self._router.fail_all(reason)
         self._drain.give_up()
 
@@ -243,7 +243,7 @@ class _Service:
         total_s = time.monotonic() - self._started_s
         if self._admin is not None:
             host, port = self._admin.getsockname()[:2]
-            logger.info("admin routes are served at %s port %d alone", host, port)
+            logger.info("admin routes are served only at %s port %d", host, port)
         card = ready_card(self._report, self._router.ready, self._listener, total_s)
         if self._settings.log_format == "json":
             logger.info(card.strip().splitlines()[0])
@@ -258,6 +258,6 @@ class _Service:
 def _drain_options(settings: Settings) -> DrainOptions:
     delay_s = settings.shutdown_delay_s
     if delay_s is None:
-        # No balancer on another machine sends requests to a loopback address.
+        # No load balancer on another machine sends requests to a loopback address.
         delay_s = 0.0 if is_loopback(settings.host) else _SHUTDOWN_DELAY_S
     return DrainOptions(delay_s, settings.shutdown_timeout_s)

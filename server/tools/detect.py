@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import ModelError
 from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, PLAIN_SYNTAX, REASONING, START_ANCHORS, CallFormat
-from inferd.server.tools.format import CallSyntax, Format, ReasoningSyntax
+from inferd.server.tools.format import OWN, CallSyntax, Format, ReasoningSyntax
 
 AUTO = "auto"
-OWN = "own"
 """The name of what a checkpoint declares itself, in the `response_template` of its tokenizer."""
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

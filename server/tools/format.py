@@ -18,6 +18,9 @@ from transformers.utils.chat_parsing.response_templates import (
 from inferd.engine.api.errors import ModelError
 from inferd.server.tools.markers import Marker
 
+OWN = "own"
+"""Name of a format that the checkpoint itself declares in its response_template."""
+
 Role = Literal["reasoning", "content", "call"]
 
 _ROLES: dict[str, Role] = {
@@ -112,10 +115,12 @@ class Format:
 
     @property
     def words(self) -> str:
-        """As the READY card says it."""
+        """The line of the READY card."""
         if not (self.reads_calls or self.reads_reasoning):
-            return "tool calls, reasoning: no format known, answers are one text"
-        return f"tool calls: {self.tool_name}, reasoning: {self.reasoning_name}, from {self.source}"
+            return "tool calls and reasoning: no known format, so answers are plain text"
+        names = (self.tool_name, self.reasoning_name)
+        calls, reasoning = ("the checkpoint's own format" if name == OWN else name for name in names)
+        return f"tool calls: {calls}; reasoning: {reasoning}" + ("" if OWN in names else f" (from {self.source})")
 
     @property
     def reads_calls(self) -> bool:

@@ -33,6 +33,7 @@ PLAIN = (
     "engine/arch",
     "benchmarks",
     "kernels",
+    "server/lifecycle",
     "server/errors/anthropic.py",
     "server/errors/table.py",
 )

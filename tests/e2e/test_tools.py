@@ -43,7 +43,7 @@ def called(message: Any) -> list[tuple[str, Any]]:
 
 
 def test_the_formats_are_stated_at_start(daemon: Daemon) -> None:
-    assert "tool calls: own, reasoning: none, from the checkpoint's response_template" in daemon.output
+    assert "tool calls: the checkpoint's own format; reasoning: none" in daemon.output
     model = daemon.get("/state").json()["model"]
     assert (model["tool_format"], model["reasoning_format"]) == ("own", "none")
 

@@ -175,7 +175,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
     assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2], rest[-3:]
     assert daemon.stop() == 0
     last = daemon.output.strip().splitlines()[-1]
-    assert "stopped; " in last and last.endswith(" finished, 0 broken off"), last
+    assert "stopped; " in last and last.endswith(" finished, 0 unfinished"), last
 
 
 def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., Daemon]) -> None:
@@ -204,4 +204,4 @@ def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., 
     assert {path for path, end in ends.items() if "shutting down" in end} == set(STREAMS), ends
     assert daemon.stop() == 0
     assert f"giving up {len(STREAMS)} unfinished" in daemon.output
-    assert f"stopped; answers since the start: 0 finished, {len(STREAMS)} broken off" in daemon.output
+    assert f"stopped; answers since the start: 0 finished, {len(STREAMS)} unfinished" in daemon.output

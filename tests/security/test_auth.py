@@ -228,7 +228,7 @@ def test_who_is_open_to_others_needs_a_key_or_says_so(host: str) -> None:
 def test_admin_routes_at_a_port_of_their_own(start: Callable[..., Daemon]) -> None:
     """Served there alone, to admin keys alone; there, no others than the public ones."""
     daemon = start("--admin-port", "0", "--admin-key", ADMIN, "--api-key", KEY, program=free_model(0))
-    found = re.search(r"admin routes are served at (\S+) port (\d+) alone", daemon.output)
+    found = re.search(r"admin routes are served only at (\S+) port (\d+)", daemon.output)
     assert found is not None, daemon.output
     there = f"http://{found[1]}:{found[2]}"
     as_admin, as_user = ({"Authorization": f"Bearer {key}"} for key in (ADMIN, KEY))

@@ -31,9 +31,9 @@ def report() -> StartupReport:
 
 def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> None:
     text = describe_start(report)
-    assert text.startswith("LlamaForCausalLM, 3.5 M parameters, int8 weights, float32 on cpu; plan ")
-    assert "64.0 MiB KV" in text
-    assert re.search(r"plan [\d.]+ MiB weights, .* MiB to work in$", text)
+    assert text.startswith("LlamaForCausalLM, 3.5 M parameters, int8 weights, float32 on cpu; memory plan: ")
+    assert "KV cache 64.0 MiB" in text
+    assert re.search(r"memory plan: weights [\d.]+ MiB, .*, working memory [\d.]+ MiB$", text)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_the_card_says_what_weights_and_kv_are_stored_in(
         listener.bind(("127.0.0.1", 0))
         card = ready_card(report, ready, listener, 1.0)
     assert words in card
-    assert "context 64, 128 KV tokens, deterministic)" in card
+    assert "context 64 tokens, KV cache 128 tokens, deterministic)" in card
 
 
 def test_the_card_says_whether_results_are_deterministic(report: StartupReport) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         card = ready_card(report, msgspec.structs.replace(READY, deterministic=False), listener, 1.0)
-    assert "128 KV tokens, not deterministic)" in card
+    assert "KV cache 128 tokens, not deterministic)" in card
 
 
 @pytest.mark.parametrize(

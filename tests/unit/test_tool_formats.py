@@ -164,7 +164,7 @@ def test_what_the_checkpoint_declares_goes_before_what_its_template_shows() -> N
     clues = Clues("[TOOL_CALLS] [THINK]", (), "mistral", OWN)
     found = detect(clues)
     assert (found.tool_name, found.reasoning_name) == ("own", "own")
-    assert found.words == "tool calls: own, reasoning: own, from the checkpoint's response_template"
+    assert found.words == "tool calls: the checkpoint's own format; reasoning: the checkpoint's own format"
     text = '<think>\nHm.</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert shown(read(reading(found), text)[0]) == ("", "Hm.", (("f", {}),))
     assert found.call_syntax is not None
