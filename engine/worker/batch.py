@@ -1,4 +1,4 @@
-"""One step's inputs as tensors, all built from the plan's rows in their order."""
+"""One step's input tensors, all built from the plan's rows in the plan's order."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inferd.kernels.paged_attention import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R rows."""
+    """Inputs of T tokens in R rows."""
 
     token_ids: Tensor
     """[T] int64."""
     attention: tuple[AttentionBatch, ...]
-    """By cache group; alike but for the block tables."""
+    """One for each cache group; they differ in their block tables only."""
     first_tokens: tuple[int, ...]
-    """[R]: index of each row's first token within T."""
+    """[R] index of each row's first token within T."""
 
     @classmethod
     def build(

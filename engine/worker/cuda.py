@@ -1,7 +1,7 @@
-"""One CUDA device: copies through pinned memory, steps as CUDA graphs, memory as the driver counts it.
+"""One CUDA device: it copies through pinned memory, and records steps as CUDA graphs.
 
-Nothing here waits for the device but `_PinnedCopy.wait`: work is queued on the current stream, and the host learns a
-step's ids while the next step runs.
+Work is queued on the current stream, and the host learns a step's ids while the next step runs. While serving, only
+`_PinnedCopy.wait` waits for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from inferd.kernels.gpu import from_host
 from inferd.kernels.tape import NotRecordableError
 
 _WARM_UP_RUNS = 2
-"""Before a capture: libraries allocate workspaces, and kernels are compiled and loaded, in their first run."""
+"""Number of runs before a capture: in the first one libraries allocate workspaces, and kernels are compiled and
+loaded."""
 
 
 class CudaDevice:
@@ -46,7 +47,7 @@ class CudaDevice:
         return _PinnedCopy(tensors)
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
-        """A CUDA graph of `run`, whose memory is shared with all others: they are replayed one at a time."""
+        """A CUDA graph of `run`. All graphs share memory, because they are replayed one at a time."""
         stream, current = self._capture_stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
@@ -54,29 +55,29 @@ class CudaDevice:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_RUNS):
                     run()
-            # Other threads may wait for their events meanwhile, as the core does for the step before.
+            # thread_local: the core's thread may wait for the previous step's event during the capture.
             with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
                 output = run()
         except RuntimeError as error:
             torch.cuda.set_stream(current)
             if not isinstance(error, torch.OutOfMemoryError):
-                # torch takes memory from a pool for one capture at a time, and does not see this one end where the
-                # driver has given it up.
+                # A pool serves one capture at a time. torch does not notice the end of a capture that the driver gave
+                # up.
                 self._graph_pool = torch.cuda.graph_pool_handle()
-            # What ended a capture, and not that it could not be ended then.
+            # The context has the error that ended the capture; `error` says that it could not be ended properly.
             raise NotRecordableError(f"the step cannot be captured: {error.__context__ or error}") from error
         finally:
-            # Runs that were cut short may still write what a step call by call writes too.
+            # Runs that were cut short may still write to tensors that the next step writes.
             current.wait_stream(stream)
         graph.replay()  # a capture computes nothing
         return _CudaGraph(graph, output)
 
     def memory_in_use(self) -> int:
-        """What torch holds of the device. The driver's context comes on top and is nobody's to plan."""
+        """Memory that torch holds. The driver's own context comes on top and is not part of the memory plan."""
         return torch.cuda.memory_reserved(self.torch_device)
 
     def time_s(self, run: Callable[[], object]) -> float:
-        """By the device's own clock, from an idle device on."""
+        """Time by the device's own clock, starting with an idle device."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self.torch_device)
         begin.record()
@@ -98,7 +99,7 @@ class _CudaGraph:
 
 
 class _PinnedCopy:
-    """Copies queued behind the work that produces their sources."""
+    """Copies that are queued after the work that produces their sources."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What the worker asks of the device it runs on, so that the runner reads the same on every one of them."""
+"""The worker's interface to its device, and the CPU as such a device. The runner's code is the same on every device."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from inferd.kernels.tape import Buffers, record
 
 _MAX_CPU_ROWS = 64
-"""At 32 rows the calls were 7% of a step (0.6B shape in bfloat16, 2 cores of an AMD EPYC Zen 4, 2026-11-21), and their
-share falls as rows grow: above, recordings would hold memory for little."""
+"""Most rows of a recorded step. At 32 rows calls from Python took 7% of a step, and their share falls as rows grow (0.6B
+shape in bfloat16, 2 cores of an AMD EPYC Zen 4, 2026-11-21). More recordings would hold memory for little gain."""
 
 
 class HostCopy(Protocol):
     """Tensors on their way to the host."""
 
     def wait(self) -> Sequence[Tensor]:
-        """The tensors on the host, once the work before has produced them."""
+        """The tensors on the host, when the work queued before has produced them."""
         ...
 
 
@@ -33,55 +33,55 @@ class Recording(Protocol):
     output: Tensor
 
     def replay(self) -> None:
-        """Do it again, on what its inputs hold now."""
+        """Do the work again, with the present content of its inputs."""
         ...
 
 
 class Device(Protocol):
-    """One accelerator, or the processor."""
+    """One GPU, or the CPU."""
 
     name: str
     torch_device: torch.device
     row_buckets: Sequence[int]
-    """Numbers of rows, ascending, that a decode step is recorded for; a step of fewer rows than one has is padded."""
+    """Numbers of rows, ascending, that decode steps are recorded for. Other steps are padded to the next number."""
     records_all: bool
-    """Whether `record` takes whatever the device computes, or C++ kernels alone."""
+    """Whether `record` records all that the device computes, or C++ kernels only."""
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for the KV pool. Its content is undefined: no slot is read before it was written."""
+        """Memory for the KV pool. Its content is undefined, because no slot is read before it is written."""
         ...
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
-        """Host integers as a tensor on the device, without waiting for it."""
+        """A tensor of host integers on the device, without waiting for the device."""
         ...
 
     def write(self, goal: Tensor, values: Sequence[int]) -> None:
-        """Host integers into a tensor on the device, in its place, without waiting for it."""
+        """Copy host integers into the tensor `goal` on the device, without waiting for the device."""
         ...
 
     def copy_to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
-        """Start bringing tensors to the host as they are behind the work before, without waiting for them."""
+        """Start copying tensors to the host, after the work queued before, without waiting for it."""
         ...
 
     def record(self, run: Callable[[], Tensor]) -> Recording:
-        """Run `run`, once or more, and record what it does. Raises `NotRecordableError`."""
+        """Run `run` at least once, and record its work. Raises `NotRecordableError`."""
         ...
 
     def time_s(self, run: Callable[[], object]) -> float:
-        """Seconds that the device takes for what `run` has it do."""
+        """Seconds that the device takes for the work that `run` gives it."""
         ...
 
     def memory_in_use(self) -> int:
-        """Bytes of the device's memory that this process holds, as the system counts them."""
+        """Bytes of the device's memory that this process holds."""
         ...
 
     def give_back_freed(self) -> None:
-        """Return to the system what an allocator keeps of freed memory."""
+        """Return freed memory that an allocator still keeps to the system."""
         ...
 
 
 class CpuDevice:
-    """The processor: everything is on the host already."""
+    """The CPU, on which all tensors are on the host already."""
 
     row_buckets: Sequence[int] = range(1, _MAX_CPU_ROWS + 1)
     records_all = False
@@ -95,7 +95,7 @@ class CpuDevice:
         self._buffers = Buffers()
 
     def empty_pool(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Pages of memory that are only touched, and so only taken, when a block is first written."""
+        """Pages of memory that the system allocates only when a block is first written."""
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_device(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -111,7 +111,7 @@ class CpuDevice:
         return record(run, self._buffers)
 
     def memory_in_use(self) -> int:
-        """Resident memory that belongs to no file, so that a checkpoint's mapped pages do not count."""
+        """Resident memory without mapped files, so that a checkpoint's pages do not count."""
         try:
             status = Path("/proc/self/status").read_text()
         except OSError:
@@ -125,8 +125,8 @@ class CpuDevice:
         return time.perf_counter() - started_s
 
     def give_back_freed(self) -> None:
-        """Each matrix as it was read lay between packed ones that stay, and glibc keeps such holes: 90 MiB of a 2.1 GiB
-        model (measured: 2 cores, AMD EPYC Zen 4, 2026-11-21)."""
+        """glibc keeps the holes that unpacked matrices leave between packed ones: 90 MiB with a 2.1 GiB model
+        (measured: 2 cores, AMD EPYC Zen 4, 2026-11-21)."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)

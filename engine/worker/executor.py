@@ -1,10 +1,9 @@
-"""How the core runs a plan without knowing what runs it: `launch` returns at once, `wait` gives the step's results.
+"""The interface through which the core runs step plans: `launch` returns at once, `wait` gives the step's results.
 
-Launched plans run one after another, in launch order. A plan with rows under a grammar is launched in two halves: what
-they may draw is known only when the step before has been applied, so `launch` computes logits and `Handle.sample`
-draws. `ThreadExecutor` runs a worker on a thread of its own, so that the core plans step N+1 while step N computes
-(torch releases the interpreter lock inside its ops), and an accelerator finds N+1 in its queue when N is done. Imports
-no torch.
+Launched plans run one after another, in launch order. A plan with rows under a grammar is launched in two halves,
+because their masks are known only when the step before has been applied: `launch` computes logits, `Handle.sample`
+draws. `ThreadExecutor` runs the worker on a thread of its own: the core plans step N+1 while step N computes, because
+torch releases the interpreter lock inside its ops. A GPU finds N+1 in its queue when N is done. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Handle(Protocol):
     """A launched step."""
 
     def sample(self, masks: TokenMasks) -> None:
-        """Draw, where the launch awaits masks: once, before `wait` and before the next plan is launched."""
+        """Draw, if the launch awaits masks: once, before `wait` and before the next plan is launched."""
         ...
 
     def wait(self) -> StepResult:
@@ -35,7 +34,7 @@ class Executor(Protocol):
     """Runs plans in launch order."""
 
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
-        """Start `plan` behind those already launched; never blocks on their results.
+        """Start `plan` after the plans already launched; never blocks on their results.
 
         `awaits_masks`: nothing is drawn before the handle's `sample`.
         """
@@ -47,10 +46,10 @@ class Executor(Protocol):
 
 
 class Worker(Protocol):
-    """Computes plans; holds the model, the KV tensors and the slots."""
+    """Computes step plans. Holds the model, the KV tensors and the slots."""
 
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> Handle:
-        """Start the plan on the device: a processor is done when this returns, an accelerator has it in its queue."""
+        """Start the plan on the device. When this returns, a CPU is done, and a GPU has the plan in its queue."""
         ...
 
 
@@ -77,15 +76,15 @@ class _FutureHandle:
 class WorkerThread:
     """The one thread on which a worker is built and runs.
 
-    Numeric libraries keep a team of threads for each thread that calls them: a worker built on another thread than it
-    runs on leaves a second team behind, and with more threads than cores they stop waiting for work the fast way.
+    Numeric libraries keep a team of threads for each thread that calls them. A worker that is built on one thread and
+    runs on another leaves a second team behind. With more threads than cores, the teams wait for work in a slower way.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-worker")
 
     def submit(self, function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        """Run `function` on the thread, behind what was submitted before."""
+        """Run `function` on the thread, after all that was submitted before."""
         return self._pool.submit(function, *args, **kwargs)
 
     def close(self) -> None:
@@ -93,7 +92,7 @@ class WorkerThread:
 
 
 class ThreadExecutor:
-    """One worker, one thread, plans in order."""
+    """Runs plans in order, on one worker in one thread."""
 
     def __init__(self, worker: Worker, thread: WorkerThread) -> None:
         self._worker, self._thread = worker, thread

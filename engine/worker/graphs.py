@@ -1,13 +1,12 @@
-"""Decode steps recorded once for each number of rows, then replayed: one call from Python, not hundreds.
+"""Recorded decode steps: recorded once for each number of rows, then replayed with one call from Python, not hundreds.
 
-A step in which every row computes one token and draws the next differs from another of as many rows by its slots and
-positions alone. They are copied to where the recording reads them, and all else it finds by them: ids and block tables
-in `Slots`, seeds and temperatures in `Sampler`. Where the device records anything, the step is one replay from there to
-the drawn ids in their slots; where it records C++ kernels alone, to the last hidden states.
+In a decode step every row computes one token and draws the next. Two such steps of equally many rows differ in slots
+and positions only. These are copied to a fixed tensor; with them the recording finds ids and block tables in `Slots`,
+seeds and temperatures in `Sampler`. A GPU's recording (a CUDA graph) goes on to the drawn ids in their slots. A CPU's
+recording (calls of C++ kernels) ends with the last hidden states.
 
-A device may record few numbers of rows and have others padded: a row of padding has no slot, writes its KV to a block
-of its own, and nobody reads what it gives. Steps of other kinds, and models with an operation that cannot be recorded,
-are the caller's.
+A device may record few numbers of rows, and pad steps of other numbers. A padding row has no slot, writes its KV to a
+block of its own, and its result is not read. The caller runs all other steps, and models that cannot be recorded.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from inferd.kernels.tape import NotRecordableError
 logger = logging.getLogger(__name__)
 
 _PADDING = -1
-"""The slot of a row that is none; its position is 0."""
+"""Slot of a padding row; its position is 0."""
 
 
 def _width(bucket: int) -> int:
-    """Numbers between the first slot and the first position of so many rows: kernels are compiled by whether an address
-    is a multiple of 16, and that of a position should be, for one row too."""
+    """Distance from the first slot to the first position, rounded up to even: Triton compiles a kernel anew if an
+    address is no longer a multiple of 16."""
     return bucket + bucket % 2
 
 
 class Decoded(NamedTuple):
-    """What a decode step of R rows gave. It holds until the next one."""
+    """Results of a decode step of R rows, valid until the next one."""
 
     logits: Tensor
     """[R, V] fp32."""
     outcomes: Tensor | None
-    """[R] int64, as `Sampler.draw` gives them, drawn for every row as if it were a plain one and written to its slot;
-    None where the recording draws nothing."""
+    """[R] int64 from `Sampler.draw`, which treats every row as a plain one; the ids are in their slots. None if the
+    recording draws nothing."""
 
 
 class StepGraphs:
@@ -61,20 +60,20 @@ class StepGraphs:
         self._rows = torch.empty(2 * _width(max_rows), dtype=torch.int64, device=device.torch_device)
         self._query_start = torch.arange(max_rows + 1, dtype=torch.int32, device=device.torch_device)
         self._logits: Tensor | None = None
-        """Of all recordings: kept by each, they would be gigabytes."""
+        """Logits of all recordings: one tensor each would be gigabytes."""
         self._recordings: dict[int, Recording] = {}
         self._refused_buckets: set[int] = set()
         self.refusal: str | None = None
-        """Why this model's steps are not recorded, once that is known."""
+        """Why this model's steps cannot be recorded; None unless an attempt has shown it."""
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
-        """The numbers of rows that steps were recorded for."""
+        """Numbers of rows that steps were recorded for."""
         return tuple(sorted(self._recordings))
 
     def decode(self, rows: Sequence[tuple[int, int]]) -> Decoded | None:
-        """Compute the tokens at (slot, position), no two of one slot. None, and nothing done, where that is not
-        recorded."""
+        """Compute the tokens at each (slot, position); slots differ. Returns None, with nothing computed, if there is
+        no recording for so many rows."""
         num_rows = len(rows)
         if self.refusal is not None or num_rows > self._buckets[-1]:
             return None
@@ -93,8 +92,8 @@ class StepGraphs:
         return Decoded(self._decoder.logits(output[:num_rows]), None)
 
     def _record_most_rows(self) -> None:
-        """The first recording has as many rows as any, all of them padding. The others find their memory in what it
-        took; from few rows up, each would take its own, which the memory plan does not hold."""
+        """Record the largest number of rows first, all of them padding. Later recordings reuse its memory; in the other
+        order each would take memory of its own, which the memory plan does not hold."""
         bucket = self._buckets[-1]
         if self._kv.padding_block is None or bucket in self._refused_buckets:
             return
@@ -102,7 +101,7 @@ class StepGraphs:
         try:
             self._recordings[bucket] = self._device.record(lambda: self._run(bucket))
         except NotRecordableError as error:
-            # For want of memory, perhaps: the next one tells whether fewer rows can be recorded.
+            # Perhaps memory ran out: the next recording shows whether fewer rows can be recorded.
             self._refuse_rows(bucket, str(error))
 
     def _write(self, rows: Sequence[tuple[int, int]], bucket: int) -> None:
@@ -112,7 +111,7 @@ class StepGraphs:
         self._device.write(self._rows[: 2 * _width(bucket)], slots + positions)
 
     def _output(self, bucket: int) -> Tensor | None:
-        """What a recording gives, which is made where there is none; None where that cannot be done."""
+        """The output of the recording for `bucket`, which is recorded first if need be; None if that fails."""
         recording = self._recordings.get(bucket)
         if recording is not None:
             recording.replay()
@@ -126,8 +125,8 @@ class StepGraphs:
         return recording.output
 
     def _refuse(self, bucket: int, reason: str) -> None:
-        """The first step's recording tells whether this model can be recorded; a later one that fails, for want of
-        memory say, takes nothing from those that are there."""
+        """If the first recording fails, this model cannot be recorded. If a later one fails, perhaps for lack of
+        memory, the earlier ones stay."""
         if self._recordings:
             self._refuse_rows(bucket, reason)
         else:
@@ -139,7 +138,7 @@ class StepGraphs:
         logger.warning("decode steps of %d rows run call by call: %s", bucket, reason)
 
     def _run(self, bucket: int) -> Tensor:
-        """What is recorded. To run it twice is to run it once: it changes nothing that it reads."""
+        """The step that is recorded. Running it twice has the effect of once: it changes nothing that it reads."""
         slots, positions = self._rows[: 2 * _width(bucket)].view(2, -1)[:, :bucket].unbind()
         hidden = self._hidden(slots, positions)
         if not self._device.records_all:
@@ -153,7 +152,7 @@ class StepGraphs:
 
     def _hidden(self, slots: Tensor, positions: Tensor) -> Tensor:
         num_rows, block_size = slots.shape[0], self._kv.block_size
-        # A device without a block for padding pads nothing.
+        # Without a padding block the device does not pad.
         padding_block = self._kv.padding_block or 0
         tables = self._slots.block_tables
         inputs = step_inputs(slots, positions, self._slots.token_ids, tables, block_size, padding_block)

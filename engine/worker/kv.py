@@ -1,6 +1,7 @@
-"""The KV pool: one tensor for all layers, laid out so that one head's page is contiguous, and of scales beside 8 bits.
+"""The KV pool: one tensor for all layers, laid out so that one head's part of a block is contiguous. A pool in 8 bits
+has a second tensor for scales.
 
-A block belongs to one cache group at a time, whose layer number i has plane i of it; the largest group has them all.
+A block belongs to one cache group at a time. Layer i of the group uses plane i; the largest group uses all planes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ class KVPool:
     data: Tensor
     """[planes, blocks, 2 (k, v), kv heads, block_size, head_dim]."""
     padding_block: int | None = None
-    """A block that is no request's, where the device pads steps."""
+    """Block that padding rows write to and no request has; None if the device does not pad steps."""
     scales: Tensor | None = None
-    """[planes, blocks, 2, kv heads, block_size] fp32 where `data` is of 8 bits: what a head of a token is multiplied
-    by."""
+    """[planes, blocks, 2, kv heads, block_size] fp32: factor of each head of a token; None unless `data` has 8 bits."""
 
     @classmethod
     def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
-        """`num_blocks` that requests can have, and one more where the device pads steps. `dtype` is that of K and V."""
+        """A pool of `num_blocks` for requests, and one more block if the device pads steps. K and V are in `dtype`."""
         num_planes = max(len(group.layers) for group in arch.cache_groups)
         pads = len(device.row_buckets) < device.row_buckets[-1]
         shape = (num_planes, num_blocks + pads, 2, arch.num_kv_heads, block_size)

@@ -1,4 +1,4 @@
-"""Build a worker from settled settings: where a checkpoint meets a device. Reports each phase as it ends."""
+"""Builds a worker from resolved settings: loads the checkpoint onto the device. Reports each phase when it ends."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _PROGRESS_INTERVAL_S = 5.0
 _WARM_UP_TOKENS = 16
 
 
-class _Laps:
-    """Phases that follow one another without a gap, from `started_s` (monotonic) on."""
+class _PhaseTimer:
+    """Times phases that follow one another without a gap, from `started_s` (monotonic) on."""
 
     def __init__(self, started_s: float, report: LoadReport) -> None:
         self._last_s, self._report = started_s, report
@@ -58,15 +58,15 @@ class _Laps:
 
 
 def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> tuple[Runner, Ready]:
-    """Load weights, allocate the KV pool, run once. Raises `ModelError` or `CapacityError`."""
+    """Load the weights, allocate the KV pool, run warm-up steps. Raises `ModelError` or `CapacityError`."""
     assert config.max_model_len is not None and config.block_size is not None
     assert config.num_blocks is not None and config.deterministic is not None
     deterministic = config.deterministic
-    laps = _Laps(started_s, report)
+    timer = _PhaseTimer(started_s, report)
     device = _open_device(config)
-    laps.done("engine", f"torch {torch.__version__} on {device.name}")
+    timer.done("engine", f"torch {torch.__version__} on {device.name}")
     if config.device == "cpu":
-        laps.done("kernels", _prepare_kernels())
+        timer.done("kernels", _prepare_kernels())
 
     checkpoint = Checkpoint.read(Path(config.model_path))
     facts = ModelFacts.of(checkpoint)
@@ -79,17 +79,17 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     )
     choices = Choices(deterministic, None if tuning is None else tuning.table)
     decoder = _build_decoder(config, arch, dtype, device, choices)
-    weights_bytes = _weigh_in(decoder, checkpoint, planned, device)
-    laps.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
+    weights_bytes = _load_and_measure(decoder, checkpoint, planned, device)
+    timer.done("weights", f"{format_bytes(weights_bytes)}, planned {format_bytes(planned.weights_bytes)}")
 
-    # Before the KV pool takes what is left of a GPU's memory.
+    # Before the KV pool, which takes the rest of a GPU's memory.
     if tuning is not None:
-        laps.done("tuning", tuning.complete())
+        timer.done("tuning", tuning.complete())
     peaks = measure(device, dtype, config.quantization, Choices(deterministic))
-    laps.done("peaks", str(peaks))
+    timer.done("peaks", str(peaks))
 
     kv = _allocate_pool(config, arch, planned, device)
-    laps.done(
+    timer.done(
         "kv cache",
         f"{format_bytes(kv.num_bytes)}, {config.num_blocks} blocks of {config.block_size} tokens in "
         f"{config.kv_cache_dtype}",
@@ -99,7 +99,7 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     if deterministic:
         refuse_varying(registry.explain())
     kernels = tuple(sorted({(choice.op, choice.chosen) for choice in registry.explain()}))
-    laps.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
+    timer.done("warm-up", f"{len(kernels)} kernels: {_tally(kernels)}")
     return runner, Ready(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -120,15 +120,15 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     )
 
 
-def _weigh_in(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
-    """Load the weights; the bytes that they took. Raises `ModelError` or `CapacityError`."""
+def _load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryPlan, device: Device) -> int:
+    """Load the weights and return the bytes that they took. Raises `ModelError` or `CapacityError`."""
     before_bytes = device.memory_in_use()
     try:
         _load_weights(decoder, checkpoint)
     except torch.OutOfMemoryError as error:
         raise CapacityError(
-            f"the weights of {format_bytes(planned.weights_bytes)} do not fit beside what the GPU holds ({error}): "
-            "free it, or give --quantization"
+            f"the weights of {format_bytes(planned.weights_bytes)} do not fit into the GPU's free memory ({error}): "
+            "end other programs on the GPU, or give --quantization"
         ) from error
     device.give_back_freed()
     return device.memory_in_use() - before_bytes
@@ -140,11 +140,11 @@ def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device
     try:
         return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device)
     except RuntimeError as error:
-        raise _no_room(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
+        raise _out_of_memory(f"the KV cache of {format_bytes(planned.kv_bytes)}", error, config, arch, 0) from error
 
 
 def _warmed_up(config: EngineConfig, decoder: Decoder, kv: KVPool, planned: MemoryPlan, device: Device) -> Runner:
-    """The runner, after steps of the kinds that it will run."""
+    """The runner, after warm-up steps of each kind."""
     assert config.max_num_seqs is not None and config.max_model_len is not None
     assert config.block_size is not None and config.deterministic is not None
     num_groups = len(decoder.arch.cache_groups)
@@ -156,7 +156,7 @@ def _warmed_up(config: EngineConfig, decoder: Decoder, kv: KVPool, planned: Memo
             runner.execute(plan)
     except torch.OutOfMemoryError as error:
         what = f"slots and the tensors of a step, planned as {format_bytes(planned.working_bytes)},"
-        raise _no_room(what, error, config, decoder.arch, kv.num_bytes) from error
+        raise _out_of_memory(what, error, config, decoder.arch, kv.num_bytes) from error
     return runner
 
 
@@ -166,20 +166,20 @@ def _open_device(config: EngineConfig) -> Device:
         return CpuDevice(config.num_threads)
     if not torch.cuda.is_available():
         raise ModelError(
-            f"device cuda was asked for, and torch {torch.__version__} finds no GPU to use: give --device cpu, "
-            "or install the build of torch for this driver"
+            f"device cuda was asked for, but torch {torch.__version__} finds no GPU: give --device cpu, or install "
+            "the build of torch for this driver"
         )
     return CudaDevice()
 
 
 def _prepare_kernels() -> str:
-    """Build or load the C++ kernels; without them plain PyTorch serves, slower, and says so."""
+    """Build or load the C++ kernels. If that fails, plain PyTorch computes more slowly, and a warning says so."""
     built = native.prepare(
         native.default_cache_dir(),
         before_compiling=lambda: logger.info("compiling the C++ kernels, once: about half a minute on two cores"),
     )
     if built.path is None:
-        logger.warning("plain PyTorch kernels serve, several times slower: %s", built.reason)
+        logger.warning("kernels in plain PyTorch are used, several times slower: %s", built.reason)
         return f"plain PyTorch, several times slower: {built.reason}"
     for reason in built.rejected:
         logger.warning("some C++ kernels are not used: %s", reason)
@@ -212,7 +212,7 @@ def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
 
 
 def _log_progress() -> Progress:
-    """A line every few seconds of a long load, none for a short one."""
+    """A callback that logs a line every few seconds of a long load, and none for a short one."""
     next_s = time.monotonic() + _PROGRESS_INTERVAL_S
 
     def progress(done: int, total: int) -> None:
@@ -224,28 +224,28 @@ def _log_progress() -> Progress:
     return progress
 
 
-def _no_room(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
-    """`kv_bytes`: what the KV cache has already."""
+def _out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: Arch, kv_bytes: int) -> CapacityError:
+    """The error for an allocation that failed. `kv_bytes`: bytes that the KV cache already has."""
     free_bytes = Machine.detect().on("cuda" if config.device == "cuda" else "cpu").memory_available_bytes
     length = longest_beside_weights(config, arch, free_bytes + kv_bytes)
     return CapacityError(
-        f"{what} could not be allocated ({error}), and {format_bytes(free_bytes)} of memory are free: "
+        f"{what} could not be allocated ({error}); {format_bytes(free_bytes)} of memory are free: "
         + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")
-        + "free some, or give a smaller --kv-memory, or --kv-cache-dtype fp8"
+        + "free some memory, or give a smaller --kv-memory, or --kv-cache-dtype fp8"
     )
 
 
 def _tally(kernels: tuple[tuple[str, str], ...]) -> str:
-    """How many ops run in which implementation."""
+    """Number of ops by implementation, as text."""
     counts = Counter(name for _, name in kernels)
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
 def _warm_up_plans(config: EngineConfig, num_groups: int) -> Iterator[StepPlan]:
-    """A prompt and then a token in block 0, which nobody holds yet: what they leave there is overwritten.
+    """A prompt and then a token, in block 0, which no request has yet: requests overwrite what is left there.
 
-    On a GPU prompts of all lengths besides, up to the longest step: each length may have forms of kernels that others
-    have not, which would be compiled while somebody waits, and the longest shows that its tensors have room.
+    On a GPU also prompts of all lengths up to the longest step. A length may need variants of kernels of its own, which
+    would otherwise be compiled while a request waits. The longest prompt shows that its tensors fit the memory.
     """
     assert config.max_model_len is not None and config.block_size is not None
     assert config.max_num_batched_tokens is not None and config.num_blocks is not None

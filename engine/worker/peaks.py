@@ -1,10 +1,12 @@
-"""What the device can do at most, measured while it starts: how fast it reads memory, and how fast its matrix products
-are in the precision that is served. Every step is compared with these.
+"""Measures the device's peaks at the start: how fast it reads memory, and how fast it multiplies matrices in the served
+precision. Every step is compared with them.
 
-A product is that of the layers' own kernel, on as many rows as make it wait for nothing but arithmetic: there it is
-within a few percent of the vendor's library or is that library. The best of some runs counts: what else runs on the
-machine can only slow one down. Takes 64 MiB on a CPU and 512 MiB on a GPU, which are returned, and 0.05 to 0.14 s
-(2 cores of an AMD EPYC Zen 4, alone and beside other work, 2026-11-21).
+The matrix product uses the layers' own kernel, with enough rows to be limited by arithmetic alone. With so many rows
+the kernel is within a few percent of the vendor's library, or is that library. The best of several runs counts, because
+other work on the machine can only slow a run down.
+
+Measuring takes 64 MiB on a CPU and 512 MiB on a GPU, which are returned. It takes 0.05 to 0.14 s (2 cores of an AMD
+EPYC Zen 4, alone and beside other work, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from inferd.kernels.linear import ANY, Choices
 
 _MAX_RUNS = 6
 _MAX_S = 0.025
-"""Of one of the two, after the run that warms it up: a product in plain PyTorch may take that long alone."""
+"""Most time for each of the two measurements, after its warm-up run. One product in plain PyTorch may take as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     read_bytes: int
-    """Twice the cache of a chiplet, or ten times that of a GPU; where a processor's caches hold more, what is measured
-    is their bandwidth. 64 MiB read 7% faster than 1 GiB on a machine with 32 MiB of cache (2 cores, AMD EPYC Zen 4,
-    2026-11-21)."""
+    """Bytes to read: twice the cache of a CPU's chiplet, or ten times a GPU's cache. If a CPU's caches hold more, their
+    bandwidth is measured instead. 64 MiB read 7% faster than 1 GiB on a machine with 32 MiB of cache (2 cores, AMD EPYC
+    Zen 4, 2026-11-21)."""
     num_rows: int
     width: int
-    """Inputs and outputs of the layer."""
+    """Number of inputs, and of outputs, of the layer."""
 
 
 _SIZES = {"cpu": _Sizes(2**26, 256, 1024), "cuda": _Sizes(2**29, 4096, 8192)}
@@ -41,8 +43,7 @@ _SIZES = {"cpu": _Sizes(2**26, 256, 1024), "cuda": _Sizes(2**29, 4096, 8192)}
 
 @torch.inference_mode()
 def measure(device: Device, dtype: torch.dtype, quantization: Quantization, choices: Choices = ANY) -> Peaks:
-    """Peaks of `device` for a model whose activations are in `dtype` and whose layers are quantized so, by kernels that
-    are chosen so."""
+    """Peaks of `device` for a model with activations in `dtype`, this quantization, and kernels from `choices`."""
     sizes = _SIZES[device.torch_device.type]
     peaks = Peaks(_read_bytes_per_s(device, sizes), _flops_per_s(device, sizes, dtype, recipes(choices)[quantization]))
     device.give_back_freed()
@@ -55,7 +56,7 @@ def _read_bytes_per_s(device: Device, sizes: _Sizes) -> float:
 
 
 def _flops_per_s(device: Device, sizes: _Sizes, dtype: torch.dtype, recipe: Recipe) -> float:
-    """Of random numbers: a GPU computes faster with constant ones, which cost it less power."""
+    """Speed of a product of random numbers: a GPU multiplies constant ones faster, because they take less power."""
     random = torch.Generator(device.torch_device).manual_seed(0)
 
     def normal(num_rows: int) -> torch.Tensor:

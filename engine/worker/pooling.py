@@ -1,7 +1,7 @@
-"""What pooled requests take from the final hidden states of a step's tokens: the last one's, or the mean of all.
+"""Pools the final hidden states of a prompt for embedding requests: the last token's state, or the mean of all.
 
-A mean is a running sum over the chunks of a prompt, kept by slot. It is a sum of whole numbers, which is exact: the
-same bits in whatever order, chunks and company it is made. Knows no logits and no scheduling.
+A mean is a running sum over the chunks of a prompt, kept by slot. It sums whole numbers, which is exact: the bits do
+not depend on order, chunks or other requests. Knows no logits and no scheduling.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from inferd.engine.sched.plan import Row, RowStatus
 from inferd.engine.worker.slots import Slots
 
 _UNITS = 2.0**26
-"""In one: what is summed is rounded to 7e-9."""
+"""Units in 1.0: components are rounded to 7e-9 before they are summed."""
 _LARGEST = 2.0**16
-"""Magnitude of a component beyond which a mean is refused, as it is for a NaN: no fp16 number is as large, and 2^20
-tokens of it make 2^62 units, which int64 holds."""
+"""Largest magnitude of a component in a mean; a row with a larger one fails, as it does with a NaN. No fp16 number is
+as large, and 2^20 tokens of it make 2^62 units, which int64 holds."""
 _SUMMED_TOKENS = 256
-"""Whose whole numbers exist at once: 8 bytes a component, 8 MiB at 4,096 of them."""
+"""Number of tokens whose whole numbers exist at once: 8 bytes a component, 8 MiB at 4,096 components."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What P rows of a step gave."""
+    """Pooled vectors of the P rows of a step that end a pooled prompt."""
 
     rows: tuple[int, ...]
-    """[P]: places in the plan."""
+    """[P] indices of the rows in the plan."""
     asked: tuple[Pooling, ...]
-    """[P]."""
+    """[P] parameters of those rows."""
     vectors: Tensor
-    """[P, hidden] fp32, on the device: neither cut nor normalised, with a NaN where the row failed."""
+    """[P, hidden] fp32, on the device, before they are cut and normalised. A failed row holds a NaN."""
 
     def outcomes(self, vectors: Tensor) -> Iterator[tuple[int, RowStatus, bytes]]:
-        """(place in the plan, status, embedding) of each, from `vectors` on the host."""
+        """(index in the plan, status, embedding) of each row. `vectors` are the pooled vectors on the host."""
         for row, pooling, vector in zip(self.rows, self.asked, vectors, strict=True):
             if bool(vector.isfinite().all()):
                 yield row, RowStatus.OK, _finished(vector, pooling)
@@ -46,17 +46,17 @@ class Pooled:
 
 
 class Pooler:
-    """The running sums, and the rows that end a prompt whose hidden states are asked for."""
+    """Holds the running sums, and finds the rows that end a pooled prompt."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._sums: dict[int, Tensor] = {}
-        """By slot: [hidden + 1] int64, units of each component, then how many could not be counted. Of a request that
-        was aborted until the slot's next mean: at most one a slot."""
+        """Slot -> [hidden + 1] int64: units of each component, then the number of components too large to count. An
+        aborted request's sum stays until the slot's next mean."""
 
     def pool(self, rows: Sequence[Row], hidden: Tensor, first_tokens: Sequence[int]) -> Pooled | None:
-        """hidden [T, hidden] of a plan's rows, whose first tokens lie at `first_tokens`; None where no row ends a
-        prompt that is pooled."""
+        """The pooled vectors of a plan's rows; None if no row ends a pooled prompt. hidden is [T, hidden], and row i's
+        tokens begin at `first_tokens[i]`."""
         ended: list[tuple[int, Pooling, Tensor]] = []
         for index, row in enumerate(rows):
             pooling = None if row.samples else self._slots.params(row.slot).pooling
@@ -82,22 +82,22 @@ class Pooler:
             total += _units(states[start : start + _SUMMED_TOKENS])
 
     def _mean(self, slot: int) -> Tensor:
-        """[hidden] fp32, NaN where a component was none that can be counted."""
+        """[hidden] fp32; all NaN if a component was too large to count or NaN."""
         total = self._sums.pop(slot)
         mean = total[:-1].to(torch.float64) / (_UNITS * self._slots.num_prompt(slot))
         return mean.to(torch.float32).masked_fill_(total[-1:] != 0, float("nan"))
 
 
 def _units(states: Tensor) -> Tensor:
-    """[N, hidden] -> [hidden + 1] int64: sums of whole units, and how many components had no such number."""
+    """[N, hidden] -> [hidden + 1] int64: sums of whole units, then the number of components that have none."""
     exact = states.to(torch.float32)
-    is_counted = exact.abs() <= _LARGEST  # not of a NaN
+    is_counted = exact.abs() <= _LARGEST  # false for NaN
     units = exact.mul(_UNITS).round_().masked_fill_(~is_counted, 0.0).to(torch.int64)
     return torch.cat([units.sum(dim=0), (~is_counted).sum()[None]])
 
 
 def _finished(vector: Tensor, pooling: Pooling) -> bytes:
-    """A pooled state [hidden] on the host as its caller gets it. A vector of zeros has no direction and stays."""
+    """The embedding for the client, from a pooled vector [hidden] on the host. A vector of zeros stays as it is."""
     kept = vector[: pooling.num_components or None].to(torch.float64)
     length = kept.square().sum().sqrt()
     if pooling.is_normalized and length > 0.0:

@@ -1,7 +1,7 @@
-"""A plan becomes a step: fill slots, build the batch, run the decoder, sample, and bring the results to the host.
+"""Runs a step plan: fills slots, builds the batch, runs the decoder, samples, and copies the results to the host.
 
-Every tensor is built from the plan's rows in their order, so a result's row is the plan's row. Knows no requests beyond
-their slots, and no scheduling.
+Every tensor is built from the plan's rows in their order, so row i of a result is row i of the plan. Knows only the
+slots of requests, and no scheduling.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ from inferd.engine.worker.slots import Slots
 from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32
-"""Prompt positions whose logits exist at once: 256 of them over a vocabulary of 152,000 would take over a gigabyte."""
+"""Number of prompt positions whose logits exist at once: 256 with a vocabulary of 152,000 would take over a
+gigabyte."""
 _FAULTS = {FAILED: RowStatus.NUMERICAL_ERROR, EMPTY: RowStatus.NOTHING_TO_DRAW}
 
 
 class _Computed(NamedTuple):
-    """What a step's S sampling rows are drawn from, and what was scored on the way."""
+    """Results of a step before its S sampling rows are drawn."""
 
     logits: Tensor | None
-    """[S, V] fp32; None where no row samples."""
+    """[S, V] fp32; None if no row samples."""
     outcomes: Tensor | None = None
-    """[S], of those rows that a recording drew: the plain ones; None where it drew none."""
+    """[S] outcomes if the step was recorded with its draws, which hold for plain rows only; else None."""
     scored: Mapping[int, Sequence[Logprobs]] = MappingProxyType({})
-    """Prompt logprobs by row of the plan."""
+    """Index of a row in the plan -> its prompt logprobs."""
     pooled: Pooled | None = None
-    """Of rows that end a prompt whose hidden states are asked for."""
+    """Pooled vectors of the rows that end a pooled prompt."""
 
 
 class _Drawn(NamedTuple):
-    """What a step's S sampling rows gave, on the device."""
+    """Results of a step's S sampling rows, on the device."""
 
     outcomes: Tensor
     """[S] int64: `SampleResult.outcomes`."""
     logprobs: Logprobs | None
     logprob_rows: Sequence[int]
-    """Of the S rows, the one that each entry of `logprobs` belongs to."""
+    """Index within the S rows that each entry of `logprobs` belongs to."""
 
 
 class Runner:
-    """One model, one KV pool, and the slots of the requests that run."""
+    """The worker: one model, one KV pool, and the slots of the running requests."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Runner:
         *,
         is_deterministic: bool = True,
     ) -> None:
-        """Where not `is_deterministic`, a GPU may compute long chunks of a prompt otherwise than short ones."""
+        """Unless `is_deterministic`, a GPU may use other kernels for long chunks of a prompt than for short ones."""
         self._is_deterministic = is_deterministic
         self._decoder, self._kv, self._slots, self._sampler, self._device = decoder, kv, slots, sampler, device
         self._graphs = StepGraphs(decoder, kv, slots, sampler, device)
@@ -85,7 +86,7 @@ class Runner:
 
     @property
     def arch(self) -> Arch:
-        """What is served."""
+        """Description of the served model."""
         return self._decoder.arch
 
     @property
@@ -98,10 +99,8 @@ class Runner:
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:
-        """By cache group, as plans number them: how many last positions its layers see; None for all.
-
-        A window that no sequence outgrows is none.
-        """
+        """Number of last positions that the layers of each cache group see; None for all, and for a window that is at
+        least as long as the longest sequence. Groups are in the order of step plans."""
         windows = (group.window for group in self._decoder.arch.cache_groups)
         return tuple(None if window is None or window >= self._slots.max_model_len else window for window in windows)
 
@@ -111,7 +110,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, awaits_masks: bool = False) -> _LaunchedStep:
-        """Queue one plan on the device, to run behind those launched before; with `awaits_masks` without drawing."""
+        """Queue one plan on the device, after those launched before. With `awaits_masks`, tokens are not drawn yet."""
         started_s = time.monotonic()
         for admission in plan.admissions:
             self._slots.admit(admission)
@@ -125,14 +124,14 @@ class Runner:
         return step
 
     def _decode(self, rows: Sequence[Row]) -> _Computed | None:
-        """A step in which every row computes one token and draws the next, where such steps are recorded."""
+        """Run a step in which every row computes one token and draws the next, if such steps are recorded."""
         if any(row.num_tokens > 1 or not row.samples for row in rows):
             return None
         decoded = self._graphs.decode([(row.slot, row.start) for row in rows])
         return None if decoded is None else _Computed(decoded.logits, decoded.outcomes)
 
     def _compute(self, plan: StepPlan) -> _Computed:
-        """A step of any kind, call by call."""
+        """Run a step of any kind, without a recording."""
         batch = Batch.build(
             plan, self._slots, self._kv.block_size, self._device, is_deterministic=self._is_deterministic
         )
@@ -154,7 +153,7 @@ class Runner:
 
     @torch.inference_mode()
     def _draw(self, plan: StepPlan, computed: _Computed, token_masks: TokenMasks) -> _Drawn | None:
-        """Draw for the sampling rows that were not drawn with the step, and record the ids in their slots."""
+        """Draw the sampling rows that the step did not draw itself, and write the ids to their slots."""
         logits, outcomes = computed.logits, computed.outcomes
         if logits is None:
             return None
@@ -173,7 +172,7 @@ class Runner:
         return _Drawn(outcomes, drawn.logprobs, [special[place] for place in drawn.logprob_rows])
 
     def _masks_of(self, masks: TokenMasks, sampling: Sequence[int]) -> Masks | None:
-        """The masks on the device, by their rows' places among the sampling ones."""
+        """The masks on the device, with their rows as indices into the sampling rows."""
         if not masks.rows:
             return None
         words = torch.frombuffer(masks.words, dtype=torch.int32).view(len(masks.rows), -1)
@@ -188,7 +187,7 @@ class Runner:
         return drawn.outcomes, drawn.logprobs, drawn.logprob_rows
 
     def _prompt_logprobs(self, row: Row, hidden: Tensor, first_token: int) -> list[Logprobs]:
-        """Of the prompt tokens at `start + 1 .. start + num_tokens`, each from the hidden state before it."""
+        """Logprobs of the prompt tokens at `start + 1 .. start + num_tokens`, each from the hidden state before it."""
         num_top = self._slots.params(row.slot).prompt_logprobs
         end = min(row.start + row.num_tokens, self._slots.num_prompt(row.slot) - 1)
         if num_top is None or end <= row.start:
@@ -203,7 +202,7 @@ class Runner:
 
 
 class _LaunchedStep:
-    """A step in the device's queue, and its results on their way to the host."""
+    """A step in the device's queue, and the copy of its results to the host."""
 
     def __init__(
         self,
@@ -219,8 +218,8 @@ class _LaunchedStep:
         self._computed: _Computed | None = computed
 
     def sample(self, masks: TokenMasks) -> None:
-        """Draw what was not drawn, and start bringing the results to the host."""
-        # Logits are not kept for as long as results are on their way.
+        """Draw the rows that are not drawn yet, and start copying the results to the host."""
+        # Frees the logits before the results have arrived.
         computed, self._computed = self._computed, None
         assert computed is not None, "a step draws once"
         self._drawn = drawn = self._draw(self._plan, computed, masks)
@@ -233,7 +232,7 @@ class _LaunchedStep:
         )
 
     def wait(self) -> StepResult:
-        """Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
+        """The step's results. Rows that do not sample give no id; a row whose logits hold a NaN fails alone."""
         columns = iter(self._copy.wait())
         outcomes = [] if self._drawn is None else next(columns).tolist()
         tables = (table.with_columns(columns) for table in self._tables)

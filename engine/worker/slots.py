@@ -1,7 +1,7 @@
-"""Per-request state that stays with the worker between steps, by slot: ids so far, block table, what was asked.
+"""State of each running request that the worker keeps between steps, by slot: ids so far, block table, parameters.
 
-A sampled id is written here on the device, and the next step's input is gathered from here, so that the host may learn
-it a step late.
+A sampled id is written here on the device, and the next step reads its input from here. So the host may learn the id a
+step later.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Slots:
         table_shape = (num_groups, num_slots, -(-max_model_len // block_size))
         self._device, self.max_model_len = device, max_model_len
         self.token_ids = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int64, device=device.torch_device)
-        """[slots, max_model_len + 1]: the id at each position that exists, prompt and output."""
+        """[slots, max_model_len + 1]: ids of prompt and output, by position."""
         self.block_tables = torch.zeros(table_shape, dtype=torch.int32, device=device.torch_device)
         """[groups, slots, blocks]: entry i is the block of positions i * block_size .. (i + 1) * block_size. Entries
-        behind a group's window hold blocks that are somebody else's now, or stem from the slot's last request."""
+        that a group's window has left behind are stale: they may name another request's blocks."""
         self._admissions: list[Admission | None] = [None] * num_slots
 
     @property
@@ -34,7 +34,7 @@ class Slots:
         return len(self._admissions)
 
     def admit(self, admission: Admission) -> None:
-        """Fill a slot; whatever it held is gone."""
+        """Fill a slot with a new request."""
         self._admissions[admission.slot] = admission
         self.token_ids[admission.slot, : len(admission.token_ids)] = self._device.to_device(admission.token_ids)
 

@@ -1,8 +1,8 @@
-"""Which products are the fastest on this GPU: measured when a model's weights are there, and kept in a file for later
-starts.
+"""The table of the fastest matrix products on this GPU: measured once the weights are loaded, and kept in a file for
+later starts.
 
-The table exists before layers are bound, which offer it what could be measured of their weights (`kernels.linear`), and
-is completed behind them. Knows no model and no setting.
+The table exists before the layers, which add the cases that could be measured with their weights (`kernels.linear`).
+It is completed when all layers are loaded. Knows no model and no setting.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """A table, and the directory where it is kept."""
+    """A table, and the directory of its file."""
 
     directory: Path
     table: Table
 
     @classmethod
     def open(cls, directory: Path, dtype: torch.dtype) -> Tuning | None:
-        """What is known of the current GPU; None where there is one product alone in `dtype`, and nothing to choose."""
+        """The table of the current GPU as far as it is known; None if `dtype` has one kernel only, so no choice."""
         if few_rows_refuse("cuda", dtype) is not None:
             return None
         return cls(directory, read(directory, _device_name()))
 
     @torch.inference_mode()
     def complete(self) -> str:
-        """Measure what layers offered and the table lacks, some 50 runs a case, and keep it; in words. A failure to do
-        either costs speed at most, and is a warning."""
+        """Measure the cases that the table lacks, in some 50 runs each, and write the file. Returns a text about it.
+
+        If measuring or writing fails, the log gets a warning; it costs speed at most.
+        """
         try:
             num_measured = self.table.complete()
         except torch.OutOfMemoryError as error:
-            logger.warning("there is no memory to measure which products are the fastest (%s): a rule chooses", error)
+            logger.warning("too little memory to measure the fastest matrix products (%s): a rule chooses them", error)
             return "chosen by a rule"
         if not num_measured:
             return f"every choice is known from {self.directory}"
@@ -49,8 +51,8 @@ class Tuning:
             write(self.directory, self.table)
         except OSError as error:
             logger.warning(
-                "what was measured cannot be kept in %s (%s): every start measures it again; XDG_CACHE_HOME names "
-                "another place",
+                "the measurements cannot be written to %s (%s), so every start measures again: set XDG_CACHE_HOME to a "
+                "directory that can be written",
                 self.directory,
                 error,
             )
@@ -59,7 +61,7 @@ class Tuning:
 
 
 def _device_name() -> str:
-    """Of the GPU and of what a measurement on it depends on besides."""
+    """Name of the GPU, with the versions that a measurement on it depends on."""
     return (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
         f"Triton {version('triton')}"

@@ -117,7 +117,7 @@ def test_what_cannot_be_kept_is_used_and_warned_of(
     assert len(timed) == len(table.choices) == NUM_CASES
     assert said == f"{NUM_CASES} choices measured, not kept"
     (record,) = caplog.records
-    assert f"cannot be kept in {directory} ([Errno" in record.getMessage()
+    assert f"cannot be written to {directory} ([Errno" in record.getMessage()
     assert "XDG_CACHE_HOME" in record.getMessage()
 
 

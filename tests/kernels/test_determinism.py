@@ -84,7 +84,7 @@ def test_every_op_runs_in_what_does_not_vary() -> None:
 )  # fmt: skip
 def test_what_varies_is_refused_by_name(name: str, changed: dict[str, object], words: str) -> None:
     ops()
-    with pytest.raises(ModelError, match=f"this model gives none: {words}.*; give --no-deterministic"):
+    with pytest.raises(ModelError, match=f"cannot give them on this GPU: {words}.*; give --no-deterministic"):
         refuse_varying([choose("sample"), choose(name, **changed)])
 
 

@@ -206,7 +206,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_said_and_costs_speed_alone(start: Callable[..., Daemon]) -> None:
     assert not Path("/proc/cache").exists()
     daemon = start(env={"XDG_CACHE_HOME": "/proc/cache"})
-    warning = next(line for line in daemon.lines if "plain PyTorch kernels serve" in line)
+    warning = next(line for line in daemon.lines if "kernels in plain PyTorch are used" in line)
     assert "/proc/cache/inferd/kernels" in warning
     phase = next(line for line in daemon.lines if "plain PyTorch, several times slower" in line)
     assert "/proc/cache/inferd/kernels" in phase
