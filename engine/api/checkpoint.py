@@ -1,7 +1,7 @@
-"""A checkpoint as files: what its config says, and what tensors its safetensors headers hold.
+"""A checkpoint as files: its config.json, and the tensors that its safetensors headers list.
 
-Reads no tensor data and loads no torch, so that a wrong checkpoint is refused in seconds, before an engine exists. Only
-safetensors are read: a pickled checkpoint can carry code.
+It reads no tensor data and imports no torch, so that a wrong checkpoint is refused in seconds, before an engine exists.
+It reads safetensors only, because a pickled checkpoint can carry code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 _MAX_JSON_BYTES = 64 * 2**20
 _HEADER_PREFIX_BYTES = 8
 _MAX_RANK = 64
-"""Axes of a tensor; torch has no more."""
+"""Most axes of a tensor; torch allows no more."""
 _DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
@@ -30,12 +30,12 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as a safetensors header states it."""
+    """One tensor, as a safetensors header states it."""
 
     name: str
-    """In the file."""
+    """Name in the file."""
     dtype: str
-    """The header's spelling: "BF16", "F32", ..."""
+    """Dtype in the header's spelling: "BF16", "F32", ..."""
     shape: tuple[int, ...]
     file: Path
     num_bytes: int
@@ -43,16 +43,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that can be served: `config.json` and the headers of its safetensors."""
+    """A directory with a `config.json` and the headers of its safetensors files."""
 
     path: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    """By the names of a model that generates, whatever the files call them."""
+    """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out."""
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read config and headers. Raises `ModelError` naming the file and what is wrong with it."""
+        """Read config and headers. Raises a `ModelError` that names the file and its fault."""
         config = read_json(path / "config.json")
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(path):
@@ -60,7 +60,7 @@ class Checkpoint:
                 if info.name in tensors:
                     raise ModelError(f"tensor {info.name} is in both {tensors[info.name].file.name} and {file.name}")
                 tensors[info.name] = info
-        _refuse_absurd_depth(path, config, len(tensors))
+        _check_num_layers(path, config, len(tensors))
         return cls(path, config, named_in_full(tensors))
 
     @property
@@ -69,8 +69,8 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The dtype the config states ("bfloat16", "float16", "float32"), else that of most bytes of the weights, those
-        that are stored smaller left out."""
+        """The dtype that the config states ("bfloat16", "float16", "float32"). If it states none, the dtype of most
+        bytes of the weights; 8-bit weights do not count."""
         stated = self.config.get("dtype", self.config.get("torch_dtype"))
         if isinstance(stated, str) and stated:
             return stated.removeprefix("torch.")
@@ -87,16 +87,16 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises `ModelError` where there is none: missing, unreadable, too large, malformed."""
+    """The JSON object in `file`. Raises `ModelError` if the file is missing, unreadable, too large or malformed."""
     try:
         about = file.stat()
         if not stat.S_ISREG(about.st_mode):
             raise ModelError(f"{file} must be a regular file")
         if about.st_size > _MAX_JSON_BYTES:
-            raise ModelError(f"{file} is larger than {_MAX_JSON_BYTES} bytes: no config is")
+            raise ModelError(f"{file} must have at most {_MAX_JSON_BYTES} bytes, but has {about.st_size}")
         value = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise ModelError(f"{file.parent} holds no {file.name}: it is no checkpoint directory") from error
+        raise ModelError(f"{file.parent} holds no {file.name}: it is not a checkpoint directory") from error
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -106,15 +106,16 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _refuse_absurd_depth(path: Path, config: dict[str, Any], num_tensors: int) -> None:
-    """Every layer has weights of its own. Checked first, because a description has an entry for each layer."""
+def _check_num_layers(path: Path, config: dict[str, Any], num_tensors: int) -> None:
+    """Refuse more layers than tensors: every layer has weights of its own. A description has an entry for each layer,
+    so this check comes before it is built."""
     num_layers = config.get("num_hidden_layers")
     if type(num_layers) is int and num_layers > num_tensors:
         raise ModelError(f"{path}: config.json has num_hidden_layers {num_layers}, but there are {num_tensors} tensors")
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The files the index names, else `model.safetensors`, else every safetensors file there is."""
+    """The files that the index names, else `model.safetensors`, else every safetensors file in the directory."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")
@@ -127,7 +128,7 @@ def _weight_files(path: Path) -> list[Path]:
         try:
             missing = [name for name in names if not (path / name).is_file()]
         except OSError as error:
-            raise ModelError(f"{index} names a file that cannot be: {error.strerror}") from error
+            raise ModelError(f"{index} names a file that cannot exist: {error.strerror}") from error
         if missing:
             raise ModelError(f"{index} names {len(names)} files, of which {len(missing)} are missing: {missing[0]}")
         return [path / name for name in names]
@@ -141,9 +142,10 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> list[TensorInfo]:
-    """The tensors that a safetensors file holds, by its header alone, proven to cover the rest of the file once.
+    """The tensors in a safetensors file, from its header alone. Raises `ModelError` unless they cover the rest of the
+    file exactly once.
 
-    Format: https://github.com/huggingface/safetensors#format. Raises `ModelError`.
+    Format: https://github.com/huggingface/safetensors#format.
     """
     content, data_bytes = _header_bytes(file)
     try:
@@ -151,35 +153,35 @@ def read_header(file: Path) -> list[TensorInfo]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the header of {file} is not valid JSON: {error}") from error
     if not isinstance(header, dict):
-        raise ModelError(f"the header of {file} is no object")
+        raise ModelError(f"the header of {file} is not an object")
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     infos = [_tensor(file, name, entry, data_bytes) for name, entry in entries.items()]
-    _check_places(file, sorted((*entry["data_offsets"], name) for name, entry in entries.items()), data_bytes)
+    _check_offsets(file, sorted((*entry["data_offsets"], name) for name, entry in entries.items()), data_bytes)
     return infos
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two entries of one name, two readers may take different ones."""
+    """An object whose names differ. If a name came twice, two readers could take different entries."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a name appears twice in one object")
     return made
 
 
-def _check_places(file: Path, places: list[tuple[int, int, str]], data_bytes: int) -> None:
-    """`places`: (begin, end, tensor) in order. What overlaps is two tensors at once, and a hole can hide anything."""
+def _check_offsets(file: Path, offsets: list[tuple[int, int, str]], data_bytes: int) -> None:
+    """Refuse tensors that overlap, and holes, which could hide anything. `offsets`: (begin, end, tensor) in order."""
     at = 0
-    for begin, end, name in places:
+    for begin, end, name in offsets:
         if begin != at:
-            rule = "tensors must follow each other, without overlap and without a hole"
-            raise ModelError(f"{file}: {name} begins at byte {begin} of the data, and byte {at} is next: {rule}")
+            rule = "tensors must follow one another, without overlap and without a hole"
+            raise ModelError(f"{file}: {name} begins at byte {begin} of the data, but byte {at} is next: {rule}")
         at = end
     if at != data_bytes:
-        raise ModelError(f"{file} has {data_bytes - at} bytes behind its last tensor, which belong to none")
+        raise ModelError(f"{file} has {data_bytes - at} bytes after its last tensor, which belong to no tensor")
 
 
 def _header_bytes(file: Path) -> tuple[bytes, int]:
-    """The header's JSON, and how many bytes of data follow it."""
+    """(the header's JSON, number of bytes of data after it)."""
     try:
         file_bytes = file.stat().st_size
         with file.open("rb") as stream:
@@ -187,7 +189,7 @@ def _header_bytes(file: Path) -> tuple[bytes, int]:
             header_bytes = int.from_bytes(prefix, "little")
             if len(prefix) < _HEADER_PREFIX_BYTES or header_bytes > min(file_bytes, _MAX_JSON_BYTES):
                 raise ModelError(
-                    f"{file} is truncated or no safetensors file: {file_bytes} bytes, header of {header_bytes}"
+                    f"{file} is truncated or not a safetensors file: {file_bytes} bytes, header of {header_bytes}"
                 )
             return stream.read(header_bytes), file_bytes - _HEADER_PREFIX_BYTES - header_bytes
     except OSError as error:
@@ -206,7 +208,9 @@ def _tensor(file: Path, name: str, entry: Any, data_bytes: int) -> TensorInfo:
         raise ModelError(f"{file}: {name} has dtype {dtype}; known are {', '.join(sorted(_DTYPE_BYTES))}")
     num_bytes = _DTYPE_BYTES[dtype] * math.prod(shape)
     if min(shape, default=1) < 0 or end - begin != num_bytes or begin < 0:
-        raise ModelError(f"{file}: {name} is {dtype} {list(shape)}, {num_bytes} bytes, but its place has {end - begin}")
+        raise ModelError(
+            f"{file}: {name} is {dtype} {list(shape)}, {num_bytes} bytes, but its data_offsets span {end - begin}"
+        )
     if end > data_bytes:
         raise ModelError(f"{file} is truncated: {name} ends at byte {end} of {data_bytes}")
     return TensorInfo(name, dtype, shape, file, num_bytes)
@@ -218,5 +222,5 @@ def _malformed(file: Path, name: str) -> ModelError:
 
 
 def _is_whole(value: object) -> bool:
-    """A JSON integer that a size or an offset can be: no float, no bool, and within 64 bits."""
+    """Whether `value` is a JSON integer within 64 bits; a bool or a float is none."""
     return type(value) is int and abs(value) < 2**63

@@ -1,7 +1,7 @@
-"""The engine's settings: what was asked, and what it came to on this machine, with each decision and its reason.
+"""The engine's settings, as asked and as resolved for this machine, with each decision and its reason.
 
-`resolve` is the only place where an "auto" becomes a number. It reads the checkpoint's headers and the machine's
-memory, never a device, and it is torch-free: a model that cannot fit is refused before an engine exists.
+Only `resolve` turns an "auto" into a value. It needs the checkpoint's headers and the machine's memory, but neither a
+device nor torch. So a model that cannot fit is refused before an engine exists.
 """
 
 from __future__ import annotations
@@ -52,65 +52,66 @@ from inferd.engine.arch.description import Arch
 BLOCK_SIZES = (16, 32, 64, 128)
 AUTO_BLOCK_SIZE = 32
 AUTO_MAX_NUM_BATCHED_TOKENS = 256
-"""Matrix products of 256 rows are large enough for a CPU; a longer chunk would only hold up decodes longer."""
+"""Products of 256 rows use a CPU fully; a longer chunk would only delay decodes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Auto:
-    """What "auto" comes to on a kind of device."""
+    """Values of "auto" on a kind of device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_bytes: int | None
-    """Most for the cache, unless one sequence of full length needs more; None: no such limit."""
+    """Most bytes for the KV cache, unless one sequence of full length needs more; None: no such limit."""
     memory_share: float
-    """Of the memory left beside the weights, for the cache."""
+    """Share of the memory left beside the weights that the KV cache gets."""
 
 
 _AUTO = {
     "cpu": _Auto(128, AUTO_MAX_NUM_BATCHED_TOKENS, 4 * 2**30, 0.6),
     "cuda": _Auto(256, 4096, None, 0.95),
 }
-"""A processor's memory is everybody's; a GPU serves. By the rates of an H200, with 8 billion weights, a chunk of 4,096
-tokens reads them in a twentieth of the time that it multiplies them, and holds decodes up for less than 0.1 s."""
+"""Other programs need a CPU's memory too, while a GPU is there to serve. The chunk of 4,096 tokens is calculated from
+the rates of an H200 and 8 billion weights: reading the weights takes a twentieth of the time of multiplying by them,
+and the chunk delays decodes by less than 0.1 s."""
 
 
 def auto_step_tokens(device: Literal["cpu", "cuda"]) -> int:
-    """Most tokens of a step where nothing is asked."""
+    """Most tokens of a step by default."""
     return _AUTO[device].max_num_batched_tokens
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is asked to be. `resolve` settles None and "auto"; the engine process gets a settled one."""
+    """Settings of the engine. `resolve` replaces None and "auto"; the engine process gets resolved settings."""
 
     model_path: str
     dtype: Dtype = "auto"
-    """Of activations, and of weights that are not quantized."""
+    """Dtype of activations, and of weights that are not quantized."""
     quantization: Quantization = "none"
-    """What the linear layers' weights are stored in."""
+    """Format of the linear layers' weights."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """What K and V are stored in: the dtype, or in 8 bits."""
+    """Format of K and V: the dtype, or 8 bits."""
     device: DeviceKind = "auto"
     deterministic: bool | None = None
-    """Whether a request's tokens may depend on nothing but the request."""
+    """Whether a request's tokens must depend on the request alone."""
     max_model_len: int | None = None
     """Most tokens of one sequence, prompt and output together; at least 2."""
     rope_positions: int | None = None
-    """The length that rope scalings go by which depend on one: never what memory happens to allow."""
+    """Sequence length for rope scalings that depend on one. It does not depend on the free memory."""
     block_size: int | None = None
-    """Token slots of a KV block."""
+    """Number of tokens in a KV block."""
     kv_memory_bytes: int | None = None
     num_blocks: int | None = None
-    """Decided from `kv_memory_bytes`."""
+    """Number of KV blocks, computed from `kv_memory_bytes`."""
     max_num_seqs: int | None = None
     """Most sequences in one step."""
     max_num_batched_tokens: int | None = None
     """Most tokens of one step, prefill and decode together."""
     prefix_caching: bool = True
     num_threads: int | None = None
-    """Threads of a CPU engine."""
+    """Number of threads of an engine on a CPU."""
     standby: bool = False
-    """Whether a process waits beside the engine to take its place."""
+    """Whether a standby process waits to take the engine's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,13 @@ class Decision:
 def resolve(
     config: EngineConfig, facts: ModelFacts, machine: Machine
 ) -> tuple[EngineConfig, MemoryPlan, tuple[Decision, ...]]:
-    """Settle every "auto". Raises `ConfigError` or `CapacityError` with what was asked and what would work."""
+    """Replace every "auto". Raises `ConfigError` or `CapacityError` with what was asked and what would work."""
     _check_bounds(config, facts.arch)
     check_quantization(config.quantization, facts.arch)
     chosen: dict[str, tuple[object, str]] = {}
     quantization = quantization_of(config.quantization, facts.arch)
     if quantization != config.quantization:
-        chosen["quantization"] = (quantization, "what the checkpoint's matrices are stored in")
+        chosen["quantization"] = (quantization, "the format of the checkpoint's matrices")
     device, why = served_device(config.device, quantization, machine)
     if device != config.device:
         chosen["device"] = (device, why)
@@ -145,7 +146,7 @@ def resolve(
         chosen["deterministic"] = (deterministic, why)
     if deterministic and device == "cuda" and dtype[0] == "float32":
         raise ConfigError(
-            "on a GPU deterministic results are computed in bfloat16 or float16, and the dtype is float32: "
+            "on a GPU deterministic results are computed in bfloat16 or float16, but the dtype is float32: "
             f"{dtype[1]}; give --dtype bfloat16, or --no-deterministic, or --device cpu, where they always are"
         )
     kv_cache, why = served_kv_cache(config.kv_cache_dtype, dtype[0], machine)
@@ -162,7 +163,7 @@ def resolve(
     if config.rope_positions is None:
         chosen["rope_positions"] = (
             config.max_model_len or facts.arch.max_positions,
-            "the length asked for, or the model's",
+            "max_model_len if it was asked for, else the model's positions",
         )
     settled = msgspec.structs.replace(config, **{field: value for field, (value, _) in chosen.items()})
     memory = _fit(settled, facts.arch, machine, dtype[1] if dtype[0] != dtype[2] else "")
@@ -173,14 +174,14 @@ def resolve(
 
 
 def plan_of(config: EngineConfig, arch: Arch) -> MemoryPlan:
-    """The memory of an engine with these settled settings."""
+    """The memory plan of an engine with these resolved settings."""
     assert config.num_blocks is not None
     work = _workload(config, config.max_model_len)
     return plan_memory(arch, precision_of(config), work, pool_of(config.num_blocks, work))
 
 
 def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int) -> int:
-    """Most tokens that one sequence could have in `free_bytes` beside the weights, other settings as settled."""
+    """Most tokens that one sequence could have in `free_bytes` beside the weights, with the other resolved settings."""
     available = plan_of(config, arch).weights_bytes + free_bytes
     return longest_context(arch, precision_of(config), _workload(config, config.max_model_len), 1, available)
 
@@ -213,25 +214,25 @@ def _check_bounds(config: EngineConfig, arch: Arch) -> None:
             raise ConfigError(f"{field} must be at least 1, but got {value}")
     if config.max_model_len is not None and config.max_model_len < MIN_MODEL_LEN:
         raise ConfigError(
-            f"max_model_len must be at least {MIN_MODEL_LEN}, a token of prompt and one of output, "
+            f"max_model_len must be at least {MIN_MODEL_LEN}, one token of prompt and one of output, "
             f"but got {config.max_model_len}"
         )
     if arch.max_positions < MIN_MODEL_LEN:
         raise ConfigError(
-            f"the model must be made for at least {MIN_MODEL_LEN} positions, but its config.json states "
+            f"the model must have at least {MIN_MODEL_LEN} positions, but its config.json states "
             f"{arch.max_positions}; give another model"
         )
     if config.max_model_len is not None and config.max_model_len > arch.max_positions:
         raise ConfigError(
-            f"max_model_len must be at most {arch.max_positions}, the positions this model was made for, "
+            f"max_model_len must be at most {arch.max_positions}, the positions this model was trained for, "
             f"but got {config.max_model_len}"
         )
 
 
 def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> dict[str, tuple[object, str]]:
-    """Size the KV pool. An explicit setting is honoured or refused; only an "auto" gives way.
+    """Size the KV pool. An explicit setting is honoured or refused; only an "auto" is adapted.
 
-    `replaced`: why the dtype is not the one wanted, or empty; a refusal repeats it.
+    `replaced`: why the dtype is not the one asked for, for error messages; empty if it is.
     """
     precision, available = precision_of(config), machine.memory_available_bytes
     length = _length(config, arch, machine, replaced)
@@ -242,9 +243,9 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes > left:
             raise CapacityError(
-                f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, and {format_bytes(left)} are left "
+                f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, but {format_bytes(left)} are left "
                 f"beside the weights ({format_bytes(rest.weights_bytes)} in {precision.name}) and "
-                f"{format_bytes(rest.working_bytes)} to work in: ask for less, or leave it to be decided"
+                f"{format_bytes(rest.working_bytes)} to work in: ask for less, or leave kv_memory out"
             )
         num_blocks, why = config.kv_memory_bytes // size, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
     else:
@@ -256,13 +257,13 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
         why = f"within {format_bytes(share)}, {auto.memory_share:.0%} of the memory left"
         least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
         if num_blocks < least:
-            num_blocks, why = least, "the least that serves one sequence"
+            num_blocks, why = least, "the least that one sequence needs"
     has_fp8 = fp8_kv_refusal(machine) is None
     return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why, has_fp8)
 
 
 def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> int:
-    """Tokens that one sequence may have beside the weights. Raises `CapacityError` with what would fit."""
+    """Most tokens of one sequence: as asked, or as many as fit. Raises `CapacityError` with what would fit."""
     precision, available = precision_of(config), machine.memory_available_bytes
     asked = _workload(config, config.max_model_len or arch.max_positions)
     longest = longest_context(arch, precision, asked, 1, available)
@@ -287,5 +288,5 @@ def _settle_length(
     if config.max_model_len is None:
         length = min(longest, work.max_model_len)
         is_whole = length == arch.max_positions
-        chosen["max_model_len"] = (length, "the model's positions" if is_whole else "one sequence must fit the memory")
+        chosen["max_model_len"] = (length, "the model's positions" if is_whole else "the longest that fits the memory")
     return chosen

@@ -1,11 +1,11 @@
-"""The errors that cross rooms, as one tree. Each says the rule, the value and the way out.
+"""The errors that cross packages, as one tree. Each message has the rule, the value and what would work.
 
 InferdError
 |-- StartError            the server cannot start as asked; printed as one line, exit code in `exit_code`
 |   |-- ModelError        the checkpoint: not found, unknown architecture, contradiction, truncated, unsafe
-|   |-- ConfigError       a setting, alone or against another
-|   `-- CapacityError     it does not fit: what it needs, what there is, what would fit
-|-- RequestError          one request is refused, with the OpenAI code it is refused with
+|   |-- ConfigError       a setting, alone or together with another one
+|   `-- CapacityError     the model does not fit: memory needed, memory available, settings that would fit
+|-- RequestError          one request is refused, with its OpenAI error code
 `-- EngineDeadError       the engine process is gone, and nothing can be generated
 """
 
@@ -15,11 +15,11 @@ from typing import Self
 
 
 class InferdError(Exception):
-    """Root of everything raised on purpose."""
+    """Root of all errors that inferd raises on purpose."""
 
 
 class StartError(InferdError):
-    """Why the server did not start, in one line a person can act on."""
+    """The reason why the server did not start, in one line that tells the user what to do."""
 
     exit_code = 1
 
@@ -37,13 +37,13 @@ class ConfigError(StartError):
 
 
 class CapacityError(StartError):
-    """The model does not fit; the message carries the numbers."""
+    """The model does not fit; the message has the numbers."""
 
     exit_code = 4
 
 
 def start_error(kind: str, message: str) -> StartError:
-    """The error that another process named by its class; an unknown name becomes the root of its kind."""
+    """An error from another process, made from its class name. An unknown name gives a `StartError`."""
     kinds = {error.__name__: error for error in (ModelError, ConfigError, CapacityError)}
     return kinds.get(kind, StartError)(message)
 
@@ -51,21 +51,21 @@ def start_error(kind: str, message: str) -> StartError:
 class RequestError(InferdError):
     """One request cannot be served as asked.
 
-    `code` is a key of the server's error table, `param` the field as the caller spelt it.
+    `code` is a key of the server's error table. `param` is the field as the client spelt it.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None, retry_after_s: float | None = None) -> None:
-        """`retry_after_s`: when to come back, where that is known better than by the error table."""
+        """`retry_after_s`: seconds until a retry makes sense; None for the value in the error table."""
         super().__init__(message)
         self.code, self.message, self.param, self.retry_after_s = code, message, param, retry_after_s
 
     def reworded(self, message: str, param: str | None) -> Self:
-        """The same refusal in other words: class, code, `retry_after_s` and a subclass's own fields stay."""
-        twin = type(self).__new__(type(self), message)
-        twin.__dict__.update(self.__dict__)
-        twin.message, twin.param = message, param
-        return twin
+        """A copy with another message and param. Class, code, `retry_after_s` and a subclass's own fields stay."""
+        copy = type(self).__new__(type(self), message)
+        copy.__dict__.update(self.__dict__)
+        copy.message, copy.param = message, param
+        return copy
 
 
 class EngineDeadError(InferdError):
-    """The engine process ended; `detail` says how."""
+    """The engine process ended; the message says how."""

@@ -1,6 +1,6 @@
-"""Where a model is: the embedded one, a directory, or the hub, from which it is downloaded.
+"""Finds a model's directory: the embedded model, a local directory, or a model of the hub, which is downloaded.
 
-The engine is told a directory and never looks here: to read the hub's library takes a tenth of a second of each start.
+The engine gets the directory and does not import this module: importing the hub's library takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 
 EMBEDDED_NAME = "tiny"
-"""What the command line calls the model that comes with inferd."""
+"""Name of the embedded model on the command line."""
 
 _FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
-"""What ends so was meant as a file: no hub id does."""
+"""Endings of a name that was meant as a file. No hub id ends so."""
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
@@ -26,7 +26,8 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.mo
 def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_FILES) -> Path:
     """The directory of `model`: the embedded one, a local directory, or a hub id (downloaded, with progress on stderr).
 
-    `files` are patterns of what is wanted of a hub id. Raises `ModelError`. `HF_HUB_OFFLINE=1` keeps to what is cached.
+    `files` are patterns of the files to download. With `HF_HUB_OFFLINE=1` only cached files are used. Raises
+    `ModelError`.
     """
     if model == EMBEDDED_NAME:
         return EMBEDDED_PATH
@@ -44,7 +45,8 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
 
 
 def _local_directory(model: str) -> Path | None:
-    """None where there is nothing of that name. Raises `ModelError` for a file, and where it cannot be seen."""
+    """The directory named `model`; None if nothing has that name. Raises `ModelError` for a file, and if the path
+    cannot be read."""
     path = local_path(model)
     if path is None:
         return None
@@ -54,13 +56,13 @@ def _local_directory(model: str) -> Path | None:
 
 
 def local_path(model: str) -> Path | None:
-    """What has that name here, a file or a directory; None where nothing has. Raises `ModelError` where it cannot be
-    seen."""
+    """The file or directory named `model`; None if nothing has that name. Raises `ModelError` if the path cannot be
+    read."""
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
     except RuntimeError as error:
-        raise ModelError(f"{model} begins with the home of a user who has none; give the whole path") from error
+        raise ModelError(f"{model} begins with the home of a user who has no home; give the whole path") from error
     except OSError as error:
         raise ModelError(f"cannot look at {model}: {error.strerror}") from error
 
@@ -72,14 +74,14 @@ def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
         if constants.HF_HUB_OFFLINE:
             why, way_out = "HF_HUB_OFFLINE is set", "unset it to download"
         else:
-            why, way_out = "the hub cannot be reached", "download it where there is a network"
+            why, way_out = "the hub cannot be reached", "download it on a machine with a network"
         raise ModelError(
             f"{repo_id} is not in the local cache and {why}: {way_out}, or give a local directory"
         ) from error
     except HfHubHTTPError as error:
         raise ModelError(f"the hub refused {repo_id}: {_first_line(error)}") from error
     except (HFValidationError, ValueError) as error:
-        raise ModelError(f"{repo_id} is no hub id: {_first_line(error)}") from error
+        raise ModelError(f"{repo_id} is not a hub id: {_first_line(error)}") from error
     except OSError as error:
         raise ModelError(f"downloading {repo_id} failed: {_first_line(error)}") from error
 

@@ -1,4 +1,4 @@
-"""What is known of a model before anything is loaded: its description, its shape, and proof that its files agree."""
+"""A model before anything is loaded: its description, and a check that its weight files agree with its config."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model that can be served, as far as its config, or config and headers, tell."""
+    """A model that can be served, by its config.json alone or with the headers of its weights."""
 
     path: Path
     arch: Arch
     dtype: str
-    """Of the stored weights: "bfloat16", "float16" or "float32"."""
+    """Dtype of the stored weights: "bfloat16", "float16" or "float32"."""
     is_embedded: bool
     has_kv_scales: bool = False
     """Whether the checkpoint holds scales for K and V in 8 bits, which are not used."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
-        """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict it."""
+        """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict the config."""
         arch = _describe(checkpoint.path, checkpoint.config)
         contradictions = weights(arch).compare({name: info.shape for name, info in checkpoint.tensors.items()})
         if contradictions:
@@ -43,13 +43,13 @@ class ModelFacts:
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
-        """From a parsed config.json alone: enough for a plan. Raises `ModelError`."""
+        """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
         arch = _describe(path, config)
         return cls(path, arch, arch.dtype, is_embedded=False)
 
     @property
     def num_params(self) -> int:
-        """Weights, tied ones counted once."""
+        """Number of weights. Tied weights count once."""
         return weights(self.arch).num_elements
 
 

@@ -1,6 +1,7 @@
-"""What a machine serves a model in: the device, the dtypes, what weights, K and V are stored in; each with the reason.
+"""Rules for how a machine serves a model: the device, the dtype, and the formats of weights, K and V, each with a
+reason.
 
-Knows the rules of devices and precisions, and no sizes.
+It knows devices and precisions, but no sizes.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ KVCacheDtype = Literal["auto", "fp8", "float32", "bfloat16", "float16"]
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
 _GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
-"""A processor serves it too, where a checkpoint is stored so, slowly."""
+"""Formats offered on a GPU. A CPU serves a checkpoint in fp8 too, slowly."""
 _FP8_CAPABILITY = (8, 9)
-"""The first compute capability with 8-bit floats: on the tensor cores, and with instructions that convert them."""
+"""First compute capability with 8-bit floats: in tensor cores and in instructions that convert them."""
 
 
 def served_device(
     asked: DeviceKind, quantization: Quantization, machine: Machine
 ) -> tuple[Literal["cpu", "cuda"], str]:
-    """(where the model runs, why)."""
+    """(device that the model runs on, why)."""
     gpu = machine.accelerator
     if asked == "cuda" and gpu is None:
         raise ConfigError(f"device cuda was asked for, but {machine.no_accelerator}; give --device cpu, or auto")
@@ -37,10 +38,10 @@ def served_device(
         return "cpu", f"there is no GPU: {machine.no_accelerator}"
     unserved = ""
     if quantization in _CPU_QUANTIZATION:
-        unserved = f"{quantization} is computed on processors"
+        unserved = f"{quantization} is computed on CPUs only"
     elif quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
         have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
-        unserved = f"fp8 is multiplied from compute capability {need} on, and {gpu.name} has {have}"
+        unserved = f"fp8 needs compute capability {need} or higher, and {gpu.name} has {have}"
     if not unserved:
         return "cuda", gpu.name
     if asked == "auto":
@@ -51,14 +52,14 @@ def served_device(
 def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:
     """(whether tokens depend on the request alone, why)."""
     if device == "cpu":
-        return True, "on a processor results are always deterministic"
+        return True, "on a CPU results are always deterministic"
     if asked is None:
         return False, "it was not asked for, and on a GPU it costs speed: how much has not been measured"
     return asked, "what was asked for"
 
 
 def served_kv_cache(asked: KVCacheDtype, dtype: str, machine: Machine) -> tuple[str, str]:
-    """(what K and V are stored in, why)."""
+    """(format of K and V, why)."""
     if asked == "fp8":
         reason = fp8_kv_refusal(machine)
         if reason is not None:
@@ -75,11 +76,12 @@ def fp8_kv_refusal(machine: Machine) -> str | None:
     if machine.device == "cpu" or gpu is None or gpu.capability >= _FP8_CAPABILITY:
         return None
     have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
-    return f"K and V are stored in fp8 from compute capability {need} on, and {gpu.name} has {have}"
+    return f"K and V in fp8 need compute capability {need} or higher, and {gpu.name} has {have}"
 
 
 def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
-    """(dtype that this machine computes `dtype` in, why). float32 holds every float16 and bfloat16 exactly."""
+    """(dtype in which this machine computes a model of `dtype`, why). float32 holds every float16 and bfloat16
+    exactly."""
     if machine.device == "cuda":
         return dtype, "as asked"
     if dtype == "float16":
@@ -90,8 +92,8 @@ def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
 
 
 def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[Precision, ...]:
-    """What could be served here in place of `asked`: first itself with K and V in 8 bits, then every precision of
-    weights, the largest first; quantized ones beside its dtype."""
+    """Precisions that could be served here in place of `asked`, the largest weights first: each dtype, then `asked`
+    with K and V in 8 bits, then its dtype with quantized weights."""
     shorter: tuple[Precision, ...] = ()
     if asked.kv_cache == "auto" and fp8_kv_refusal(machine) is None:
         shorter = (replace(asked, kv_cache="fp8"),)
@@ -108,7 +110,7 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
 
 
 def settled_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
-    """(dtype of weights and activations, why, dtype that was wanted)."""
+    """(dtype of weights and activations, why, dtype that was asked for)."""
     dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
     served, reason = served_dtype(dtype, machine)
     return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
@@ -124,12 +126,12 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
 
 
 def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
-    """With none asked for, matrices stay as the checkpoint has them."""
+    """The quantization that was asked for. If none was, matrices stay in the checkpoint's format."""
     return "fp8" if asked == "none" and arch.stored is not None else asked
 
 
 def check_quantization(quantization: Quantization, arch: Arch) -> None:
-    """Raises `ConfigError` naming the matrix that cannot be stored so."""
+    """Raises a `ConfigError` that names a matrix that cannot be stored so."""
     reason = refusal(arch, quantization_of(quantization, arch))
     if reason is not None:
         raise ConfigError(f"this model cannot be stored in {quantization}: {reason}; give another --quantization")

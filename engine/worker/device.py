@@ -15,8 +15,8 @@ from torch import Tensor
 from inferd.kernels.tape import Buffers, record
 
 _MAX_CPU_ROWS = 64
-"""Most rows of a recorded step. At 32 rows calls from Python took 7% of a step, and their share falls as rows grow (0.6B
-shape in bfloat16, 2 cores of an AMD EPYC Zen 4, 2026-11-21). More recordings would hold memory for little gain."""
+"""Most rows of a recorded step: recordings of more would hold memory for little gain. At 32 rows calls from Python took
+7% of a step, and their share falls as rows grow (0.6B in bfloat16, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
 
 
 class HostCopy(Protocol):

@@ -144,7 +144,8 @@ def test_the_plan_refuses_what_the_layers_refuse(name: str, stored: StoredAs, co
 def test_a_head_is_refused_by_its_own_rule() -> None:
     """Four bits elsewhere, eight in the head: a hidden size of 72 fits the head and no other layer."""
     arch: Arch = describe(WINDOWED | {"hidden_size": 72, "intermediate_size": 96})
-    assert refusal(arch, "int4") == "layers.0.attention.qkv has 72 inputs, which is no multiple of its group of 32"
+    rule = "must be a multiple of the group size 32"
+    assert refusal(arch, "int4") == f"layers.0.attention.qkv has 72 inputs, which {rule}"
     RECIPES["int4"].head.check(50, 72)
 
 

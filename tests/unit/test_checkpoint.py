@@ -81,9 +81,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "8 bytes, but its place has 4"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "8 bytes, but its data_offsets span 4"),
         ({"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}, "dtype F33"),
-        ({"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}, "place has -4"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}, "data_offsets span -4"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}, "ends at byte 16 of 8"),
         ({"dtype": "F32", "shape": "x", "data_offsets": [0, 8]}, "malformed"),
         ({"dtype": "F32", "shape": [2]}, "malformed"),
@@ -182,6 +182,6 @@ def test_a_hub_out_of_reach_is_not_called_offline(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", unreachable)
-    with pytest.raises(ModelError, match="the hub cannot be reached: download it where") as caught:
+    with pytest.raises(ModelError, match="the hub cannot be reached: download it on") as caught:
         locate("organisation/never-downloaded")
     assert "HF_HUB_OFFLINE" not in str(caught.value)

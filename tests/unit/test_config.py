@@ -150,8 +150,8 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
     )
     assert "--dtype bfloat16" not in refusal(16, is_old=True)
     assert refusal(4).endswith(
-        "no precision served here fits (weights: 25.1 GiB in float32, 12.6 GiB in bfloat16, 6.4 GiB in int8, "
-        "3.8 GiB in int4); choose a smaller model or a larger machine"
+        "no precision that can be served here fits (weights: 25.1 GiB in float32, 12.6 GiB in bfloat16, 6.4 GiB in "
+        "int8, 3.8 GiB in int4); use a smaller model or a larger machine"
     )
     assert "it is computed in" not in refusal(4)
 
@@ -194,7 +194,7 @@ def test_quantization_shrinks_the_weights_and_nothing_else() -> None:
 def test_a_model_that_cannot_be_quantized_is_refused_by_name() -> None:
     asked = msgspec.structs.replace(ASKED, quantization="int4")
     odd = facts(intermediate_size=11000)
-    with pytest.raises(ConfigError, match=r"int4: layers\.0\.mlp\.down has 11000 inputs, .* of 32; give another"):
+    with pytest.raises(ConfigError, match=r"int4: layers\.0\.mlp\.down has 11000 inputs, .* group size 32; give another"):
         resolve(asked, odd, machine(64))
     told = refusal_of(odd, 16)
     assert "int8" in told
@@ -241,7 +241,7 @@ def test_whatever_is_left_is_served_or_refused_with_a_way_out() -> None:
 
 
 def test_a_cache_that_holds_no_block_is_told_the_least() -> None:
-    with pytest.raises(CapacityError, match=r"there are 0 B .* 16\.0 MiB are the least that serves"):
+    with pytest.raises(CapacityError, match=r"there are 0 B .* at least 16\.0 MiB are needed"):
         resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=2**20), facts(), machine(64))
 
 
@@ -278,7 +278,7 @@ def test_kv_in_8_bits_needs_a_gpu_that_converts_it() -> None:
     ada = gpu_machine(capability=(8, 9))
     assert resolve(asked, facts(), ada)[0].device == "cuda"
     ampere = gpu_machine(capability=(8, 6))
-    with pytest.raises(ConfigError, match=r"fp8 from compute capability 8\.9 on, and H200 has 8\.6; leave --kv-cache"):
+    with pytest.raises(ConfigError, match=r"capability 8\.9 or higher, and H200 has 8\.6; leave --kv-cache"):
         resolve(asked, facts(), ampere)
     on_cpu = resolve(msgspec.structs.replace(asked, device="cpu"), facts(), ampere)[0]
     assert (on_cpu.device, on_cpu.kv_cache_dtype) == ("cpu", "fp8")
@@ -318,7 +318,7 @@ def test_a_window_lets_a_pool_hold_a_longer_sequence() -> None:
     ("field", "value", "words"),
     [
         ("max_model_len", 4097, "at most 4096"),
-        ("max_model_len", 1, "max_model_len must be at least 2, a token of prompt and one of output, but got 1"),
+        ("max_model_len", 1, "max_model_len must be at least 2, one token of prompt and one of output, but got 1"),
         ("max_model_len", 0, "at least 2"),
         ("block_size", 17, r"one of \(16, 32, 64, 128\)"),
         ("max_num_seqs", 0, "at least 1"),
@@ -339,8 +339,8 @@ def test_a_model_of_one_position_is_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("longest_context", r"for one sequence of 2 tokens .*; no precision served here fits"),
-        ("longest_in_pool", "are the least that serves$"),
+        ("longest_context", r"for one sequence of 2 tokens .*; no precision that can be served here fits"),
+        ("longest_in_pool", "are needed$"),
     ],
 )
 def test_room_for_one_token_is_no_room(monkeypatch: pytest.MonkeyPatch, source: str, words: str) -> None:
@@ -398,7 +398,7 @@ def test_on_a_processor_results_are_always_deterministic(asked: bool | None) -> 
     config, _, decisions = resolve(settings, facts(), machine(64))
     assert config.deterministic is True
     whys = [decision.why for decision in decisions if decision.field == "deterministic"]
-    assert whys == ([] if asked else ["on a processor results are always deterministic"])
+    assert whys == ([] if asked else ["on a CPU results are always deterministic"])
 
 
 def test_on_a_gpu_determinism_is_a_wish() -> None:
@@ -413,7 +413,7 @@ def test_on_a_gpu_determinism_is_a_wish() -> None:
 
 def test_on_a_gpu_float32_is_not_deterministic_and_says_so_before_anything_is_loaded() -> None:
     asked = msgspec.structs.replace(ASKED, deterministic=True)
-    words = r"computed in bfloat16 or float16, and the dtype is float32: {}; give --dtype bfloat16, or --no-determ"
+    words = r"computed in bfloat16 or float16, but the dtype is float32: {}; give --dtype bfloat16, or --no-determ"
     with pytest.raises(ConfigError, match=words.format("the embedded model .* in float32")):
         resolve(asked, facts(is_embedded=True), gpu_machine())
     with pytest.raises(ConfigError, match=words.format("what was asked for")):
@@ -427,7 +427,7 @@ def test_on_a_gpu_float32_is_not_deterministic_and_says_so_before_anything_is_lo
 def test_what_only_processors_compute(quantization: str) -> None:
     asked = msgspec.structs.replace(ASKED, quantization=quantization)
     assert resolve(asked, facts(), gpu_machine())[0].device == "cpu"
-    with pytest.raises(ConfigError, match=f"{quantization} is computed on processors"):
+    with pytest.raises(ConfigError, match=f"{quantization} is computed on CPUs only"):
         resolve(msgspec.structs.replace(asked, device="cuda"), facts(), gpu_machine())
 
 
@@ -436,5 +436,5 @@ def test_fp8_needs_a_gpu_that_multiplies_it() -> None:
     assert resolve(asked, facts(), gpu_machine())[0].device == "cuda"
     ampere = gpu_machine(capability=(8, 0))
     assert resolve(asked, facts(), ampere)[0].device == "cpu"
-    with pytest.raises(ConfigError, match=r"fp8 is multiplied from compute capability 8\.9 on, and H200 has 8\.0"):
+    with pytest.raises(ConfigError, match=r"fp8 needs compute capability 8\.9 or higher, and H200 has 8\.0"):
         resolve(msgspec.structs.replace(asked, device="cuda"), facts(), ampere)

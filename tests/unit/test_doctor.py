@@ -139,8 +139,8 @@ H100 = Accelerator("H100", (9, 0), 80 * doctor.GIB, 79 * doctor.GIB)
         ("exit 9", H100, ("ok", "`inferd serve` will use it", "")),
         (
             "echo 'H100, 81559 MiB'",
-            "torch is built for the CPU alone",
-            ("warn", "H100, 81559 MiB; `inferd serve` will use the CPU", "torch is built for the CPU alone"),
+            "torch is built for the CPU only",
+            ("warn", "H100, 81559 MiB; `inferd serve` will use the CPU", "torch is built for the CPU only"),
         ),
         ("exit 9", "no driver", ("warn", "nvidia-smi fails; `inferd serve` will use the CPU", "no driver")),
     ],

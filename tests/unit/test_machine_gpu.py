@@ -54,13 +54,13 @@ def test_none_visible(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, 
 
 def test_one_that_is_too_old(driver: SimpleNamespace) -> None:
     driver.capability = (7, 5)
-    with pytest.raises(NoAcceleratorError, match=r"compute capability 7\.5, and 8\.0 is the least"):
+    with pytest.raises(NoAcceleratorError, match=r"compute capability 7\.5, but at least 8\.0 is needed"):
         accelerator.detect()
 
 
 def test_torch_for_the_processor_alone(driver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator.metadata, "version", lambda _: "2.13.0+cpu")
-    with pytest.raises(NoAcceleratorError, match=r"torch 2\.13\.0\+cpu is built for the CPU alone"):
+    with pytest.raises(NoAcceleratorError, match=r"torch 2\.13\.0\+cpu is built for the CPU only"):
         accelerator.detect()
 
 

@@ -120,7 +120,7 @@ def test_kv_in_8_bits(mistral: str) -> None:
 def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
     ampere = Accelerator("A100", (8, 0), 80 * GIB, 80 * GIB)
     said = build(PlanOptions(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
-    reason = "K and V are stored in fp8 from compute capability 8.9 on, and A100 has 8.0"
+    reason = "K and V in fp8 need compute capability 8.9 or higher, and A100 has 8.0"
     assert (said.fits, said.verdict) == (False, f"not possible: {reason}; leave --kv-cache-dtype at auto")
     assert {row.refusal for row in said.rows} == {reason}
 
@@ -138,7 +138,7 @@ def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
 def test_it_says_whether_results_are_deterministic_here(mistral: str) -> None:
     said = report(mistral)
     assert to_json(said)["machine"]["deterministic"] is True
-    assert shown(said).splitlines()[-1] == "Deterministic: on a processor results are always deterministic."
+    assert shown(said).splitlines()[-1] == "Deterministic: on a CPU results are always deterministic."
 
 
 def test_a_machine_that_is_too_small_is_told_what_would_fit(mistral: str) -> None:
@@ -271,7 +271,7 @@ def test_errors_are_one_line_and_an_exit_code(model: str, code: int, words: str)
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("~nosuchuser/x", "~nosuchuser/x begins with the home of a user who has none; give the whole path"),
+        ("~nosuchuser/x", "~nosuchuser/x begins with the home of a user who has no home; give the whole path"),
         ("x" * 5000, "cannot look at x{5000}: File name too long"),
     ],
 )

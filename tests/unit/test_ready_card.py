@@ -80,7 +80,7 @@ def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCapture
         settled = read_model(Settings(kv_memory=64 * MIB, device="cpu", deterministic=False))
     assert settled.config.deterministic is True
     said = [record.getMessage() for record in caplog.records]
-    assert "deterministic: False -> True (on a processor results are always deterministic)" in said
+    assert "deterministic: False -> True (on a CPU results are always deterministic)" in said
 
 
 @pytest.mark.parametrize(("taken", "is_wrong"), [(1000, False), (1060, False), (1070, True), (940, False), (930, True)])

@@ -1,5 +1,5 @@
-"""How long a step must take on a machine, and so what held it up: the roofline model (Williams, Waterman and Patterson
-2009, doi:10.1145/1498765.1498785).
+"""The roofline model: the least time of a step on a machine, and which resource bounds the step (Williams, Waterman and
+Patterson 2009, doi:10.1145/1498765.1498785).
 
     ideal by compute = FLOPs / peak FLOPs a second        ideal by memory = bytes / peak bytes a second
     floor            = the larger of the two: no step takes less
@@ -14,30 +14,30 @@ from typing import Literal
 import msgspec
 
 StepPhase = Literal["prefill", "decode", "mixed"]
-"""What a step's rows were: all chunks of several tokens, all single tokens, or both."""
+"""Kind of a step by its rows: only chunks of several tokens, only single tokens, or both."""
 
 Bound = Literal["compute", "memory", "host"]
-"""What held a step up. "host": neither explains half of its time, so launches, planning, sampling, or kernels that are
-far from both peaks."""
+"""Resource that bounded a step. "host": neither of the others explains half of its time. Then launches, planning and
+sampling took it, or kernels that are far from both peaks."""
 
 HOST_BOUND_FROM = 2.0
-"""A step that took more than so many floors was held up by something else."""
+"""A step that took longer than this many floors was bound by the host."""
 
 
 class Peaks(msgspec.Struct, frozen=True, array_like=True):
-    """What a device reached when it was measured, at the worker's start; both above 0."""
+    """Peak rates of a device, measured at the worker's start; both above 0."""
 
     read_bytes_per_s: float
-    """Of memory, with nothing but reading to do."""
+    """Bytes read from memory a second, with no other work."""
     flops_per_s: float
-    """Of a large matrix product in the precision that is served; two operations for each multiply-add."""
+    """Operations a second of a large matrix product in the served precision; a multiply-add counts as two."""
 
     def floor_s(self, flops: float, num_bytes: float) -> float:
         """The least time that so much work takes."""
         return max(flops / self.flops_per_s, num_bytes / self.read_bytes_per_s)
 
     def bound_by(self, flops: float, num_bytes: float, duration_s: float) -> Bound:
-        """What held up a step that took `duration_s`."""
+        """The resource that bounded a step of `duration_s`."""
         by_compute, by_memory = flops / self.flops_per_s, num_bytes / self.read_bytes_per_s
         if duration_s > HOST_BOUND_FROM * max(by_compute, by_memory):
             return "host"

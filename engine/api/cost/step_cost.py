@@ -1,24 +1,36 @@
-"""The work of a step, counted from the model's description and from what the step's rows were: FLOPs, and bytes that
-must pass between memory and processor.
+"""The work of a step: its FLOPs, and the bytes that must pass between memory and processor. It is counted from the
+model's description and the step's rows.
 
-For T tokens in rows that start at position s and have n tokens, R of whose tokens have their logits computed:
+A row starts at position s and has n tokens. A step has T tokens, and R of them need logits. FLOPs are the sum of:
 
-    FLOPs = 2 T (weights of the layers' matrices) + 2 R hidden vocabulary + 4 heads head_dim (pairs, over all layers)
-    bytes = weights of the layers, as stored                                        once a step
-          + the head's weights, as stored                                           once a step with R > 0
-          + T hidden dtype                                                          embedding rows
-          + T 2 KV heads head layers                                                KV written
-          + 2 KV heads head (keys, over all layers)                                 KV read
-          + 8 R vocabulary                                                          fp32 logits, written and read
+- 2 T (weights of the layers' matrices)
+- 2 R hidden vocabulary
+- 4 heads head_dim (pairs, over all layers)
 
-A head of K or V is head_dim dtype, and in 8 bits head_dim and its scale. A pair is a query and a key that it sees: of a
-row, the sum over its positions p of min(p + 1, w), where w is the layer's window, or without one all p + 1. Keys are
-those that any query of a row sees, min(s + n, n - 1 + w), read once for each row: a prefix that rows share counts for
-each of them. An addition and a multiplication are two operations.
+Bytes are the sum of:
 
-Left out: biases, norms, rotations, activation functions, softmax and sampling, together about a percent of the FLOPs of
-a model of size, and not done by what multiplies matrices; activations between kernels, which caches hold; and rows that
-only pad a recorded step. So a perfect implementation has to do this much too.
+- weights of the layers, as stored                 (once a step)
+- weights of the head, as stored                   (once a step with R > 0)
+- T hidden dtype                                   (embedding rows)
+- T 2 KV heads head layers                         (KV written)
+- 2 KV heads head (keys, over all layers)          (KV read)
+- 8 R vocabulary                                   (fp32 logits, written and read)
+
+In these sums:
+
+- dtype, hidden and vocabulary are sizes. A head of K or V has head_dim numbers in the dtype, or in 8 bits and a scale.
+- A pair is a query and a key that it sees. A row has min(p + 1, w) pairs for each position p, with a window of w;
+without a window p + 1.
+- Keys are those that any query of a row sees: min(s + n, n - 1 + w). They are read once for each row, so a prefix that
+  rows share counts for each of them.
+- An addition and a multiplication are two operations.
+
+The count is what a perfect implementation must do too. Left out are:
+
+- biases, norms, rotations, activation functions, softmax and sampling: about a percent of the FLOPs of a large model,
+  and not done by the units that multiply matrices;
+- activations between kernels, which caches hold;
+- rows that only pad a recorded step.
 """
 
 from __future__ import annotations
@@ -37,11 +49,11 @@ from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Form
 
 _LOGIT_BYTES = 8
-"""fp32, written by the head and read by the sampler."""
+"""Bytes for each logit: fp32, written by the head and read by the sampler."""
 
 
 class StepWork(NamedTuple):
-    """What one step had to do."""
+    """The work of one step."""
 
     phase: StepPhase
     flops: int
@@ -53,32 +65,32 @@ class VisibleKeys:
     """The attention of all layers that see the same keys."""
 
     window: int | None
-    """Last positions that a query sees, its own included; None for all."""
+    """Number of last positions that a query sees, its own included; None for all."""
     pair_flops: int
-    """Of a query and a key, in all these layers."""
+    """FLOPs for a query and a key, in all these layers."""
     key_bytes: int
-    """Of a position's K and V, in all these layers."""
+    """Bytes of a position's K and V, in all these layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """What a model's steps cost, a token, a row, a pair and a key at a time. Without coefficients nothing costs."""
+    """Costs of a model's steps, for each token, row, pair and key. By default all costs are 0."""
 
     token_flops: int = 0
     token_bytes: int = 0
-    """The embedding row, and K and V of all layers as they are written."""
+    """Bytes of the embedding row, and of the K and V that all layers write."""
     logits_flops: int = 0
     logits_bytes: int = 0
-    """Of one token's logits, without the head's weights."""
+    """Bytes of one token's logits, without the head's weights."""
     weight_bytes: int = 0
-    """Layers and norms, biases included: read by every step."""
+    """Bytes of layers and norms, biases included, which every step reads."""
     head_bytes: int = 0
-    """Read by steps that compute logits."""
+    """Bytes of the head, which steps with logits read."""
     attention: tuple[VisibleKeys, ...] = ()
 
     @classmethod
     def of(cls, arch: Arch, precision: Precision, max_model_len: int) -> Self:
-        """A window that no sequence of `max_model_len` tokens outgrows is none."""
+        """Costs of a model. A window that is at least `max_model_len` long counts as none."""
         dtype_bytes = precision.dtype_bytes.value
         parts = {part.name: part.num_bytes for part in weight_parts(arch, precision)}
         kv_bytes = 2 * arch.num_kv_heads * precision.head_bytes(arch.head_dim).value
@@ -97,9 +109,9 @@ class WorkModel:
         )
 
     def step(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> StepWork:
-        """Of a step whose row i computes positions `starts[i] .. starts[i] + counts[i]`, at least one row.
+        """Work of a step whose row i computes positions `starts[i] .. starts[i] + counts[i]`, with at least one row.
 
-        `num_logits`: tokens whose logits are computed, to sample from or to be scored.
+        `num_logits`: number of tokens with logits, for sampling or for prompt logprobs.
         """
         num_tokens = sum(counts)
         phase: StepPhase = "decode"
@@ -119,10 +131,11 @@ class WorkModel:
         return StepWork(phase, flops, num_bytes)
 
     def seconds(self, peaks: Peaks) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What steps take at the roofline, as coefficients of the step-time model: of steps without chunks (a step, a
-        token, a token of context), which reads bound, and of steps with (those, and 2 L x + x^2), bound by arithmetic.
+        """Coefficients of the step-time model at the roofline, as its first guess: (steps without chunks, with chunks).
 
-        Windows count as if they saw everything, and both bounds add up where a step is near both: a first guess.
+        Steps without chunks are bound by reads: seconds a step, a token, a token of context. Steps with chunks are
+        bound by arithmetic, and have a fourth coefficient for 2 L x + x^2. Windows count as full attention, and both
+        bounds are added up.
         """
         read, flops = peaks.read_bytes_per_s, peaks.flops_per_s
         step_s = (self.weight_bytes + self.head_bytes) / read
@@ -133,11 +146,11 @@ class WorkModel:
 
 
 NO_WORK = WorkModel()
-"""For an engine whose model is none."""
+"""Costs of an engine without a model."""
 
 
 def _layer_weights(arch: Arch) -> int:
-    """Elements of the matrices of all layers."""
+    """Number of weights in the matrices of all layers."""
     return sum(
         prod(source.shape)
         for source in weights(arch).sources
@@ -146,7 +159,8 @@ def _layer_weights(arch: Arch) -> int:
 
 
 def _visible(singles: Sequence[int], chunks: Sequence[tuple[int, int]], window: int | None) -> tuple[int, int]:
-    """(pairs of a query and a key, keys read) of rows of one token and of (start, count), in one layer."""
+    """(number of pairs, number of keys read) in one layer. `singles` are starts of rows of one token, `chunks` are
+    (start, count) of longer rows."""
     if window is None:
         num_single = sum(singles) + len(singles)
         num_pairs = sum(count * start + count * (count + 1) // 2 for start, count in chunks)
@@ -159,6 +173,6 @@ def _visible(singles: Sequence[int], chunks: Sequence[tuple[int, int]], window: 
 
 
 def _pairs_to(end: int, window: int) -> int:
-    """Pairs of the queries at positions below `end`, each with its last `window` keys."""
+    """Number of pairs of the queries at positions below `end`, each with its last `window` keys."""
     seen = min(end, window)
     return seen * (seen + 1) // 2 + (end - seen) * window

@@ -1,6 +1,6 @@
-"""What this machine has: cores and memory that this process may use, and a GPU.
+"""Detects this machine: the cores and the memory that this process may use, and a GPU.
 
-A container's limits count, not the host's sizes.
+In a container its limits count, not the host's sizes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 _DRIVER_BYTES = 3 * 2**29
-"""Of a GPU's free memory: what is left to the driver's context, libraries' workspaces and captured graphs beside the
-plan. An allowance: what they take was measured on none."""
+"""Part of a GPU's free memory that the memory plan leaves to the driver's context, libraries' workspaces and captured
+graphs. It is an allowance: their size has not been measured on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores and memory available to this process: those of the processor, or of the GPU for a machine `on` one."""
+    """Cores and memory available to this process. The memory is the host's, or the GPU's after `on("cuda")`."""
 
     num_cpus: int
     memory_total_bytes: int
@@ -32,13 +32,13 @@ class Machine:
     """Whether the processor's matrix library computes bfloat16 without going through float32 first."""
     accelerator: Accelerator | None = None
     no_accelerator: str = "none was looked for"
-    """Why there is none."""
+    """Why there is no accelerator."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Whose memory is counted."""
+    """Device whose memory is counted."""
 
     @classmethod
     def detect(cls) -> Machine:
-        """This machine, its processor's memory counted."""
+        """This machine, with the host's memory."""
         host = cls._detect_host()
         try:
             return replace(host, accelerator=accelerator.detect())
@@ -47,11 +47,11 @@ class Machine:
 
     @property
     def best_device(self) -> Literal["cpu", "cuda"]:
-        """Where a model is served unless it is said."""
+        """Device that serves a model by default."""
         return "cpu" if self.accelerator is None else "cuda"
 
     def on(self, device: Literal["cpu", "cuda"]) -> Machine:
-        """The same machine with the memory that a model on `device` would live in."""
+        """The same machine, with the memory of `device`."""
         if device == self.device:
             return self
         assert device == "cuda" and self.accelerator is not None
@@ -70,7 +70,7 @@ class Machine:
 
 
 def num_cpus() -> int:
-    """Cores this process may run on, rounded down under a container's quota."""
+    """Number of cores this process may run on. A container's quota is rounded down."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
@@ -82,7 +82,7 @@ def num_cpus() -> int:
 
 
 _BF16_FLAGS = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
-"""Of x86-64 and of 64-bit Arm: what oneDNN asks for."""
+"""CPU flags that oneDNN needs for bfloat16: on x86-64, or on 64-bit Arm."""
 
 
 def _has_bf16_matmul() -> bool:
@@ -106,7 +106,7 @@ def _host_memory() -> tuple[int, int]:
 
 
 def _reclaimable() -> int:
-    """Bytes of the container's page cache that are given up when somebody asks: a checkpoint that was just read."""
+    """Bytes of the container's page cache that the kernel frees on demand, such as a checkpoint that was just read."""
     try:
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
     except OSError:

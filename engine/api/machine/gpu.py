@@ -1,4 +1,4 @@
-"""The GPU that this process would serve on, as the driver tells it: without torch, and without taking any of it."""
+"""Detects the GPU that this process would serve on: it asks the driver, without torch and without using GPU memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 MIN_CAPABILITY = (8, 0)
-"""Compute capability: bfloat16 on the tensor cores, and asynchronous copies, which the kernels are written for."""
+"""Least compute capability: the kernels need bfloat16 on the tensor cores, and asynchronous copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Accelerator:
 
 
 class NoAcceleratorError(Exception):
-    """No GPU can be served on: why."""
+    """No GPU can be used. The message says why."""
 
 
 def detect() -> Accelerator:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves. Raises `NoAcceleratorError`."""
+    """The first GPU that CUDA_VISIBLE_DEVICES allows. Raises `NoAcceleratorError`."""
     torch_version = metadata.version("torch")
     if torch_version.endswith("+cpu"):
-        raise NoAcceleratorError(f"torch {torch_version} is built for the CPU alone; install its CUDA build")
+        raise NoAcceleratorError(f"torch {torch_version} is built for the CPU only; install its CUDA build")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:
         pynvml.nvmlInit()
@@ -43,16 +43,16 @@ def detect() -> Accelerator:
         raise NoAcceleratorError(f"the NVIDIA driver says: {error}") from error
     if accelerator.capability < MIN_CAPABILITY:
         have, need = (".".join(map(str, version)) for version in (accelerator.capability, MIN_CAPABILITY))
-        raise NoAcceleratorError(f"{accelerator.name} has compute capability {have}, and {need} is the least served")
+        raise NoAcceleratorError(f"{accelerator.name} has compute capability {have}, but at least {need} is needed")
     return accelerator
 
 
 def _handle(visible: str) -> Any:
-    """By number or by UUID, as CUDA_VISIBLE_DEVICES may have it."""
+    """The driver's handle of the GPU `visible`, a number or a UUID as in CUDA_VISIBLE_DEVICES."""
     if visible.startswith("GPU-"):
         return pynvml.nvmlDeviceGetHandleByUUID(visible)
     if not visible.isdigit():
-        raise NoAcceleratorError(f"CUDA_VISIBLE_DEVICES begins with {visible!r}, which is no GPU's number or UUID")
+        raise NoAcceleratorError(f"CUDA_VISIBLE_DEVICES begins with {visible!r}, which is not a GPU's number or UUID")
     return pynvml.nvmlDeviceGetHandleByIndex(int(visible))
 
 

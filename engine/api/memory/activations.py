@@ -1,7 +1,6 @@
-"""What an engine holds beside weights and KV while it serves, part by part: tables, slots, and what a step makes on the
-way.
+"""The parts of a memory plan beside weights and KV: rotary tables, slots, and the tensors that a step needs.
 
-Pure arithmetic, like `planner`, whose plans these are parts of.
+Pure arithmetic, as in `planner`, which puts these parts into its plans.
 """
 
 from __future__ import annotations
@@ -14,52 +13,53 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 
 BASE_BYTES = 256 * 2**20
-"""Anonymous memory of the two processes before a model: engine 154 MiB with torch imported, server 80 MiB, and what
-their allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
+"""Anonymous memory of the two processes before a model is loaded: engine 154 MiB with torch imported, server 80 MiB,
+and memory that allocators keep (measured: torch 2.13 for CPUs, Python 3.11, 2 cores of an AMD EPYC Zen 4,
+2026-11-21)."""
 STANDBY_BYTES = 164 * 2**20
-"""Anonymous memory of a standby, which has read its libraries and waits (measured as above)."""
+"""Anonymous memory of a standby, which has its libraries imported and waits (measured as above)."""
 
 _FP32_BYTES = 4
 _MLP_COPIES = 4
-"""fp32 tensors of [tokens, intermediate] beside the projections' own result: made by the plain kernel, and about what
-the allocator keeps of a step of the C++ ones, which make none."""
+"""Number of fp32 tensors of [tokens, intermediate] beside the projections' results. The plain kernel makes so many. The
+C++ kernels make none, but the allocator keeps about as much of their steps."""
 _LOGITS_COPIES = 13
-"""fp32 tensors of [rows, vocabulary] that sampling holds at once: top-p over a flat distribution, the most there is
-without logprobs, which add half as much (measured: 128 rows of 32,000, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
+"""Number of fp32 tensors of [rows, vocabulary] that sampling holds at once: the most is top-p over a flat distribution.
+Logprobs add half as much (measured: 128 rows of 32,000, 2 cores of an AMD EPYC Zen 4, 2026-11-21)."""
 
 ATTENTION_TILE = 256
-"""Keys that attention sums up before it adds them to others."""
+"""Number of keys in a tile, over which attention makes a partial sum."""
 PARTIALS_BYTES = 256 * 2**20
-"""Most that a GPU keeps of such sums. What the kernels share out has the same bounds: `tests/cpu/test_memory.py`."""
+"""Most bytes of partial sums on a GPU. The kernels obey the same bound (`tests/cpu/test_memory.py`)."""
 PARTIAL_ROWS_PER_THREAD = 171
-"""Rows that a processor keeps them of: 8 / 3 pieces of work for each thread, of 64 rows each."""
+"""Number of rows with partial sums on a CPU: 8 / 3 pieces of work for each thread, of 64 rows each."""
 
 GPU_ROW_BUCKETS = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 513, 64))
-"""Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory, and each step
-between two of them computes rows for nothing."""
+"""Numbers of rows that a GPU's decode steps are recorded for. Each costs a capture and holds memory. A step between two
+of them computes padding rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the engine is to hold at once."""
+    """The largest load that the engine must hold at once."""
 
     num_seqs: int
-    """Slots: requests that run together."""
+    """Number of slots: requests that run together."""
     max_model_len: int
-    """Tokens of one sequence, prompt and output."""
+    """Most tokens of one sequence, prompt and output."""
     step_tokens: int
     """Most tokens of one step."""
     block_size: int
     device: Literal["cpu", "cuda"] = "cpu"
     num_threads: int = 1
-    """Of a processor."""
+    """Number of threads of an engine on a CPU."""
     has_standby: bool = False
-    """Another process waits to take this one's place."""
+    """Whether a standby process waits beside the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One line of the plan."""
+    """One line of the memory plan."""
 
     name: str
     formula: Formula
@@ -70,8 +70,8 @@ class Part:
 
 
 def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Part, ...]:
-    """What is held beside weights and KV. Rotary tables and slots are exact, partial sums are at most that; the
-    rest is estimated."""
+    """The parts beside weights and KV. Rotary tables and slots are exact, partial sums are an upper bound, and the rest
+    is estimated."""
     parts = (
         Part("rotary", _rotary(arch, work)),
         Part("slots", _slots(arch, work)),
@@ -86,7 +86,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
 
 
 def _standby(work: Workload) -> Formula:
-    """Libraries alone; on a GPU it holds nothing of the memory that this plans."""
+    """A standby holds its libraries only. With a GPU the plan is about GPU memory, of which a standby holds none."""
     if not work.has_standby or work.device == "cuda":
         return NOTHING
     return term(STANDBY_BYTES // 2**20, "MiB") * term(2**20, "B")
@@ -99,7 +99,7 @@ def _rotary(arch: Arch, work: Workload) -> Formula:
 
 
 def _slots(arch: Arch, work: Workload) -> Formula:
-    """Ids as int64 and block ids as int32: a row for each request that runs."""
+    """Token ids as int64 and block ids as int32, in a row for each running request."""
     ids = term(work.max_model_len + 1, "ids") * term(8, "B")
     num_blocks = -(-work.max_model_len // work.block_size)
     tables = term(len(arch.cache_groups), "tables") * term(num_blocks, "blocks") * term(4, "B")
@@ -107,7 +107,7 @@ def _slots(arch: Arch, work: Workload) -> Formula:
 
 
 def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Input, residual and sum of a layer, and what its MLP makes on the way; attention makes less."""
+    """Input, residual and sum of a layer, and the MLP's tensors. Attention needs less than the MLP."""
     dtype_bytes = precision.dtype_bytes
     per_token = term(3) * term(arch.hidden_size) * dtype_bytes
     projected = term(2 if arch.has_gate else 1) * dtype_bytes
@@ -116,8 +116,8 @@ def _activations(arch: Arch, precision: Precision, work: Workload) -> Formula:
 
 
 def _partials(arch: Arch, work: Workload) -> Formula:
-    """Attention's sums over tiles of keys, where a row's tiles are shared out: a GPU's in a step that is recorded and
-    in one that is not, a processor's for the rows that its threads share."""
+    """Attention's partial sums, which exist if several threads or GPU blocks share the tiles of a row. A GPU has them
+    twice: for recorded steps and for others. A CPU has them for the rows that its threads share."""
     num_tiles = -(-work.max_model_len // ATTENTION_TILE)
     if num_tiles == 1:
         return NOTHING
@@ -131,7 +131,7 @@ def _partials(arch: Arch, work: Workload) -> Formula:
 
 
 def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """What a GPU's recordings of decode steps share: logits, also before they are widened, and what layers pass on."""
+    """Memory that a GPU's recorded decode steps share: logits in the dtype and in fp32, and tensors between layers."""
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])

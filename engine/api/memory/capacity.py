@@ -1,6 +1,6 @@
-"""What fits: the longest context beside the weights, and the ways out where a model does not fit as it was asked for.
+"""Finds what fits into memory: the longest context beside the weights, and other settings if a model does not fit.
 
-Pure arithmetic on plans; knows no settings and decides none.
+Pure arithmetic on memory plans. It reads no settings and decides none.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from inferd.engine.arch.description import Arch
 from inferd.engine.arch.paging import max_tokens
 
 MIN_MODEL_LEN = 2
-"""Tokens of the shortest sequence that can be served: one of prompt, one of output."""
+"""Length of the shortest sequence that can be served: one token of prompt, one of output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A precision that the model can have, and how much of it fits."""
+    """A precision that the model can have, and the context that fits with it."""
 
     precision: Precision
     weights_bytes: int
     max_context: int
-    """Tokens of each sequence, at most the model's positions; below `MIN_MODEL_LEN` it does not fit."""
+    """Most tokens of each sequence, at most the model's positions. Below `MIN_MODEL_LEN` the model does not fit."""
 
 
 def plan_sequences(arch: Arch, precision: Precision, work: Workload, num_full: int) -> MemoryPlan:
-    """The plan that holds `num_full` sequences of `work.max_model_len` tokens."""
+    """The memory plan for `num_full` sequences of `work.max_model_len` tokens."""
     return plan_memory(arch, precision, work, pool_for(arch, work, num_full))
 
 
 def longest_context(arch: Arch, precision: Precision, work: Workload, num_full: int, available_bytes: int) -> int:
-    """Most tokens that `num_full` sequences can have each, whatever `work.max_model_len` says; 0 where none fits."""
+    """Most tokens that each of `num_full` sequences can have; 0 if none fits. Ignores `work.max_model_len`."""
 
     def fits(num_tokens: int) -> bool:
         sized = replace(work, max_model_len=num_tokens)
@@ -52,7 +52,7 @@ def longest_context(arch: Arch, precision: Precision, work: Workload, num_full: 
 
 
 def longest_in_pool(arch: Arch, work: Workload, num_blocks: int) -> int:
-    """Most tokens of one sequence that has the whole pool to itself, at most the model's positions."""
+    """Most tokens of one sequence that has the whole KV pool to itself, at most the model's positions."""
     windows = [group.window for group in arch.cache_groups]
     return min(arch.max_positions, max_tokens(windows, num_blocks, work.step_tokens, work.block_size))
 
@@ -60,7 +60,7 @@ def longest_in_pool(arch: Arch, work: Workload, num_blocks: int) -> int:
 def options(
     arch: Arch, precisions: Iterable[Precision], work: Workload, num_full: int, available_bytes: int
 ) -> tuple[Option, ...]:
-    """Those of `precisions` that the model can be stored in, with what context fits."""
+    """Those of `precisions` that the model can be stored in, each with the context that fits."""
     found = []
     for precision in precisions:
         if refusal(arch, precision.quantization) is None:
@@ -71,7 +71,7 @@ def options(
 
 
 def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes: int) -> str:
-    """What it needs and what there is; `what` says for how many tokens."""
+    """The text that memory is too small: needed and available bytes. `what` names the sequences that should fit."""
     return (
         f"the model needs {format_bytes(plan.total_bytes)} for {what} ({format_bytes(plan.weights_bytes)} of weights "
         f"in {precision.name}, {format_bytes(plan.kv_bytes)} of KV cache{_in_fp8(precision)}, "
@@ -84,13 +84,14 @@ def _in_fp8(precision: Precision) -> str:
 
 
 def ways_out(asked: Precision, found: Iterable[Option]) -> str:
-    """What would fit, in words that can be typed; where nothing does, how large the weights are in each."""
+    """The text that names what would fit, as flags; if nothing would, it has the size of the weights in each
+    precision."""
     found = tuple(found)
     texts = [_way_out(asked, option) for option in found if option.max_context >= MIN_MODEL_LEN]
     if not texts:
         weights = {option.precision.name: option.weights_bytes for option in found}
         sizes = ", ".join(f"{format_bytes(num_bytes)} in {name}" for name, num_bytes in weights.items())
-        return f"no precision served here fits (weights: {sizes}); choose a smaller model or a larger machine"
+        return f"no precision that can be served here fits (weights: {sizes}); use a smaller model or a larger machine"
     return f"what would fit: {'; '.join(texts)}"
 
 
@@ -105,31 +106,31 @@ def _way_out(asked: Precision, option: Option) -> str:
 
 
 def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str, *, has_fp8: bool) -> str:
-    """One sequence is longer than the pool that was asked for. `has_fp8`: K and V could have 8 bits."""
+    """The text that one sequence does not fit the KV pool that was asked for. `has_fp8`: K and V could have 8 bits."""
     size = block_bytes(arch, precision, work.block_size)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
     return (
-        f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache, and there are "
+        f"one sequence of max_model_len {work.max_model_len} needs {format_bytes(needed)} of KV cache, but there are "
         f"{format_bytes(num_blocks * size)} ({why}): "
         + (
             f"max_model_len {longest} would fit"
             if longest >= MIN_MODEL_LEN
-            else f"{format_bytes(least)} are the least that serves"
+            else f"at least {format_bytes(least)} are needed"
         )
         + (_with_fp8(arch, precision, work, num_blocks * size, longest) if has_fp8 else "")
     )
 
 
 def _with_fp8(arch: Arch, precision: Precision, work: Workload, kv_bytes: int, longest: int) -> str:
-    """What the same memory would hold in 8 bits, where that is more than `longest`."""
+    """The context that would fit with K and V in 8 bits, as text; empty unless it is longer than `longest`."""
     size = block_bytes(arch, replace(precision, kv_cache="fp8"), work.block_size)
     length = longest_in_pool(arch, work, kv_bytes // size)
     return f", and {length} with --kv-cache-dtype fp8" if length >= MIN_MODEL_LEN and length > longest else ""
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number from 0 to `limit` that fits, where all below one that fits do, and 0 does."""
+    """The largest number from 0 to `limit` that fits. 0 must fit, and all numbers below one that fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,6 +1,6 @@
-"""Numbers that show where they come from: a value and the arithmetic that led to it, built by the same operators.
+"""Numbers that show how they were computed: the same operators build a value and the text of its formula.
 
-The text cannot drift from the value, because nobody writes it. Knows no model and no bytes.
+So the text cannot differ from the value. Knows no model and no bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from operator import add
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A whole number, and how it was reached: "2 x 32 layers x 128"."""
+    """A whole number and its formula: "2 x 32 layers x 128"."""
 
     value: int
     text: str
     is_sum: bool = False
-    """The text needs brackets as a factor."""
+    """Whether the text needs brackets as a factor."""
 
     def __add__(self, other: Formula) -> Formula:
-        """Adding nothing leaves nothing to show."""
+        """The sum. A term of 0 is not shown."""
         if not other.value:
             return self
         return Formula(self.value + other.value, f"{self.text} + {other.text}", is_sum=True) if self.value else other
@@ -30,12 +30,12 @@ class Formula:
         return Formula(self.value * other.value, f"{self._factor} x {other._factor}")
 
     def __floordiv__(self, other: Formula) -> Formula:
-        """Without a remainder: a formula that rounds is not shown as one that does not."""
+        """The quotient, which must have no remainder, because the text does not show rounding."""
         assert self.value % other.value == 0, f"{self.text} is no multiple of {other.text}"
         return Formula(self.value // other.value, f"{self._factor} / {other._factor}")
 
     def named(self, name: str) -> Formula:
-        """The same, with a word before it."""
+        """The same number, with a word before its text."""
         return Formula(self.value, f"{name} {self._factor}")
 
     @property
@@ -44,7 +44,7 @@ class Formula:
 
 
 def term(value: int, unit: str = "") -> Formula:
-    """A number as it stands, with what it counts, in the plural: `term(32, "layers")`."""
+    """A number with its unit, which is given in the plural: `term(32, "layers")`."""
     shown = unit.removesuffix("s") if value == 1 else unit
     return Formula(value, f"{value:,} {shown}".rstrip())
 

@@ -1,7 +1,7 @@
-"""Memory as a plan: what a model takes in a precision, part by part, each with the formula that gave it.
+"""The memory plan: bytes of a model in a precision, part by part, each with its formula.
 
-Works from an `Arch` alone, so config.json is enough. No torch and no device: the same arithmetic answers before
-anything is loaded, sizes the KV pool, and is compared with what was allocated.
+It needs an `Arch` only, so config.json is enough, and neither torch nor a device. `inferd plan` shows the plan before
+anything is loaded, the start sizes the KV pool with it, and then compares it with what was allocated.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _TIED_HEAD = "packed copy of the embedding.weight"
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes the engine will allocate, part by part."""
+    """Bytes that the engine will allocate, part by part."""
 
     weights: tuple[Part, ...]
     kv: Part
     working: tuple[Part, ...]
-    """Beside weights and KV: tables, slots, and an estimate of the largest step's tensors for the plain kernels."""
+    """Parts beside weights and KV: tables, slots, and an estimate of the largest step's tensors with plain kernels."""
     loading: Part
-    """Held only while weights are loaded: the largest matrix, as it is read and before it is packed."""
+    """Memory held only while weights are loaded: the largest matrix as it is read, before it is packed."""
 
     @property
     def weights_bytes(self) -> int:
@@ -55,12 +55,12 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """At the fullest: serving, or the moment in loading that needs more than that."""
+        """Most bytes at any time: while serving, or while loading if that needs more."""
         return self.weights_bytes + max(self.kv_bytes + self.working_bytes, self.loading.num_bytes + BASE_BYTES)
 
 
 def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula) -> MemoryPlan:
-    """The plan of an engine whose KV cache has `pool` places for a token in every plane of its blocks."""
+    """The memory plan of an engine whose KV pool has space for `pool` tokens."""
     return MemoryPlan(
         weight_parts(arch, precision, work.device),
         Part("KV cache", _kv(arch, precision, pool)),
@@ -71,7 +71,7 @@ def plan_memory(arch: Arch, precision: Precision, work: Workload, pool: Formula)
 
 @lru_cache(maxsize=64)
 def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"] = "cpu") -> tuple[Part, ...]:
-    """Embedding, attention, MLP, norms and head, as far as the model has them."""
+    """Embedding, attention, MLP, norms and head, without those that take no memory of their own."""
     shapes: dict[str, dict[str, Shape]] = {}
     for name, shape in _parameters(arch).items():
         shapes.setdefault(_part_of(name), {})[name] = shape
@@ -81,15 +81,14 @@ def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"
     head = shapes.pop("head", {})
     assert not shapes, f"parameters that no part of the plan holds: {shapes}"
     if arch.tie_embeddings and not (device == "cuda" and _stored_as(arch, precision, _TIED_HEAD) is None):
-        # A CPU packs the head, so that its copy of the embedding's weights is another layout of the same numbers. A
-        # GPU multiplies by the embedding itself.
+        # A CPU keeps a packed copy of the embedding as the head. A GPU multiplies by the embedding itself.
         head[_TIED_HEAD] = (arch.vocab_size, arch.hidden_size)
     parts.append(Part("head", _total(arch, precision, head)))
     return tuple(part for part in parts if part.num_bytes)
 
 
 def refusal(arch: Arch, quantization: Quantization) -> str | None:
-    """The first matrix that cannot be stored so, and why; None where all can."""
+    """The first matrix that cannot be stored so, and why; None if all can."""
     if arch.stored is not None:
         return None if quantization == "fp8" else "the checkpoint's matrices are stored in fp8"
     for name, shape in _parameters(arch).items():
@@ -104,7 +103,7 @@ def refusal(arch: Arch, quantization: Quantization) -> str | None:
 
 
 def pool_of(num_blocks: int, work: Workload) -> Formula:
-    """With the block that a device which pads steps has them write to."""
+    """Tokens that a pool of `num_blocks` has space for, with the block for padding rows if the device pads steps."""
     return (term(num_blocks, "blocks") + _num_padding(work)) * term(work.block_size, "tokens")
 
 
@@ -113,7 +112,8 @@ def _num_padding(work: Workload) -> Formula:
 
 
 def pool_for(arch: Arch, work: Workload, num_full: int) -> Formula:
-    """Places for `num_full` sequences of `work.max_model_len` tokens, a window's layers holding what they can see."""
+    """Tokens of a pool for `num_full` sequences of `work.max_model_len`. Layers with a window hold what they can
+    see."""
     length, block_size = work.max_model_len, work.block_size
     blocks = [group.max_blocks(length, work.step_tokens, block_size) for group in arch.cache_groups]
     padding = _num_padding(work)
@@ -127,7 +127,7 @@ def pool_for(arch: Arch, work: Workload, num_full: int) -> Formula:
 
 
 def blocks_per_seq(arch: Arch, num_tokens: int, work: Workload) -> int:
-    """KV blocks that one sequence of `num_tokens` holds at most, in all its cache groups."""
+    """Most KV blocks that one sequence of `num_tokens` holds, in all its cache groups."""
     return sum(group.max_blocks(num_tokens, work.step_tokens, work.block_size) for group in arch.cache_groups)
 
 
@@ -136,7 +136,7 @@ def block_bytes(arch: Arch, precision: Precision, block_size: int) -> int:
 
 
 def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | None:
-    """What this matrix is stored in; None: the dtype."""
+    """The format of this matrix; None if it is stored in the dtype."""
     part = "head" if parameter == _TIED_HEAD else _part_of(parameter)
     if part in ("embedding", "norms"):
         return None
@@ -149,7 +149,7 @@ def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | N
 
 @lru_cache(maxsize=8)
 def _parameters(arch: Arch) -> Mapping[str, Shape]:
-    """Weights and biases. Scales follow from how the weights are stored."""
+    """Weights and biases, without scales, which `StoredAs` counts."""
     parameters = weights(arch).parameters()
     return {name: shape for name, shape in parameters.items() if not name.endswith("_scale")}
 
@@ -167,7 +167,7 @@ def _part_of(parameter: str) -> str:
 
 
 def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> Formula:
-    """Bytes of these parameters: those of one layer, times the layers that are like it, and those of no layer."""
+    """Bytes of these parameters: one layer times the number of equal layers, plus parameters outside of layers."""
     by_layer: dict[str, list[tuple[str, Shape, StoredAs | None]]] = {}
     for name, shape in shapes.items():
         layer, own = name.split(".", 2)[1:] if name.startswith("layers.") else ("", name)
@@ -180,7 +180,7 @@ def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> For
 
 
 def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], dtype_bytes: Formula) -> Formula:
-    """Bytes of (name, shape, what a matrix is stored in)."""
+    """Bytes of these (name, shape, format)."""
     in_dtype, packed = NOTHING, NOTHING
     for name, shape, stored in members:
         label = _label(name)
@@ -194,7 +194,7 @@ def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], dtype_bytes:
 
 
 def _label(parameter: str) -> str:
-    """ "attention.qkv.weight" -> "qkv"; a bias keeps its name, a norm is one."""
+    """ "attention.qkv.weight" -> "qkv", "attention.qkv.bias" -> "qkv bias"."""
     names = parameter.split(".")
     kind = names.pop()
     own = names[-1].replace("_", " ")
@@ -202,7 +202,7 @@ def _label(parameter: str) -> str:
 
 
 def _kv(arch: Arch, precision: Precision, pool: Formula) -> Formula:
-    """K and V of so many places of blocks: a block serves any group, so it has the layers of the largest."""
+    """Bytes of K and V for `pool` tokens. A block can serve any cache group, so it has planes for the largest one."""
     num_planes = max(len(group.layers) for group in arch.cache_groups)
     heads = term(2) * term(num_planes, "layers") * term(arch.num_kv_heads, "KV heads")
     if precision.kv_cache == "auto":
@@ -211,8 +211,8 @@ def _kv(arch: Arch, precision: Precision, pool: Formula) -> Formula:
 
 
 def _loading(arch: Arch, precision: Precision) -> Part:
-    """The most that one linear layer's weight takes beside its packed form: as it was read, and as bytes if quantized
-    here. A tied head is read into the embedding, which stays."""
+    """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
+    quantized here. A tied head counts without the matrix as read, which is the embedding."""
     quantized = term(0 if precision.quantization == "none" or arch.stored is not None else 1, "B")
 
     def read_as(name: str) -> Formula:
@@ -230,7 +230,7 @@ def _loading(arch: Arch, precision: Precision) -> Part:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes as people read them: binary units, one decimal."""
+    """Bytes in binary units with one decimal: "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

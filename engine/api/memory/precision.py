@@ -1,5 +1,4 @@
-"""What a weight is stored in, and K and V: the dtypes, the quantized forms, and which matrices take them, said here
-alone.
+"""Formats of weights, K and V: the dtypes, the quantized formats, and which matrices use them. Only this file says it.
 
 Knows no model: a matrix is rows and columns.
 """
@@ -17,23 +16,23 @@ Quantization = Literal["none", "fp8", "int8", "int4"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 KVCache = Literal["auto", "fp8"]
-"""What can be asked for K and V: the dtype, or 8-bit floats (e4m3)."""
+"""Formats of K and V: the dtype, or 8-bit floats (e4m3)."""
 KV_SCALE_BYTES = 4
-"""Of each head of each token in 8 bits, for K and for V."""
+"""Bytes of a scale in an 8-bit cache. Each head of a token has one for K and one for V."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAs:
-    """How a quantized matrix [out, in] is stored: small numbers, and a scale for each group of them."""
+    """Format of a quantized matrix [out, in]: small numbers, and a scale for each group of them."""
 
     weights_per_byte: int
     group_size: int | None
-    """Inputs that share a scale; None: one scale for each output row."""
+    """Number of inputs that share a scale; None: one scale for each output row."""
     scale_bytes: int
     max_inputs: int | None = None
-    """Products of so many sum within 32 bits."""
+    """Most inputs whose products can be summed in 32 bits; None: no such limit."""
     group_rows: int = 1
-    """Output rows that share the scales of their groups."""
+    """Number of output rows that share the scales of their groups."""
 
     def num_bytes(self, rows: int, columns: int) -> Formula:
         packed = term(columns) // term(self.weights_per_byte) if self.weights_per_byte > 1 else term(columns)
@@ -47,9 +46,9 @@ class StoredAs:
         return term(rows) * (packed + scales)
 
     def refuses(self, columns: int) -> str | None:
-        """Why a matrix with this many inputs cannot be stored so."""
+        """Why a matrix with so many inputs cannot be stored so; None if it can."""
         if self.group_size is not None and self.group_rows == 1 and columns % self.group_size:
-            return f"has {columns} inputs, which is no multiple of its group of {self.group_size}"
+            return f"has {columns} inputs, which must be a multiple of the group size {self.group_size}"
         if self.max_inputs is not None and columns > self.max_inputs:
             return f"has {columns} inputs, and the sum of more than {self.max_inputs} may not fit 32 bits"
         return None
@@ -57,26 +56,27 @@ class StoredAs:
 
 FP8 = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4)
 FP8_BLOCKS = StoredAs(weights_per_byte=1, group_size=128, scale_bytes=4, group_rows=128)
-"""As some checkpoints have it."""
+"""Format of some checkpoints."""
 INT8 = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4, max_inputs=65536)
 INT4 = StoredAs(weights_per_byte=2, group_size=32, scale_bytes=2)
 
 LINEARS_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": FP8, "int8": INT8, "int4": INT4}
-"""The matrices of attention and MLP. The embedding, norms and biases stay in the dtype."""
+"""Format of the matrices of attention and MLP. The embedding, norms and biases stay in the dtype."""
 HEAD_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": FP8, "int8": INT8, "int4": INT8}
-"""Four bits in the head would be seen in every token."""
+"""Format of the head. It has at least 8 bits, because its error reaches every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Of activations (`dtype`), of the linear layers' weights (`quantization`), and of K and V (`kv_cache`)."""
+    """Precision of activations (`dtype`), of the linear layers' weights (`quantization`), and of K and V
+    (`kv_cache`)."""
 
     dtype: str
     quantization: Quantization = "none"
     kv_cache: KVCache = "auto"
 
     def head_bytes(self, head_dim: int) -> Formula:
-        """Of a head of K or of V of one token."""
+        """Bytes of a head of K, or of V, of one token."""
         head = term(head_dim).named("head")
         if self.kv_cache == "fp8":
             return head * term(1, "B") + term(KV_SCALE_BYTES, "B").named("scale")
@@ -84,7 +84,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """What a person calls it: "bfloat16", or "int8" for weights that are smaller than the activations."""
+        """Short name for messages: "bfloat16", or "int8" if weights are quantized."""
         return self.dtype if self.quantization == "none" else self.quantization
 
     @property

@@ -1,7 +1,7 @@
-"""What the engine is computing, in shared memory: which requests the launched steps hold, and how long they may take.
+"""The flight record: shared memory that lists the requests of the launched steps.
 
-Written before a step is launched and cleared when its results have come, so that what stands there after a death is the
-step that died. Engine and supervisor both map it, as they map the heartbeat. Knows no step's content.
+The engine writes it before a step is launched, and clears it when the results have come. If the engine dies, the record
+shows the step that was running. Engine and supervisor both map it, like the heartbeat. It holds no content of requests.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from inferd.engine.api.cost.step_cost import StepWork
 from inferd.engine.api.process.shared_memory import open_map
 
 _NUM_STEPS = 2
-"""Launched at once, at most: the core plans one step ahead."""
+"""Most steps that are launched at once: the core plans one step ahead."""
 _COUNT = struct.Struct("<Q")
 _ROW = struct.Struct("<QQ")
 
 Rows = Sequence[tuple[int, int]]
-"""(tag of the request, positions that are computed once the step has run) of each row."""
+"""(tag of the request, number of positions that are computed when the step has run) of each row."""
 
 
 def tag_of(request_id: str) -> int:
-    """64 bits that stand for a request id, in both processes."""
+    """A 64-bit hash of a request id, the same in both processes."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "little")
 
 
 def flight_bytes(max_rows: int) -> int:
-    """What a record of steps of up to `max_rows` rows takes."""
+    """Bytes of a record for steps of up to `max_rows` rows."""
     return _NUM_STEPS * (_COUNT.size + max_rows * _ROW.size)
 
 
 class Recorder(Protocol):
-    """Is told of every step."""
+    """Receives every step that the core launches."""
 
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
-        """A step is about to be launched."""
+        """Called before a step is launched."""
         ...
 
     def ended(self, step_id: int) -> None:
-        """Its results have come."""
+        """Called when the step's results have come."""
         ...
 
 
 class _NoRecorder:
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
-        """Nobody asks."""
+        """Does nothing."""
 
     def ended(self, step_id: int) -> None:
-        """Nobody asks."""
+        """Does nothing."""
 
 
 NO_RECORDER: Recorder = _NoRecorder()
 
 
 class FlightRecord:
-    """The engine's side."""
+    """The engine's side, which writes."""
 
     def __init__(self, descriptor: int) -> None:
-        """`descriptor`: of `flight_bytes` in shared memory."""
+        """`descriptor`: file descriptor of shared memory of `flight_bytes`."""
         self._map = open_map(descriptor)
         self._step_bytes = len(self._map) // _NUM_STEPS
 
     def launched(self, step_id: int, rows: Rows) -> None:
-        """The count is written last: rows that are only half there do not count."""
+        """Record a step. The number of rows is written last, so that half-written rows do not count."""
         at = step_id % _NUM_STEPS * self._step_bytes
         _COUNT.pack_into(self._map, at, 0)
         struct.pack_into(f"<{2 * len(rows)}Q", self._map, at + _COUNT.size, *chain.from_iterable(rows))
@@ -77,14 +77,14 @@ class FlightRecord:
 
 
 class FlightReader:
-    """The supervisor's side."""
+    """The supervisor's side, which reads."""
 
     def __init__(self, descriptor: int) -> None:
         self._map = open_map(descriptor)
         self._step_bytes = len(self._map) // _NUM_STEPS
 
     def in_flight(self) -> dict[int, int]:
-        """Tag -> positions, of every request in a step that was launched and has not ended."""
+        """Tag -> positions, for every request in a step that was launched and has not ended."""
         found: dict[int, int] = {}
         for at in range(0, _NUM_STEPS * self._step_bytes, self._step_bytes):
             (num_rows,) = _COUNT.unpack_from(self._map, at)

@@ -1,7 +1,7 @@
-"""The engine's pulse in shared memory: one writer (a thread of the engine process), one reader (the supervisor).
+"""The engine's heartbeat in shared memory: a thread of the engine process writes it, the supervisor reads it.
 
-Both map it, so that reading it asks nothing of the engine: a hung engine answers no message, but its
-last beat can still be read. The beat comes from a thread, so a long step does not stop it; a stopped process does.
+A hung engine answers no message, but its last beat can still be read. A long step does not stop the beat, because it
+comes from a thread of its own; stopping the process does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEAT_INTERVAL_S = 0.25
 
 
 class EnginePhase(IntEnum):
-    """What the engine is doing; while loading only the beat counts."""
+    """Phase of the engine. While it is loading, only the beat counts."""
 
     LOADING = 0
     SERVING = 1
@@ -31,27 +31,27 @@ class EnginePhase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """One reading. Times are of the monotonic clock, which all processes of a machine share."""
+    """One reading of the heartbeat. Times are of the monotonic clock, which all processes of a machine share."""
 
     num_beats: int
     beat_s: float
     step_started_s: float
-    """When the step in flight was launched; 0.0 where none is."""
+    """Time when the step in flight was launched; 0.0 if there is none."""
     step_limit_s: float
-    """How long that step may take before it counts as hung."""
+    """Seconds that the step may take before it counts as hung."""
     num_steps: int
     phase: EnginePhase
     has_work: bool
     num_frames_sent: int = 0
-    """To the server: the last of them has none behind it whose number would tell that it was lost."""
+    """Number of frames sent to the server. With it the server notices a lost last frame, which no later frame shows."""
     num_frames_received: int = 0
 
 
 class Heartbeat:
-    """The engine's side: a thread that beats, and the fields the core loop keeps current."""
+    """The engine's side: a thread that beats, and fields that the core loop updates."""
 
     def __init__(self, descriptor: int) -> None:
-        """`descriptor`: of `HEARTBEAT_BYTES` in shared memory."""
+        """`descriptor`: file descriptor of shared memory of `HEARTBEAT_BYTES`."""
         self._map = open_map(descriptor)
         self._stopped = threading.Event()
         self._num_beats = 0

@@ -1,6 +1,6 @@
-"""How log lines look: one line each on stderr, for a person or, as JSON, for a machine.
+"""Format of log lines: one line each on stderr, as text or as JSON.
 
-Called once in each process, at its start: the engine's lines look as the server's. Writes no line itself.
+Each process calls `configure` once at its start, so that the engine's lines look like the server's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) 
 
 
 class LogStyle(NamedTuple):
-    """What the server was asked for, and tells its engine."""
+    """Level and format of the log, which the server passes to its engine."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -37,7 +37,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; what a caller gives as `extra` becomes keys of its own."""
+    """One JSON object a line. Fields given as `extra` become keys of the object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -53,7 +53,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(style: LogStyle) -> None:
-    """Send every logger of this process to stderr. Libraries speak only from warning up, unless at debug."""
+    """Send every logger of this process to stderr. Libraries log warnings and errors only, unless the level is
+    debug."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style.format == "json" else TextFormatter())
     logging.root.handlers[:] = [handler]

@@ -1,7 +1,7 @@
-"""Memory that server and engine process both map: one makes it and passes its descriptor on when it starts the other.
+"""Memory that server and engine process both map. The server allocates it and passes its descriptor to the engine.
 
-It has no name and lies in no directory, so that nothing is left behind and no full disk can take it away. It is
-allocated whole: if a page of a sparse file cannot be had when it is first written, SIGBUS ends the writer.
+It has no name and lies in no directory, so nothing is left behind, and a full disk does no harm. All of it is written
+at once: if a page of a sparse file cannot be allocated at its first write, SIGBUS kills the writer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 
 
 def allocate(num_bytes: int) -> int:
-    """A descriptor of so many zeros. Raises `OSError`."""
+    """A file descriptor of `num_bytes` zeros. Raises `OSError`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("inferd", os.MFD_CLOEXEC)
     else:
@@ -28,5 +28,5 @@ def allocate(num_bytes: int) -> int:
 
 
 def open_map(descriptor: int) -> mmap.mmap:
-    """All of it. Outlives the descriptor."""
+    """A map of all of it, which stays valid when the descriptor is closed."""
     return mmap.mmap(descriptor, 0)

@@ -1,10 +1,9 @@
-"""Starts the engine process, watches it, and ends it: nothing it started outlives it.
+"""Starts one engine process, watches it, and ends it. Nothing that it started outlives it.
 
 The child runs `python -P -m inferd.engine.process.boot` and reads its configuration from its standard input, which
-stays open: when this process dies, however it dies, the child reads the end of file and exits. Shared memory has no
-name; its descriptors are passed on. Sockets lie in a directory of mode 0700 that goes as soon as both sides hold them
-open: from
-then on nothing is left behind, whoever dies. One supervisor serves one life of one engine.
+stays open. If this process dies, however it dies, the child reads the end of the file and exits. The child gets
+descriptors of shared memory, which has no name. Sockets lie in a directory of mode 0700, which is removed as soon as
+both sides have opened them. From then on nothing is left behind, whichever process dies.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ _ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(16 * 2**20),
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
-"""How the engine's libraries wait and take memory; what the user's environment says goes first. Measured on 2 cores of
-an AMD EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
+"""How the engine's libraries wait and allocate. The user's environment takes precedence. Measured on 2 cores of an AMD
+EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 
-- Threads that wait for others look for work a few microseconds, then sleep. To spin for as long as it takes costs a
-  step 5 to 14 times its time where the cores are shared, as with the server process (0.6B shape cut to 8 layers, 2
-  busy cores). How often they look, tokens/s of one client (0.6B shape, int4, nobody else at work): 0 times 44, 300
-  times 51, 2,000 times 53, 10,000 times 55; with others at work 300 times 31 and 10,000 times 10. Of 256 clients (one
-  small layer): 300 times 14,100 to 15,900 beside 13,100 at 1,000; in another run, on a busier machine, 200 times
-  10,500 to 13,700 beside 5,800 to 7,300 at 10,000.
-- Large pages for large tensors: 16.2 against 20.4 ms a step (0.6B shape, int4, one row).
-- A step's tensors come from memory that the step before gave back to the allocator and not to the system: 110 against
-  146 ms a step (0.6B shape, 32 rows of a 152 k vocabulary).
-- GPUs are numbered as the driver numbers them, by which their memory was counted.
+- OMP_WAIT_POLICY: a waiting thread looks for work a few microseconds, then sleeps. If threads spin on shared cores, a
+  step takes 5 to 14 times as long. The server process shares the cores (0.6B shape cut to 8 layers, 2 busy cores).
+- GOMP_SPINCOUNT, how often a thread looks, in tokens/s. One client (0.6B shape, int4) on an idle machine: 0 times 44,
+  300 times 51, 2,000 times 53, 10,000 times 55. On a busy machine: 300 times 31, 10,000 times 10. 256 clients (one
+  small layer): 300 times 14,100 to 15,900, 1,000 times 13,100. In another run on a busier machine: 200 times 10,500 to
+  13,700, 10,000 times 5,800 to 7,300.
+- THP_MEM_ALLOC_ENABLE, large pages for large tensors: 16.2 instead of 20.4 ms a step (0.6B shape, int4, one row).
+- MALLOC_*: the allocator keeps the memory of a step's tensors for the next step: 110 instead of 146 ms a step (0.6B
+  shape, 32 rows of a 152 k vocabulary).
+- CUDA_DEVICE_ORDER: GPUs are numbered as the driver numbers them, because their memory was counted by that number.
 """
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
-"""Command that `spawn` runs. A benchmark or a test puts an engine of its own here."""
+"""Command that `spawn` runs. Benchmarks and tests replace it with engines of their own."""
 
-_WAY_OUT = "free some space, or set TMPDIR to a directory that can be written to"
+_WAY_OUT = "free some space, or set TMPDIR to a writable directory"
 
 STOP_GRACE_S = 5.0
-"""How long the engine has to exit after it was asked to, before it is killed."""
+"""Seconds that the engine has to exit when it is asked to, before it is killed."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is told on its standard input, as one line of JSON."""
+    """The child's configuration, sent to its standard input as one line of JSON."""
 
     config: EngineConfig
     run_dir: str
@@ -77,13 +76,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     log_style: LogStyle
     server_pid: int
     spawned_s: float
-    """Monotonic, which all processes of a machine share: the engine's first phase began then."""
+    """Start of the engine's first phase, by the monotonic clock, which all processes of a machine share."""
     is_standby: bool = False
-    """Read the libraries, at low priority, and wait to be promoted."""
+    """Whether to import the libraries at low priority and then wait to be promoted."""
 
 
 class Supervisor:
-    """One engine process, from spawn to exit code."""
+    """One engine process, from its start to its exit code."""
 
     def __init__(
         self,
@@ -93,14 +92,14 @@ class Supervisor:
         log_style: LogStyle = DEFAULT_STYLE,
         is_standby: bool = False,
     ) -> None:
-        """Raises `StartError` if there is no run directory or no shared memory to be had."""
+        """Raises `StartError` if the run directory or shared memory cannot be created."""
         try:
             self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
         except OSError as error:
-            raise StartError(f"there is no directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
+            raise StartError(f"cannot create a directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
         self.epoch = epoch
         self._shared: list[int] = []
-        """Descriptors of the heartbeat and the flight record, until the child has them."""
+        """Descriptors of the heartbeat and the flight record, held until the child has them."""
         try:
             for num_bytes in (HEARTBEAT_BYTES, flight_bytes(config.max_num_seqs or 1)):
                 self._shared.append(allocate(num_bytes))
@@ -108,7 +107,7 @@ class Supervisor:
         except OSError as error:
             self._close_shared()
             self.seal()
-            reason = f"cannot make shared memory for the engine's process: {error.strerror or error}"
+            reason = f"cannot create shared memory for the engine process: {error.strerror or error}"
             raise StartError(
                 f"{reason}; free memory, or raise the limits on memory and open files (ulimit -a)"
             ) from error
@@ -121,12 +120,12 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child; it may be stopped."""
+        """Whether the child exists; it may be stopped by a signal."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def has_exited(self) -> bool:
-        """Whether the child ended by itself, with an exit code and not by a signal."""
+        """Whether the child ended by itself, not by a signal."""
         code = self._process.poll() if self._process else None
         return code is not None and code >= 0
 
@@ -135,22 +134,23 @@ class Supervisor:
         return self._pulse.read()
 
     def in_flight(self) -> dict[int, int]:
-        """What the engine computes, or did when it died: `FlightReader.in_flight`. Not once this is discarded."""
+        """`FlightReader.in_flight`: the requests that the engine computes, or computed when it died. Call it before
+        `discard`."""
         return self._flight.in_flight()
 
     def seal(self) -> None:
-        """The engine has connected the sockets in the run directory: take the names away, and keep what they name."""
+        """Remove the run directory once the engine has connected its sockets; open sockets go on working."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the child now, also one that is stopped or hangs."""
+        """End the child now, even if it is stopped or hangs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
     def spawn(self) -> None:
-        """Start the child. Its standard error is ours; its standard output is not used.
+        """Start the child. It inherits standard error; its standard output is not used.
 
-        Raises `StartError` where the system gives no process.
+        Raises `StartError` if the system cannot start a process.
         """
         launch = Launch(
             config=self._config,
@@ -168,23 +168,23 @@ class Supervisor:
                 ENGINE_COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                bufsize=0,  # what a dead child did not take must not wait to be written when the pipe is closed
+                bufsize=0,  # otherwise closing the pipe to a dead child would try to write what is left
                 env=_ENVIRONMENT | os.environ,
                 start_new_session=True,
                 pass_fds=self._shared,
             )
         except OSError as error:
-            raise StartError(f"cannot start the engine's process: {error.strerror or error}") from error
+            raise StartError(f"cannot start the engine process: {error.strerror or error}") from error
         self._close_shared()
-        self._tell(msgspec.json.encode(launch) + b"\n")
+        self._write(msgspec.json.encode(launch) + b"\n")
 
     def promote(self) -> None:
-        """Have a standby load the model and serve."""
-        self._tell(b"\n")
+        """Make a standby load the model and serve."""
+        self._write(b"\n")
 
-    def _tell(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead already, as `wait` will tell
+        with contextlib.suppress(BrokenPipeError):  # the child is dead already, and `wait` returns its exit code
             while line:  # a signal may cut a write short
                 line = line[self._process.stdin.write(line) :]
 
@@ -194,18 +194,18 @@ class Supervisor:
 
     def _close_input(self) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it is closed all the same
+            with contextlib.suppress(OSError):  # the pipe is closed nevertheless
                 self._process.stdin.close()
 
     async def wait(self) -> int:
-        """The exit code, once the child is gone; negative: killed by that signal."""
+        """Wait for the child to end. Returns its exit code, or minus the signal that killed it."""
         process = self._started()
         while process.poll() is None:
             await _exited(process)
         return process.returncode
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> int:
-        """End the child: close its input, wait, then SIGTERM, then SIGKILL. Removes the run directory."""
+        """End the child: close its input, wait, send SIGTERM, then SIGKILL. Removes the run directory."""
         try:
             return await self._stop(grace_s)
         finally:
@@ -225,7 +225,7 @@ class Supervisor:
         raise AssertionError("a process outlived SIGKILL")
 
     def discard(self) -> None:
-        """Kill what is left and remove the run directory; safe to call twice."""
+        """Kill the child if it still runs, and remove the run directory. Safe to call twice."""
         if self._process is not None:
             self.kill()
             self._process.wait()
@@ -242,7 +242,7 @@ class Supervisor:
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
-    """Return when the process is gone (or sooner: the caller polls)."""
+    """Return when the process has ended, or sooner: the caller polls."""
     if not hasattr(os, "pidfd_open"):
         await asyncio.sleep(0.05)
         return
@@ -250,7 +250,7 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
-    except OSError:  # no more files may be open
+    except OSError:  # the limit on open files is reached
         await asyncio.sleep(0.05)
         return
     loop = asyncio.get_running_loop()
@@ -264,7 +264,7 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """An exit code as text."""
     if code >= 0:
         return f"exited with code {code}"
     return f"was killed by {signal.Signals(-code).name}"

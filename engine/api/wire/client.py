@@ -1,7 +1,6 @@
-"""The server's end of the wire: messages out without waiting, messages in as they come.
+"""The server's end of the wire: sends messages without waiting, and receives messages as they come.
 
-Owns the two sockets in the supervisor's run directory and the sequence numbers. Knows nothing of requests: the router
-does.
+It owns the two sockets in the supervisor's run directory and the sequence numbers. It knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.wire.messages import FromEngine, ToEngine, WireError, decode_from_engine, encode
 
 HIGH_WATER_MARK = 100_000
-"""Frames a socket holds before sending fails; the router's bound on waiting requests keeps far below it."""
+"""Frames that a socket holds before sending fails. The router's bound on waiting requests stays far below it."""
 
 
 TO_ENGINE = "to-engine"
-"""A socket in an engine's run directory, until the server takes that away."""
+"""Name of a socket in an engine's run directory, until the server removes the directory."""
 
 
 def to_engine_endpoint(run_dir: Path) -> str:
@@ -35,21 +34,21 @@ def from_engine_endpoint(run_dir: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Frames that one end of a wire has seen."""
+    """Numbers of frames that one end of a wire has sent and received."""
 
     num_sent: int = 0
     num_received: int = 0
     is_awaited: bool = False
-    """Somebody waits for the next one that comes: a frame that is here would be counted."""
+    """Whether `receive` is waiting: then every frame that has arrived is counted."""
 
 
 class EngineClient:
-    """Binds both sockets; to be made on the event loop that receives."""
+    """The server's two sockets of one engine. Create it on the event loop that receives."""
 
     def __init__(self, run_dir: Path, epoch: int, on_first_frame: Callable[[], None] = lambda: None) -> None:
-        """`on_first_frame`: the engine has connected both sockets; their names are needed no longer.
+        """Bind both sockets. Raises `StartError` if there cannot be sockets in `run_dir`.
 
-        Raises `StartError` where there cannot be sockets in `run_dir`.
+        `on_first_frame` is called when the engine has connected both sockets: their names are no longer needed.
         """
         self._on_first_frame = on_first_frame
         self._epoch = epoch
@@ -69,18 +68,18 @@ class EngineClient:
             self._in.bind(from_engine_endpoint(run_dir))
         except zmq.ZMQError as error:
             self.close()
-            way_out = "set TMPDIR to a directory with a short name that can be written to"
+            way_out = "set TMPDIR to a writable directory with a short name"
             if error.errno == errno.EMFILE:
                 way_out = "let this process open more files (ulimit -n)"
-            raise StartError(f"there cannot be sockets in {run_dir}: {error.strerror}; {way_out}") from error
+            raise StartError(f"cannot create sockets in {run_dir}: {error.strerror}; {way_out}") from error
 
     @property
     def traffic(self) -> Traffic:
-        """To be held against what the engine says that it has sent and received."""
+        """Numbers of frames here, to be compared with those that the engine reports."""
         return Traffic(self._num_sent, self._num_received, self._is_awaited)
 
     def send(self, message: ToEngine) -> None:
-        """Hand a message to the socket; never blocks. Raises `EngineDeadError` where nobody takes them any more."""
+        """Hand a message to the socket; never blocks. Raises `EngineDeadError` if the engine no longer reads."""
         frame = encode(message, self._epoch, self._num_sent)
         try:
             self._out.send(frame, zmq.NOBLOCK)
@@ -89,7 +88,7 @@ class EngineClient:
         self._num_sent += 1
 
     async def receive(self) -> FromEngine:
-        """The next message. Raises `EngineDeadError` where a frame is lost, repeated or damaged."""
+        """The next message. Raises `EngineDeadError` if a frame is lost, repeated or damaged."""
         self._is_awaited = True
         try:
             frame = await self._in.recv()

@@ -1,9 +1,9 @@
-"""Grammars as both processes speak of them: bounds, and the wire to the process that tries them out.
+"""Bounds of grammars, and the wire to the process that checks them.
 
-A caller's grammar is compiled first in a process that may be killed: a child of a child process of the server's
-(`engine/grammar/check.py`). Frames of a length (4 bytes, little-endian) and a msgpack body travel over the child's
-standard input and output, one verdict a question, in any order. Knows no llguidance: this side of the door is loaded by
-the HTTP server.
+A client's grammar is first compiled in a process that may be killed: a child of a child process of the server
+(`engine/grammar/check.py`). Frames travel over the child's standard input and output: a length (4 bytes, little-endian)
+and a msgpack body. Each question gets one verdict, in any order. The HTTP server imports this file, so it does not
+import llguidance.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from typing import Literal
 import msgspec
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Most bytes of a grammar as UTF-8: a schema for each of many tools makes long ones."""
+"""Most bytes of a grammar as UTF-8. Schemas of many tools make long grammars."""
 
 CHECK_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.grammar.check")
-"""What runs the checking process; its first argument is the checkpoint's folder, its second the embedding's rows."""
+"""Command of the checking process. Its arguments: the checkpoint's folder, the number of rows of the embedding."""
 
 CHECK_CPU_S = 1.0
-"""Most processor time that a grammar may take to be tried out: three times what the slowest valid one of a service took
-(0.3 s; one core, AMD EPYC Zen 4, 2026-11-22). Not time on the clock: a busy machine makes no grammar invalid."""
+"""Most processor time for the check of a grammar: three times that of the slowest valid one of a service (0.3 s; one
+core, AMD EPYC Zen 4, 2026-11-22). Clock time does not count, so a busy machine makes no grammar invalid."""
 
 CHECK_MEMORY_BYTES = 512 * 2**20
-"""Address space that the checking process may take beyond what its tokenizer needs."""
+"""Most address space that the checking process may use beyond that of its tokenizer."""
 
 MAX_REASON = 300
-"""Most characters of a compiler's complaint that travel."""
+"""Most characters of a compiler's error that are sent."""
 
 FRAME_HEADER_BYTES = 4
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar to be tried out, within so much time."""
+    """A grammar to check, with the time allowed for it."""
 
     number: int
     text: str
     cpu_s: float
     wall_s: float
     is_nice: bool = False
-    """The machine's other work comes first."""
+    """Whether to check at low priority."""
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a grammar: how the engine is to be given it, or why it cannot be served."""
+    """Result of a check: the grammar's text for the engine, or why it cannot be served."""
 
     text: str = ""
     error: str = ""
-    """Empty where it was taken."""
+    """Why the grammar was refused; empty if it was accepted."""
     is_broken: bool = False
-    """The error is this model's or this machine's, not the grammar's."""
+    """Whether the error comes from this model or machine, not from the grammar."""
     stopped: Literal["", "cpu", "wall"] = ""
-    """Which of its times ran out before anything was known."""
+    """The time that ran out before there was a result."""
     number: int = 0
-    """Of the question; 0: the process is ready for questions, or says why it never will be."""
+    """Number of the question. A verdict with 0 says that the process is ready, or why it never will be."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -63,7 +63,7 @@ _VERDICT_DECODER = msgspec.msgpack.Decoder(Verdict)
 
 
 def frame_of(message: Question | Verdict) -> bytes:
-    """A message as it travels."""
+    """A message as the bytes that are sent."""
     body = _ENCODER.encode(message)
     return len(body).to_bytes(FRAME_HEADER_BYTES, "little") + body
 
@@ -78,5 +78,5 @@ def read_question(body: bytes) -> Question:
 
 
 def read_verdict(body: bytes) -> Verdict:
-    """The answer. Raises `msgspec.MsgspecError`."""
+    """Raises `msgspec.MsgspecError`."""
     return _VERDICT_DECODER.decode(body)

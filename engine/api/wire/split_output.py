@@ -1,4 +1,4 @@
-"""A long step, told in several messages. The server decodes a message in one turn of its event loop."""
+"""Splits a long step's output into several messages, because the server decodes each in one turn of its event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import structs
 from inferd.engine.api.wire.messages import Delta, StepOutput
 
 MAX_SCORED = 2**15
-"""Log probabilities of prompts in one message: so many are decoded in 7 ms, and a step of 50,000 tokens with 20
-alternatives each in 300 to 380 (one core of an AMD EPYC Zen 4, 2026-11-21)."""
+"""Most log probabilities of prompts in one message, which are decoded in 7 ms. A step of 50,000 tokens with 20
+alternatives each takes 300 to 380 ms (one core of an AMD EPYC Zen 4, 2026-11-21)."""
 
 
 def parts_of(output: StepOutput) -> Iterator[StepOutput]:
-    """`output` as messages none of which holds more log probabilities of prompts than `MAX_SCORED`.
+    """`output` as messages with at most `MAX_SCORED` log probabilities of prompts each.
 
-    They go before the rest, as if they were of chunks of their own; the last message is that of the step.
+    These come first, as if each came from a chunk of its own. The last message has the rest of the step.
     """
     num_scored = sum(len(delta.prompt_logprobs) * _entries_of(delta) for delta in output.deltas)
     if num_scored <= MAX_SCORED:
@@ -37,5 +37,5 @@ def parts_of(output: StepOutput) -> Iterator[StepOutput]:
 
 
 def _entries_of(delta: Delta) -> int:
-    """Log probabilities that each scored token of a prompt has: its own and its alternatives'."""
+    """Number of log probabilities of each scored token of a prompt: its own and its alternatives'."""
     return 1 + len(delta.prompt_logprobs[0].top) if delta.prompt_logprobs else 1
