@@ -194,7 +194,7 @@ def test_quantization_shrinks_the_weights_and_nothing_else() -> None:
 def test_a_model_that_cannot_be_quantized_is_refused_by_name() -> None:
     asked = msgspec.structs.replace(ASKED, quantization="int4")
     odd = facts(intermediate_size=11000)
-    with pytest.raises(ConfigError, match=r"int4: layers\.0\.mlp\.down has 11000 inputs, .* group size 32; give another"):
+    with pytest.raises(ConfigError, match=r"int4: layers\.0\.mlp\.down has 11000 inputs, .* size 32; give another"):
         resolve(asked, odd, machine(64))
     told = refusal_of(odd, 16)
     assert "int8" in told
