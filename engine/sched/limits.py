@@ -1,4 +1,4 @@
-"""The scheduler's limits, and the refusal of a request that can never be within them. Knows no queue and no blocks."""
+"""The scheduler's limits, and the refusal of a request that can never fit them. Knows no queue and no blocks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from math import inf
 from inferd.engine.request import Request
 
 ATTENTION_SPLIT = 256
-"""Attention's tiles: a chunk that ends inside one has it computed twice."""
+"""Tokens of one attention tile. A chunk that ends inside a tile has it computed twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Raises `ValueError` for a limit under which nothing could run."""
+    """The scheduler's limits. Raises `ValueError` for a limit under which nothing could run."""
 
     max_num_seqs: int
-    """Requests that hold a slot at once; the worker needs as many slots."""
+    """Most requests that hold a slot at once; the worker needs as many slots."""
     max_num_batched_tokens: int
-    """Tokens that one step carries at most."""
+    """Most tokens of one step."""
     max_model_len: int
     ageing_s: float = 10.0
     """Seconds of waiting that are worth one level of priority."""
     watermark: float = 0.01
-    """Share of the blocks that an admission leaves free for those that run."""
+    """Share of the blocks that an admission leaves free for running requests."""
     chunk_split: int = ATTENTION_SPLIT
-    """Where chunks that are cut for somebody's target end: at multiples of this."""
+    """Chunks that are cut to meet a target end at multiples of this."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "chunk_split"):
@@ -38,21 +38,21 @@ class SchedulerConfig:
 
 
 class Refusal(Exception):
-    """A request that can never run here, or not in time. `limit` is the number that would be taken."""
+    """A request that can never run here, or not in time. `limit` is the value that would be accepted."""
 
     def __init__(
         self, code: str, message: str, param: str | None, limit: int = 0, retry_after_s: float | None = None
     ) -> None:
-        """`retry_after_s`: seconds after which the same request may be taken; None: it never is."""
+        """`retry_after_s`: seconds after which the same request may be accepted; None: never."""
         super().__init__(message)
         self.code, self.message, self.param, self.limit = code, message, param, limit
         self.retry_after_s = retry_after_s
 
 
 def check_fits(request: Request, max_model_len: int, cache_tokens: int) -> None:
-    """Raise `Refusal` where prompt and `max_tokens` exceed the model's length, or what an empty cache can hold.
+    """Raise `Refusal` if prompt and `max_tokens` exceed the model's length, or what an empty cache can hold.
 
-    The last token is sampled and never computed, so it needs a place in the model's length and none in the cache.
+    The last token is sampled and never computed, so it takes a place in the model's length and none in the cache.
     """
     num_prompt, max_tokens = request.num_prompt, request.params.max_tokens
     num_sampled = min(max_tokens, 1)

@@ -1,12 +1,14 @@
-"""What the scheduler tells the worker to do in one step, and what the worker tells it back.
+"""The messages of one step: the scheduler's plan for the worker, and the worker's results.
 
 Plain ints and tuples: no tensors, no references to requests. Batch order is the order of `StepPlan.rows`; every tensor
-of the step is built from it. Index spaces: a *row* is a place in this step's batch; a *slot* is a place in the worker's
-per-request state, kept from admission until the request's last launched step has been applied; a *block id* is a place
-in the KV pool.
+of the step is built from it.
 
-What a step has one of for each row is a named tuple: made 256 times a step, in 0.22 us each where a frozen dataclass
-takes 0.52 (2 cores of an AMD EPYC Zen 4, Python 3.11, 2026-11-21).
+Index spaces: a *row* is a position in this step's batch. A *slot* is a position in the worker's per-request state. A
+request keeps its slot from admission until its last launched step has been applied. A *block id* is a position in the
+KV pool.
+
+Types with one instance per row are named tuples. A step makes 256 of them, in 0.22 us each; a frozen dataclass takes
+0.52 us (2 cores of an AMD EPYC Zen 4, Python 3.11, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from inferd.engine.api.wire.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Fill a slot: everything the worker must know of a request that starts, or resumes after preemption or a crash."""
+    """Fill a slot with all that the worker must know about a request. The request starts, or resumes after preemption
+    or a crash."""
 
     slot: int
     request_id: str
     token_ids: tuple[int, ...]
-    """Prompt and emitted ids so far; a resumed request is one whose tail was emitted before."""
+    """Prompt and emitted ids so far. The tail of a resumed request was emitted before."""
     num_prompt: int
     params: SamplingParams
 
@@ -43,9 +46,9 @@ class TableUpdate(NamedTuple):
 class Row(NamedTuple):
     """One request's share of a step: compute the KV of positions `start .. start + num_tokens`.
 
-    Where `samples` holds, the row ends at the last token that exists, and a token is drawn for position
-    `start + num_tokens`. The id at `start` may be one that the previous step sampled and the host has not seen: the
-    worker takes it from its slot.
+    If `samples` is true, the row ends at the last token that exists, and a token is drawn for position `start +
+    num_tokens`. The previous step may have sampled the id at `start` without the host having seen it. The worker then
+    takes the id from its slot.
     """
 
     slot: int
@@ -70,12 +73,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens some rows of a step may draw; the others may draw any."""
+    """The tokens that some rows of a step may draw. The other rows may draw any."""
 
     rows: tuple[int, ...]
-    """Places in `StepPlan.rows`, ascending."""
+    """Indices into `StepPlan.rows`, ascending."""
     words: array[int]
-    """Unsigned 32 bits each, as many for each of `rows`, in their order: bit i of word w allows token 32 w + i."""
+    """Unsigned 32-bit words, the same number for each of `rows`, in their order. Bit i of word w allows token 32 w + i.
+    """
 
 
 NO_MASKS = TokenMasks((), array("I"))
@@ -84,7 +88,7 @@ NO_MASKS = TokenMasks((), array("I"))
 class RowStatus(IntEnum):
     OK = 0
     NUMERICAL_ERROR = 1
-    """The row's logits, or the states that it pools, held a NaN: it gave nothing."""
+    """The row's logits, or the states that it pools, held a NaN. The row has no result."""
     NOTHING_TO_DRAW = 2
     """The request's own parameters and its mask left no token."""
 
@@ -98,20 +102,20 @@ class TokenLogprobs:
     rank: int
     """1 for the most likely token."""
     top: tuple[tuple[int, float], ...]
-    """(token id, logprob), most likely first, ties to the lowest id; as many as were asked for."""
+    """(token id, logprob), most likely first, ties to the lowest id; as many as requested."""
 
 
 class RowResult(NamedTuple):
-    """What one row gave. `token_ids` is empty where the row did not sample."""
+    """Result of one row. `token_ids` is empty if the row did not sample."""
 
     token_ids: tuple[int, ...] = ()
     status: RowStatus = RowStatus.OK
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of `token_ids`, where asked for."""
+    """One per entry of `token_ids`, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of prompt positions `start + 1 .. start + num_tokens` (cut at the prompt's end), where asked for."""
+    """Prompt positions `start + 1 .. start + num_tokens` (cut at the prompt's end), if requested."""
     embedding: bytes = b""
-    """The pooled state, fp32 in little-endian bytes, of a row that ends a prompt, where asked for."""
+    """Pooled state, fp32 in little-endian bytes, of a row that ends a prompt, if requested."""
 
 
 NO_RESULT = RowResult()
@@ -124,4 +128,4 @@ class StepResult:
     step_id: int
     rows: tuple[RowResult, ...]
     duration_s: float
-    """From launch to ids on the host, by the worker's monotonic clock."""
+    """Seconds from launch to ids on the host, by the worker's monotonic clock."""

@@ -1,4 +1,4 @@
-"""A plan in the making: rows are added one by one, with the table entries that each of them needs."""
+"""Builds a step plan row by row, with the block table entries that each row needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 
 @dataclass(slots=True)
 class PlanDraft:
-    """A plan in the making."""
+    """A step plan that is being built."""
 
     budget: StepBudget
     admissions: list[Admission] = field(default_factory=list)
     updates: list[TableUpdate] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    """Whose row it is, by row."""
+    """Entry of each row."""
 
     def add(self, entry: Entry, num_tokens: int) -> None:
         request, slot = entry.request, entry.slot

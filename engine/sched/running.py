@@ -1,7 +1,7 @@
-"""The running requests in order of rank, and which of them gives way.
+"""The running requests in order of rank, and which of them is preempted.
 
-The victim is always the last in rank, and never ranks before who asks. So the first in rank is never a victim: it goes
-on until it is done, and preemption cannot turn in circles.
+The victim is always the last in rank, and never ranks before the requester. So the first in rank is never preempted: it
+runs until it ends, and two requests cannot preempt each other for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _rank(entry: Entry) -> Rank:
 
 
 class RunningSet:
-    """Entries sorted by rank; a handful of moves a step, so a list."""
+    """Entries sorted by rank. A step moves only a few of them, so this is a list."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -37,6 +37,6 @@ class RunningSet:
         del self._entries[index]
 
     def victim(self, requester: Entry) -> Entry | None:
-        """Who gives its blocks back so that `requester` can go on, or None where nobody ranks behind it."""
+        """The entry to preempt so that `requester` can go on, or None if no entry ranks behind it."""
         last = self._entries[-1]
         return last if last is not requester else None

@@ -1,8 +1,8 @@
-"""Continuous batching: each step gives every request some of the tokens it has yet to catch up with.
+"""Continuous batching: each step gives every request some of the tokens that it still has to compute.
 
-`schedule` makes the next plan while an earlier one may still run, `apply` takes a plan's results in launch order.
-Decodes go first, then prompts by rank, as far as the step's budget reaches, in tokens and in time; tenants take turns.
-Pure: no clock, no randomness, no tensors, no threads, and no knowledge of why a generation ends.
+`schedule` makes the next plan while an earlier one may still run; `apply` takes the results of plans in launch order.
+Decodes go first, then prompts by rank, until the step's budget of tokens and time is used. Tenants take turns. Pure: no
+clock, no randomness, no tensors and no threads. Does not know why a generation ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from inferd.engine.sched.watermark import Watermark
 
 
 class AppliedRow(NamedTuple):
-    """A row whose results count. After a status other than OK the caller must finish the request."""
+    """A row whose result counts. If its status is not OK, the caller must finish the request."""
 
     request: Request
     row: Row
@@ -44,10 +44,10 @@ class SchedulerStats:
     """Counters since the start."""
 
     num_prompt_tokens: int = 0
-    """Prompt positions computed, those computed again after a preemption included."""
+    """Prompt positions computed, including those computed again after a preemption."""
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    """Of first admissions: a resumed request that finds its own blocks is no hit."""
+    """Hits of first admissions only: a resumed request that finds its own blocks is not counted."""
     num_shed: int = 0
     """Requests refused because their first token would have come too late."""
 
@@ -56,7 +56,7 @@ class Scheduler:
     """Owns every accepted request from `add` until its last launched row is applied."""
 
     def __init__(self, config: SchedulerConfig, cache: KVCache, seed: Seed = UNKNOWN) -> None:
-        """`seed`: what steps cost before any was measured."""
+        """`seed`: expected cost of steps before any was measured."""
         if cache.has_windows:
             assert config.max_num_batched_tokens <= cache.step_tokens, "steps carry more than the cache counts with"
         self.config = config
@@ -64,7 +64,7 @@ class Scheduler:
         self._cache = cache
         self.latency = LatencyPolicy(config.max_num_batched_tokens, config.chunk_split, seed)
         self._now = 0.0
-        """When the newest step was planned."""
+        """Time at which the newest step was planned."""
         self._entries: dict[Request, Entry] = {}
         self._shares = Shares()
         self._waiting = FairQueue(self._shares)
@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Accepted and not running, preempted ones included."""
+        """Requests accepted and not running, preempted ones included."""
         return len(self._entries) - len(self._running)
 
     @property
@@ -110,16 +110,16 @@ class Scheduler:
 
     @property
     def num_tokens_waiting(self) -> int:
-        """Tokens of prompts that the queue holds."""
+        """Prompt tokens of the requests in the queue."""
         return self._waiting.num_tokens
 
     def prefill_pace(self) -> Pace:
-        """How fast prompts are computed now."""
+        """Speed at which prompts are computed now."""
         return self._forecast.pace()
 
     def add(self, request: Request, now: float | None = None) -> None:
-        """Queue a request. Raises `Refusal` for one that can never fit, and at `now` for one whose first token would
-        come later than its target says."""
+        """Queue a request. Raises `Refusal` if it can never fit. If `now` is given, also raises it if the first token
+        would miss its target."""
         check_fits(request, self.config.max_model_len, self._cache.max_tokens)
         scheduling, table = request.scheduling, self._cache.open(request)
         self._shares.arrive(scheduling.tenant, scheduling.weight, self._now if now is None else now)
@@ -142,7 +142,8 @@ class Scheduler:
             self._waiting.push(entry)
 
     def _expect(self, entry: Entry, now: float | None) -> None:
-        """How much an entry will have to compute, and by when it has to start."""
+        """Set how much an entry will have to compute, and by when it has to start. Raises `Refusal` if it would be
+        late."""
         request, group = entry.request, self._prefix_groups.of(entry.prefix_key)
         scheduling, target_s = request.scheduling, request.scheduling.ttft_target_s
         num_shared = entry.table.num_hittable * self._cache.block_size if group else 0
@@ -152,16 +153,18 @@ class Scheduler:
         if not group:
             entry.num_to_compute -= entry.table.match().num_tokens
         if request.num_output:
-            return  # a replay: its first token was in time, or was not
+            return  # a replay: its first token was drawn already
         estimate = self._forecast.ttft_estimate(request, entry.num_to_compute, group)
         if now is not None and not scheduling.alone_until:
             estimate.check(target_s, scheduling.arrival_s + target_s - now)
         entry.start_by_s = self._forecast.start_by(request, estimate.own_s)
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
-        """Take the requests that nothing was done for and that can no longer make their TTFT target, even if they were
-        next; one that could not have made it alone goes on until the target has passed. Who has the machine to itself
-        is served, late: it would be no earlier at any other time."""
+        """Remove and return waiting requests that can no longer make their TTFT target, even if they were next.
+
+        A request that could not have made it even alone stays until the target has passed. If only one request is left,
+        it is served late: at any other time it would be no earlier.
+        """
         while (entry := self._waiting.overdue(now)) is not None:
             if len(self._entries) == 1 and not self._launched:
                 return
@@ -173,9 +176,10 @@ class Scheduler:
                 yield entry.request, too_late(target_s)
 
     def finish(self, request: Request, *, forget_blocks: bool = False) -> None:
-        """The request is over, for whatever reason. What it launched is discarded; what it holds returns after that.
+        """End a request, for whatever reason. Results of its launched rows are discarded; its slot and blocks are freed
+        after them.
 
-        `forget_blocks` takes its blocks out of the prefix index: their content is not to be trusted.
+        `forget_blocks` removes its blocks from the prefix index, because their content cannot be trusted.
         """
         entry = self._entries.pop(request)
         self._prefix_groups.remove(entry)
@@ -198,7 +202,7 @@ class Scheduler:
         self._slots.retire(entry)
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None where nothing can run before a launched step is applied."""
+        """The next step, or None if nothing can run before a launched step is applied."""
         suspect = self._suspects.current()
         if suspect is None and self._suspects.is_due and self._launched:
             return None
@@ -219,12 +223,13 @@ class Scheduler:
         return plan
 
     def _schedule_others(self, now: float) -> tuple[PlanDraft, bool | None]:
-        """A step of everybody, and whether a request has more than one token to compute, or waits to.
+        """Plan a step of all requests but suspects. Also returns whether a request has, or waits with, more than one
+        token to compute.
 
-        If a suspect's turn has come, its first step and None.
+        If a suspect's turn has come, this is its first step, and None.
         """
         if self._suspects.is_due:
-            # Nobody's pace is kept: all others wait for it.
+            # Without decodes, so without their TPOT targets: all other requests wait for the suspect.
             alone = PlanDraft(self.latency.for_step((), now))
             if self._start_suspect(alone, now):
                 return alone, None
@@ -237,7 +242,7 @@ class Scheduler:
             elif num_pending > 1:
                 prompts.append(entry)
         draft = self._draft_decodes(decodes, now)
-        # A suspect that is due and did not start waits for memory: nobody may take it first.
+        # A due suspect that did not start waits for memory. No other request may take that memory first.
         may_start = not self._suspects.is_due
         if not self._shares.is_one:
             self._take_turns(prompts, draft, now, may_start=may_start)
@@ -250,20 +255,22 @@ class Scheduler:
         return draft, bool(prompts or len(self._waiting))
 
     def _draft_decodes(self, decodes: list[Entry], now: float) -> PlanDraft:
-        """A step in which each of these has its next token, where memory allows."""
+        """A step in which each of these draws its next token, if memory allows."""
         draft = PlanDraft(self.latency.for_step(decodes, now))
         for entry in decodes if self._shares.is_one else self._shares.in_order(decodes):
             self._continue(entry, 1, draft)
         if len(draft.rows) < len(decodes):
-            # Who is short of memory has no token by this step, and does not hold up those who are to free some.
+            # An entry that is short of memory draws no token in this step. Its target must not slow down the entries
+            # that will free memory for it.
             num_tokens, draft.budget = draft.budget.num_tokens, self.latency.for_step(draft.entries, now)
             draft.budget.num_tokens = num_tokens
         return draft
 
     def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
-        """Take the results of the oldest plan not yet applied; returns the rows whose request is not over, in order.
+        """Take the results of the oldest plan not yet applied. Returns the rows of requests that have not ended, in
+        order.
 
-        Without `timing` nothing is learned of how long steps take.
+        Without `timing`, the step-time model learns nothing.
         """
         plan, entries = self._launched.popleft()
         self.latency.applied(timing)
@@ -283,7 +290,7 @@ class Scheduler:
         return applied
 
     def check(self) -> None:
-        """Queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
+        """Prove that queue, running set, slots, tables and pool agree. Raises `AssertionError`."""
         self._cache.check()
         self._slots.check(self.config.max_num_seqs)
         self._suspects.check()
@@ -309,11 +316,12 @@ class Scheduler:
                 return
 
     def _take_turns(self, prompts: list[Entry], draft: PlanDraft, now: float, *, may_start: bool) -> None:
-        """Give the rest of the step to tenants by what they were given so far: to each, what runs before what waits.
+        """Give the rest of the step to tenants, least served first. Within a tenant, running prompts go before waiting
+        ones.
 
-        An entry for which others give back blocks goes before all turns, and until it has them nothing starts. Else the
-        one that gave way could start again with the blocks that it gave, for ever: what it computes again is not
-        charged, so that its tenant's turn would come each time.
+        An entry for which others are preempted goes before all turns, and nothing starts until it has its blocks.
+        Otherwise the preempted entry could take the same blocks back, for ever: it is not charged for what it computes
+        again, so its tenant's turn would come each time.
         """
         num_charged = 0
         claimant = self._slots.claimant
@@ -325,7 +333,8 @@ class Scheduler:
         for entry in prompts:
             begun.setdefault(entry.request.scheduling.tenant, deque()).append(entry)
         while True:
-            # The decodes' at first: while they were planned no counter moved, nor who gives way to whom.
+            # The decodes are charged at the first turn. While they were planned, no counter moved, so the order of
+            # preemption stayed the same.
             for i in range(num_charged, len(draft.rows)):
                 self._shares.charge(draft.entries[i], draft.rows[i])
             num_charged = len(draft.rows)
@@ -343,11 +352,11 @@ class Scheduler:
                 continue
             head = self._waiting.by_tenant[tenant].first()
             assert head is not None, "a tenant waits with nothing"
-            # Who has no room keeps it free: nobody else starts before it.
+            # If it has no room, nothing else starts, so that the room stays free for it.
             may_start = self._admit(head, draft, now)
 
     def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
-        """Start an entry, or set it aside to follow another. False where it has to wait, and all behind it."""
+        """Start an entry, or set it aside to follow another. False if it, and so all behind it, has to wait."""
         if self._watermark.is_short(entry, is_shared=self._slots.is_shared):
             return False
         match = entry.table.match()
@@ -369,7 +378,7 @@ class Scheduler:
         return True
 
     def _start_suspect(self, draft: PlanDraft, now: float) -> bool:
-        """Admit the first suspect with all the memory that it takes alone; False where it is not to be had now."""
+        """Admit the first suspect with all the memory that it needs alone. False if that is not free now."""
         assert not self._launched, "a suspect is not alone"
         entry = self._suspects.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
@@ -398,7 +407,7 @@ class Scheduler:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _continue(self, entry: Entry, num_pending: int, draft: PlanDraft) -> None:
-        """Let a running entry catch up as far as the budget goes; not at all where memory is short."""
+        """Let a running entry compute as much as the budget allows, or nothing if memory is short."""
         num_tokens = draft.budget.chunk(entry.request.scheduled, num_pending)
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return

@@ -1,8 +1,9 @@
-"""Prompts that would compute the same blocks at the same time: one leads, the others follow.
+"""Requests that would compute the same blocks at the same time: one leads, the others follow.
 
-A waiting request whose next block is being computed by a running one is set aside until that block, and all further
-ones they share, are in the prefix index. It follows only who ranks before it: what holds the leader up would have held
-up the follower as well, so nobody waits longer than it would have. When the leader ends or is preempted, they go on.
+If a running request is computing the next block of a waiting one, the waiting one is set aside. It waits until that
+block, and all further blocks that they share, are in the prefix index. A request follows only a leader that ranks
+before it. A delay of the leader would have delayed the follower as well, so following never makes it later. When the
+leader ends or is preempted, its followers go on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from inferd.engine.sched.entry import Entry, PrefixKey
 
 
 class PrefixSharing:
-    """Which running entry computes which block key, and who waits for it."""
+    """The leader of each block key that is being computed, and its followers."""
 
     def __init__(self) -> None:
         self._leaders: dict[bytes, Entry] = {}
@@ -26,13 +27,14 @@ class PrefixSharing:
         return sum(len(followers) for followers in self._followers.values())
 
     def lead(self, entry: Entry, keys: Iterator[bytes], num_cached: int, block_size: int) -> None:
-        """`entry` will compute the blocks of these keys, in order, behind its first `num_cached` positions."""
+        """Record that `entry` computes the blocks of these keys, in order, behind its first `num_cached` positions."""
         for i, key in enumerate(keys, start=1):
             if self._leaders.setdefault(key, entry) is entry:
                 entry.leading[key] = num_cached + i * block_size
 
     def key_to_await(self, entry: Entry, keys: Iterator[bytes]) -> bytes | None:
-        """The last of `keys`, the next blocks of `entry`, that the leader of the first will compute; or None."""
+        """The last of `keys` that the leader of the first will compute, or None. `keys` are those of the next blocks of
+        `entry`."""
         awaited: bytes | None = None
         first_leader: Entry | None = None
         for key in keys:
@@ -47,14 +49,14 @@ class PrefixSharing:
         self._followers.setdefault(key, {})[entry] = None
 
     def unfollow(self, entry: Entry) -> None:
-        """The follower ends while it waits."""
+        """Remove a follower that ends while it waits."""
         followers = self._followers[entry.follows]
         del followers[entry]
         if not followers:
             del self._followers[entry.follows]
 
     def advance(self, entry: Entry, num_computed: int) -> list[Entry]:
-        """The leader has computed and indexed so many positions; returns the followers that waited for it."""
+        """Returns the followers whose blocks are done: the leader has computed and indexed `num_computed` positions."""
         freed: list[Entry] = []
         for key, needed in list(entry.leading.items()):
             if needed > num_computed:
@@ -63,7 +65,7 @@ class PrefixSharing:
         return freed
 
     def leave(self, entry: Entry) -> list[Entry]:
-        """The leader goes away; returns all that waited for it."""
+        """Remove a leader; returns all its followers."""
         return [follower for key in list(entry.leading) for follower in self._end(entry, key)]
 
     def _end(self, entry: Entry, key: bytes) -> list[Entry]:
@@ -80,13 +82,13 @@ class PrefixSharing:
 
 
 class SharedPrefixGroups:
-    """Live requests that have all full blocks of their prompts in common, as the choices of one request have."""
+    """Live requests whose prompts have all full blocks in common, such as the choices of one request."""
 
     def __init__(self) -> None:
         self._groups: dict[PrefixKey, dict[Entry, None]] = {}
 
     def of(self, prefix_key: PrefixKey | None) -> Collection[Entry]:
-        """Those that live, in the order in which they came; the first of them computes what is shared."""
+        """Live members in order of arrival. The first computes the shared blocks."""
         return self._groups[prefix_key].keys() if prefix_key in self._groups else ()
 
     def add(self, entry: Entry) -> None:
@@ -94,7 +96,6 @@ class SharedPrefixGroups:
             self._groups.setdefault(entry.prefix_key, {})[entry] = None
 
     def remove(self, entry: Entry) -> None:
-        """It is over."""
         if entry.prefix_key is not None:
             entries = self._groups[entry.prefix_key]
             del entries[entry]
@@ -105,8 +106,8 @@ class SharedPrefixGroups:
 def prefix_key_of(scheduling: SchedulingParams, table: BlockTable) -> PrefixKey | None:
     """Key of the prompt blocks that a group has in common.
 
-    None if the request can share no block. None also if it has no target: nobody forecasts for it, and hashing a long
-    prompt takes milliseconds.
+    None if the request can share no block. Also None if it has no target: its first token is not forecast, and hashing
+    a long prompt takes milliseconds.
     """
     num_blocks = table.num_hittable if scheduling.ttft_target_s is not None else 0
     return (scheduling.tenant, scheduling.priority, table.key(num_blocks - 1)) if num_blocks else None

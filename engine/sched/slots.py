@@ -1,8 +1,8 @@
-"""Who holds a slot and blocks: given when a request starts, taken from who gives way, and free again once nothing that
-was launched can touch them.
+"""The slots and blocks that requests hold. A starting request takes them and a preempted one gives them back.
 
-Owns the running requests, those that are over or preempted with rows in flight, the free slots, and who leads a prefix.
-Knows no budget, no plan and not whose turn it is to start.
+They become free only after the last launched row that can touch them. Owns the running requests, the ended or preempted
+ones with rows in flight, the free slots, and the leaders of shared prefixes. Knows no budget, no plan, and not which
+request is to start next.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from inferd.engine.sched.shared_prefix import PrefixSharing
 
 
 class SlotTable:
-    """Of one scheduler."""
+    """The slots of one scheduler."""
 
     def __init__(self, num_slots: int, cache: KVCache, shares: Shares, waiting: FairQueue) -> None:
         self.running = RunningSet()
         self.draining: set[Entry] = set()
         """Preempted and finished entries with launched rows."""
         self.free_slots = list(range(num_slots - 1, -1, -1))
-        """That no request holds and no launched row uses."""
+        """Slots that no request holds and no launched row uses."""
         self.sharing = PrefixSharing()
         self.num_preemptions = 0
         self.claimant: Entry | None = None
-        """The running entry that asked for memory last, and that others are giving back blocks for."""
+        """The running entry that last asked for memory and for which others are being preempted."""
         self._cache, self._shares, self._waiting = cache, shares, waiting
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody holds blocks, and may need more."""
+        """Whether some request holds blocks, and may need more."""
         return bool(len(self.running) or self.draining)
 
     def take(self, entry: Entry, num_cached: int) -> None:
-        """A slot for an entry that was admitted to the cache behind `num_cached` positions: it runs."""
+        """Give a slot to an entry that the cache admitted after `num_cached` positions. It runs from now on."""
         entry.state, entry.slot = State.RUNNING, self.free_slots.pop()
         self.running.add(entry)
-        self._shares.runs(entry.request.scheduling.tenant, 1)
+        self._shares.add_running(entry.request.scheduling.tenant, 1)
         if self._cache.shares_prefixes:
             first_own = num_cached // self._cache.block_size
             own_keys = entry.table.keys(first_own, entry.table.num_full)
             self.sharing.lead(entry, own_keys, num_cached, self._cache.block_size)
 
     def grow(self, entry: Entry, num_tokens: int) -> bool:
-        """Extend the table, at the cost of those that rank behind.
+        """Extend the block table, preempting entries that rank behind if necessary.
 
-        False where nobody does, and where blocks are about to return anyway: those of an entry that drains, of a victim
-        that is done as soon as its launched row is, or those that die with the entry's own launched rows.
+        False if no entry ranks behind. Also False if enough blocks are about to be freed anyway: by a draining entry,
+        by a victim that ends with its launched row, or by the entry's own launched rows.
         """
         request, table = entry.request, entry.table
         while not table.extend(num_tokens):
@@ -76,7 +76,7 @@ class SlotTable:
         return self._shares.victim(self.running, entry)
 
     def preempt(self, entry: Entry) -> None:
-        """Take a running entry off; it is computed again, from its ids, when it is admitted again."""
+        """Stop a running entry. It is computed again from its ids when it is admitted again."""
         self.num_preemptions += 1
         self.stop_running(entry)
         entry.state = State.PREEMPTED
@@ -86,14 +86,14 @@ class SlotTable:
             self._requeue(entry)
 
     def stop_running(self, entry: Entry) -> None:
-        """It is given no more rows; slot and blocks it keeps."""
+        """Give the entry no more rows. It keeps its slot and blocks."""
         self.running.remove(entry)
         self._drop_claim(entry)
-        self._shares.runs(entry.request.scheduling.tenant, -1)
+        self._shares.add_running(entry.request.scheduling.tenant, -1)
         self._wake(self.sharing.leave(entry))
 
     def retire(self, entry: Entry) -> None:
-        """It is over, wherever it was; what it holds returns with its last row in flight."""
+        """Mark an entry as ended, in any state. Its slot and blocks are freed with its last row in flight."""
         entry.state = State.FINISHED
         if entry.request.in_flight == 0:
             self.draining.discard(entry)
@@ -102,13 +102,14 @@ class SlotTable:
             self.draining.add(entry)
 
     def has_computed(self, entry: Entry) -> None:
-        """More of it was applied: blocks enter the index, and who waited for them goes on."""
+        """Index the blocks that were computed, and wake the followers that waited for them."""
         entry.table.commit(entry.request.computed)
         if entry.leading:
             self._wake(self.sharing.advance(entry, entry.request.computed))
 
     def drain(self, entry: Entry) -> None:
-        """One row fewer in flight of an entry that no longer runs: with the last, its slot and blocks return."""
+        """Count one row fewer in flight for an entry that no longer runs. After the last one, its slot and blocks are
+        freed."""
         if entry.request.in_flight:
             return
         self.draining.remove(entry)
@@ -118,7 +119,7 @@ class SlotTable:
             self._close(entry)
 
     def give_back(self, entry: Entry) -> None:
-        """Slot and blocks, where it has any: nothing launched can touch them any more."""
+        """Free the entry's slot and blocks, if it has any. No launched row can touch them any more."""
         entry.table.release()
         if entry.slot != NO_SLOT:
             self.free_slots.append(entry.slot)

@@ -1,7 +1,7 @@
-"""Suspects: requests that may be what ended the engine before this one. One at a time runs alone until it is cleared.
+"""Suspects: requests that may have crashed the engine before this one. One at a time runs alone until it is cleared.
 
-Alone means that no other row is launched and not applied, so that what ends the engine then is known. Suspects and all
-others take turns: one suspect, one step of the others. Knows why nobody is a suspect, and no blocks.
+Alone means that no other row is in flight, so that a crash names its cause. Suspects and all other requests take turns:
+one suspect, one step of the others. Does not know why a request is a suspect, and knows no blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from inferd.engine.sched.fairness.queue import WaitingQueue
 
 
 class SuspectQueue:
-    """Who waits to run alone, and who does."""
+    """The suspects that wait to run alone, and the one that does."""
 
     def __init__(self) -> None:
         self._waiting = WaitingQueue()
@@ -25,7 +25,7 @@ class SuspectQueue:
 
     @property
     def is_due(self) -> bool:
-        """Whether a suspect is to start before the others get another step."""
+        """Whether a suspect must start before the other requests get another step."""
         return bool(len(self._waiting)) and self._current is None and not self._is_others_turn
 
     def add(self, entry: Entry) -> None:
@@ -33,19 +33,22 @@ class SuspectQueue:
         self._waiting.push(entry)
 
     def first(self) -> Entry:
-        """The suspect of least rank, left where it is."""
+        """The suspect of least rank; it stays in the queue."""
         entry = self._waiting.first()
         assert entry is not None, "no suspect waits"
         return entry
 
     def begin(self) -> None:
-        """The first suspect starts; from now on it alone is given rows."""
+        """Start the first suspect. From now on only it is given rows."""
         self._current = self.first()
         self._waiting.remove(self._current)
 
     def current(self) -> Entry | None:
-        """Who runs alone. Cleared, and so None, once it has computed what it was to, or has ended, and all of it is
-        applied: its last row may be what ends the engine."""
+        """The suspect that runs alone, or None.
+
+        It is cleared once it has computed up to its goal, or has ended, and all of it is applied: until then its last
+        row may still crash the engine.
+        """
         entry = self._current
         if entry is not None and entry.request.in_flight == 0 and not needs_more(entry):
             self._end()
@@ -55,7 +58,7 @@ class SuspectQueue:
         self._is_others_turn = False
 
     def forget(self, entry: Entry) -> None:
-        """It ended; if it waited, it waits no more."""
+        """Remove a suspect that ended while it waited."""
         if entry.state is State.SUSPECT:
             self._waiting.remove(entry)
 
@@ -69,10 +72,10 @@ class SuspectQueue:
 
 
 def needs_more(entry: Entry) -> bool:
-    """Whether a suspect has yet to compute what clears it."""
+    """Whether a suspect has not yet computed up to its goal."""
     return entry.state is not State.FINISHED and entry.request.computed < goal_of(entry.request)
 
 
 def goal_of(request: Request) -> int:
-    """Positions by which a suspect is cleared: no more than are ever computed."""
+    """Positions after which a suspect is cleared, at most those that are ever computed."""
     return min(request.scheduling.alone_until, request.num_needed)

@@ -1,4 +1,4 @@
-"""Whether a request that starts may take blocks, and for whom they were short last. Knows no order."""
+"""Whether a starting request may take blocks. Keeps some free for running requests to grow into. Knows no order."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from inferd.engine.sched.entry import Entry
 
 
 class Watermark:
-    """Free blocks, but for those that are left to requests that run, to grow into."""
+    """The free blocks, less a reserve for running requests."""
 
     def __init__(self, pool: BlockPool, watermark: float) -> None:
-        """`watermark`: the share of all blocks that is left to them."""
+        """`watermark`: share of all blocks that is the reserve."""
         self._pool = pool
         self._watermark_blocks = int(watermark * pool.num_blocks)
         self._blocked: tuple[Entry, int] | None = None
-        """The head of the queue for which memory was short, and the free blocks that it waits for."""
+        """The entry at the head of the queue for which memory was short, and the free blocks that it needs."""
 
     def is_awaited_by(self, entry: Entry | None) -> bool:
-        """Whether it was this one for which memory was short last."""
+        """Whether memory was last short for this entry."""
         return self._blocked is not None and self._blocked[0] is entry
 
     def is_short(self, entry: Entry, *, is_shared: bool) -> bool:
-        """Spares the head of the queue a walk through the index each step while memory is short.
+        """Whether memory is still short for this entry. Skips the prefix lookup for the queue's head while it is.
 
-        A hit that grew meanwhile is seen late: once so many blocks are free as it would have needed without.
+        A prefix hit that grew in the meantime is seen late: only once the blocks needed without it are free.
         """
         if self._blocked is None or self._blocked[0] is not entry:
             return False
         return self._pool.num_free < self._blocked[1] + self.reserve(is_shared=is_shared)
 
     def has(self, entry: Entry, num_blocks: int, *, is_shared: bool) -> bool:
-        """Whether so many free blocks may go to it."""
+        """Whether this entry may take so many free blocks. Remembers it if not."""
         if num_blocks + self.reserve(is_shared=is_shared) <= self._pool.num_free:
             self._blocked = None
             return True
@@ -38,5 +38,5 @@ class Watermark:
         return False
 
     def reserve(self, *, is_shared: bool) -> int:
-        """Blocks left to others, where others hold some."""
+        """Blocks kept free, if other requests hold some."""
         return self._watermark_blocks if is_shared else 0

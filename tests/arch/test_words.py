@@ -27,6 +27,7 @@ PLAIN = (
     "tests/arch/test_words.py",
     "tests/arch/words.py",
     "engine/layers",
+    "engine/sched",
     "engine/models",
     "engine/quant",
     "engine/sample",

@@ -64,7 +64,7 @@ class World:
         return self.scheduler._shares
 
     def served(self, tenant: str) -> float:
-        return self.shares._accounts[tenant].served
+        return self.shares._tenants[tenant].served
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -221,11 +221,11 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         world.add("x", 4, tenant=f"tenant {i}")
         while world.step():
             pass
-    assert len(world.shares._accounts) == 50
+    assert len(world.shares._tenants) == 50
     world.now += 2 * REMEMBERED_S
     world.add("x", 4, tenant="one")
-    assert len(world.shares._accounts) < 50
-    assert all(account.num_live or account.served > 0 for account in world.shares._accounts.values())
+    assert len(world.shares._tenants) < 50
+    assert all(account.num_live or account.served > 0 for account in world.shares._tenants.values())
 
 
 def test_anothers_queue_is_not_ahead_of_a_tenant_with_a_target() -> None:
@@ -264,7 +264,7 @@ class Model:
         """Something happens to a tenant that may happen to it."""
         self.now += rng.choice((0.01, 1.0, 20.0))
         self.shares.now_s = self.now
-        account = self.shares._accounts.get(tenant)
+        account = self.shares._tenants.get(tenant)
         if account is None or rng.random() < 0.3:
             self.shares.arrive(tenant, 1.0, self.now)
         elif tenant in self.waits and rng.random() < 0.4:
@@ -274,20 +274,20 @@ class Model:
             self.waits.add(tenant)
             self.shares.starts_waiting(tenant)
         elif account.num_running and rng.random() < 0.5:
-            self.shares.runs(tenant, -1)
+            self.shares.add_running(tenant, -1)
         elif account.num_running < account.num_live and rng.random() < 0.7:
-            self.shares.runs(tenant, 1)
+            self.shares.add_running(tenant, 1)
             account.served += rng.randint(0, 3)
         elif account.num_live > account.num_running and tenant not in self.waits:
             self.shares.leave(tenant)
 
     def turn(self, num_free: int) -> set[str]:
         """Those whose turn it may be: equals that asked at the same time count alike."""
-        accounts = self.shares._accounts
+        accounts = self.shares._tenants
         without = [one for one in accounts.values() if not one.num_running]
         is_kept = any(one.num_live or self.now - one.seen_s < REMEMBERED_S for one in without)
-        may = {name for name in self.waits if num_free > (num_free == 1 and is_kept and accounts[name].is_seated)}
-        keys = {name: (accounts[name].served, accounts[name].is_seated, accounts[name].seen_s) for name in may}
+        may = {name for name in self.waits if num_free > (num_free == 1 and is_kept and accounts[name].has_slot)}
+        keys = {name: (accounts[name].served, accounts[name].has_slot, accounts[name].seen_s) for name in may}
         return {name for name, key in keys.items() if key == min(keys.values())}
 
 

@@ -22,7 +22,7 @@ def entry_of(prompt: int, tenant: str) -> Entry:
 
 
 def served(shares: Shares, tenant: str) -> float:
-    return shares._accounts[tenant].served
+    return shares._tenants[tenant].served
 
 
 @pytest.mark.parametrize("weight", [1.0, 4.0])
@@ -54,7 +54,7 @@ def test_what_comes_before_a_request_is_what_others_are_owed_and_their_share_of_
     shares = Shares()
     for tenant, weight, was_given in (("a", 2.0, 30.0), ("b", 1.0, 10.0), ("c", 3.0, 50.0)):
         shares.arrive(tenant, weight, 0.0)
-        shares._accounts[tenant].served = was_given
+        shares._tenants[tenant].served = was_given
     # Of a's own 8 tokens, 4 by weight: b is owed 20 more, c nothing.
     assert shares.ahead("a", 8.0, {"b": 1000.0}) == 24.0
     assert shares.ahead("a", 8.0, {"b": 7.0}) == 7.0, "and never more than it asks for"
@@ -67,10 +67,10 @@ def test_who_was_given_no_more_than_others_is_forgotten_after_a_while() -> None:
     shares = Shares()
     for tenant in ("even", "ahead", "here"):
         shares.arrive(tenant, 1.0, 0.0)
-    shares._accounts["ahead"].served = 5.0
+    shares._tenants["ahead"].served = 5.0
     for tenant in ("even", "ahead"):
         shares.leave(tenant)
     shares.arrive("new", 1.0, REMEMBERED_S - 1.0)
-    assert set(shares._accounts) == {"even", "ahead", "here", "new"}
+    assert set(shares._tenants) == {"even", "ahead", "here", "new"}
     shares.arrive("new", 1.0, REMEMBERED_S)
-    assert set(shares._accounts) == {"ahead", "here", "new"}
+    assert set(shares._tenants) == {"ahead", "here", "new"}

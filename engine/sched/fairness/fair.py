@@ -1,9 +1,11 @@
-"""Whose turn it is: fair sharing between tenants by virtual counters of service.
+"""Fair sharing between tenants by virtual counters of service.
 
-VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024): a tenant's counter grows by the tokens that
-it is given, those of prompts once and those of answers twice, over its weight, and the least counter goes first. Who
-begins to wait is lifted to the least of those who do, so that nobody saves turns up by being away. Knows requests and
-counts; no blocks, no budget and no order within a tenant. With one tenant nothing is counted.
+This is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant's counter grows by the
+tokens that it is given, over its weight. Prompt tokens count once, output tokens twice. The tenant with the least
+counter goes first. A tenant that begins to wait is lifted to the least of those that wait, so that nobody saves turns
+by being away.
+
+Knows requests and counts; no blocks, no budget and no order within a tenant. With one tenant nothing is counted.
 """
 
 from __future__ import annotations
@@ -17,117 +19,120 @@ from inferd.engine.sched.fairness.heap import Key, LazyHeap
 from inferd.engine.sched.plan import Row
 
 PROMPT_COST, OUTPUT_COST = 1.0, 2.0
-"""Of a token, as the paper has them: one of a prompt shares its step with many others, one of an answer does not."""
+"""Cost of a token, as in the paper: a prompt token shares its step with many others, an output token does not."""
 REMEMBERED_S = 60.0
-"""How long a tenant without requests keeps a claim to the last slot."""
+"""Seconds for which a tenant without requests keeps a claim to the last slot."""
 
 
 @dataclass(slots=True, eq=False)
 class TenantShare:
-    """One tenant's."""
+    """Counter and requests of one tenant."""
 
     tenant: str
     weight: float
     served: float
-    """The virtual counter: tokens by their cost, over the weight."""
+    """The virtual counter: cost of the tokens that it was given, over the weight."""
     seen_s: float
-    """When a request of it last came."""
+    """Time at which its newest request came."""
     num_live: int = 0
-    """Requests that the scheduler owns."""
+    """Its requests that the scheduler owns."""
     num_running: int = 0
     waits: bool = False
-    """Whether some of them are queued."""
+    """Whether some of its requests are queued."""
 
     @property
-    def is_seated(self) -> bool:
+    def has_slot(self) -> bool:
         return self.num_running > 0
 
     @property
-    def is_without(self) -> bool:
-        """Whether it has requests, and none of them a slot."""
+    def lacks_slot(self) -> bool:
+        """Whether it has requests, and none of them has a slot."""
         return self.num_live > 0 and not self.num_running
 
 
-def _order(account: TenantShare) -> Key:
-    """Of tenants that wait: neither grows less."""
-    return account.served, account.seen_s
+def _order(share: TenantShare) -> Key:
+    """Order of waiting tenants. Both parts only grow."""
+    return share.served, share.seen_s
 
 
 class Shares:
-    """The tenants that have requests, are ahead of others, or were here lately. Whose turn it is takes O(log n)."""
+    """The shares of tenants that have requests, are ahead of others, or were here lately.
+
+    To find whose turn it is takes O(log n).
+    """
 
     def __init__(self) -> None:
-        self._accounts: dict[str, TenantShare] = {}
-        """By when a request of each last came."""
-        self._lines: dict[bool, LazyHeap[TenantShare]] = {False: LazyHeap(_order), True: LazyHeap(_order)}
-        """Those who wait, by whether they have a slot."""
-        self._num_without = 0
-        """Who has requests, and none of them a slot."""
+        self._tenants: dict[str, TenantShare] = {}
+        """Ordered by the time at which the newest request of each tenant came."""
+        self._waiting: dict[bool, LazyHeap[TenantShare]] = {False: LazyHeap(_order), True: LazyHeap(_order)}
+        """The waiting tenants, by whether they have a slot."""
+        self._num_lacking_slot = 0
+        """Number of tenants that have requests, and none of them has a slot."""
         self._last: TenantShare | None = None
-        """Of who left the queue last: where nobody waits, newcomers are lifted to it."""
+        """The tenant that left the queue last. If no tenant waits, newcomers are lifted to its counter."""
         self.now_s = 0.0
-        """When a request last came, or a step was planned."""
+        """Time at which the last request came, or a step was planned."""
         self._sweep_s = 0.0
-        """When those that are gone are looked for again."""
+        """Time at which tenants that are gone are removed next."""
 
     @property
     def is_one(self) -> bool:
-        """Whether nobody shares with anybody."""
-        return len(self._accounts) <= 1
+        """Whether at most one tenant is known, so that nothing is shared."""
+        return len(self._tenants) <= 1
 
     def arrive(self, tenant: str, weight: float, now: float) -> None:
-        """A request of `tenant` comes."""
+        """Count a new request of `tenant`."""
         self.now_s = now
-        account = self._accounts.pop(tenant, None)
+        share = self._tenants.pop(tenant, None)
         floor = self._floor()
-        if account is None:
-            account = TenantShare(tenant, weight, floor, now)
-        elif self._accounts and not account.waits:
-            account.served = max(account.served, floor)
-        account.weight, account.seen_s = weight, max(account.seen_s, now)
-        self._change(account, live=1)
-        self._accounts[tenant] = account
+        if share is None:
+            share = TenantShare(tenant, weight, floor, now)
+        elif self._tenants and not share.waits:
+            share.served = max(share.served, floor)
+        share.weight, share.seen_s = weight, max(share.seen_s, now)
+        self._change(share, live=1)
+        self._tenants[tenant] = share
         if now >= self._sweep_s:
             self._forget(floor, now)
 
     def leave(self, tenant: str) -> None:
-        """A request of it is over, or was never taken."""
-        account = self._accounts[tenant]
-        self._change(account, live=-1)
-        assert account.num_live >= 0, f"{tenant!r} has {account.num_live} requests"
+        """Count one request fewer: it ended or was refused."""
+        share = self._tenants[tenant]
+        self._change(share, live=-1)
+        assert share.num_live >= 0, f"{tenant!r} has {share.num_live} requests"
 
     def starts_waiting(self, tenant: str) -> None:
-        """One of it is queued now."""
-        account = self._accounts[tenant]
-        account.waits = True
-        self._lines[account.is_seated].push(account)
+        """Some requests of the tenant are queued from now on."""
+        share = self._tenants[tenant]
+        share.waits = True
+        self._waiting[share.has_slot].push(share)
 
     def stops_waiting(self, tenant: str) -> None:
-        """None of it is queued any more."""
-        account = self._last = self._accounts[tenant]
-        account.waits = False
-        self._lines[account.is_seated].remove(account)
+        """No request of the tenant is queued any more."""
+        share = self._last = self._tenants[tenant]
+        share.waits = False
+        self._waiting[share.has_slot].remove(share)
 
-    def runs(self, tenant: str, change: int) -> None:
-        """One more of its requests holds a slot, or one fewer."""
-        self._change(self._accounts[tenant], running=change)
+    def add_running(self, tenant: str, change: int) -> None:
+        """Count `change` more of its requests that hold a slot."""
+        self._change(self._tenants[tenant], running=change)
 
-    def _change(self, account: TenantShare, *, live: int = 0, running: int = 0) -> None:
-        was_seated, was_without = account.is_seated, account.is_without
-        account.num_live += live
-        account.num_running += running
-        self._num_without += account.is_without - was_without
-        if account.waits and account.is_seated != was_seated:
-            self._lines[was_seated].remove(account)
-            self._lines[account.is_seated].push(account)
+    def _change(self, share: TenantShare, *, live: int = 0, running: int = 0) -> None:
+        had_slot, lacked_slot = share.has_slot, share.lacks_slot
+        share.num_live += live
+        share.num_running += running
+        self._num_lacking_slot += share.lacks_slot - lacked_slot
+        if share.waits and share.has_slot != had_slot:
+            self._waiting[had_slot].remove(share)
+            self._waiting[share.has_slot].push(share)
 
     def _floor(self) -> float:
-        """What who begins to wait is lifted to."""
-        firsts = [first.served for line in self._lines.values() if (first := line.first()) is not None]
+        """The counter to which a tenant that begins to wait is lifted."""
+        firsts = [first.served for queue in self._waiting.values() if (first := queue.first()) is not None]
         return min(firsts, default=self._last.served if self._last is not None else 0.0)
 
     def charge(self, entry: Entry, row: Row) -> None:
-        """A row was launched. What is computed again was paid for, and a prefix hit is no work: both cost nothing."""
+        """Charge a launched row to its tenant. Tokens that are computed again, and prefix hits, cost nothing."""
         request = entry.request
         end = row.start + row.num_tokens
         num_prompt = min(end, request.num_prompt) - max(row.start, entry.num_charged)
@@ -137,96 +142,101 @@ class Shares:
             cost += OUTPUT_COST if end > entry.num_charged else 0.0
         if end > entry.num_charged:
             entry.num_charged = end
-        account = self._accounts[request.scheduling.tenant]
-        account.served += cost / account.weight
+        share = self._tenants[request.scheduling.tenant]
+        share.served += cost / share.weight
 
     def in_order(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Who gives way last stands first."""
-        return sorted(entries, key=self._place)
+        """The entries in reverse order of preemption: the first is preempted last."""
+        return sorted(entries, key=self._served_and_rank)
 
-    def _place(self, entry: Entry) -> tuple[float, Rank]:
-        return self._accounts[entry.request.scheduling.tenant].served, entry.rank
+    def _served_and_rank(self, entry: Entry) -> tuple[float, Rank]:
+        return self._tenants[entry.request.scheduling.tenant].served, entry.rank
 
     def least(self) -> str | None:
-        """Whose turn it is of those who wait; None where nobody does."""
+        """The waiting tenant whose turn it is; None if no tenant waits."""
         return self.turn({}, 2)
 
     def turn(self, begun: Mapping[str, Sequence[Entry]], num_free_slots: int) -> str | None:
-        """Whose turn it is to compute prompts: of tenants that have `begun` some, or have one waiting and may start it;
-        None where none is. Of equals who runs nothing goes first, then who asked last longest ago.
+        """The tenant whose turn it is to compute prompts; None if there is none.
 
-        Who has nothing waiting asks for less than its share: the prompt that it has begun is finished before it counts.
+        Candidates are tenants that have `begun` prompts, or have one waiting that may start. Among equals, a tenant
+        that runs nothing goes first, then the one that asked longest ago.
+
+        A tenant with nothing waiting asks for less than its share, so the prompt that it has begun is not counted until
+        it is finished.
         """
         may_start = num_free_slots > 0, num_free_slots > (num_free_slots == 1 and self._is_last_slot_kept)
-        firsts = [self._lines[is_seated].first() for is_seated in (False, True) if may_start[is_seated]]
-        keys = {account.tenant: _turn(account) for account in firsts if account is not None}
+        firsts = [self._waiting[has_slot].first() for has_slot in (False, True) if may_start[has_slot]]
+        keys = {share.tenant: _turn(share) for share in firsts if share is not None}
         for tenant, entries in begun.items():
-            account = self._accounts[tenant]
-            keys[tenant] = _turn(account, 0.0 if account.waits else PROMPT_COST * entries[0].num_charged)
+            share = self._tenants[tenant]
+            keys[tenant] = _turn(share, 0.0 if share.waits else PROMPT_COST * entries[0].num_charged)
         return min(keys, key=keys.__getitem__, default=None)
 
     def may_start(self, tenant: str, num_free_slots: int) -> bool:
-        """Whether a slot may go to it: the last one is left to a tenant that was here lately and has none."""
-        is_seated = self._accounts[tenant].is_seated
-        return num_free_slots > (num_free_slots == 1 and is_seated and self._is_last_slot_kept)
+        """Whether a slot may go to the tenant. The last slot is left to a tenant that was here lately and has none."""
+        has_slot = self._tenants[tenant].has_slot
+        return num_free_slots > (num_free_slots == 1 and has_slot and self._is_last_slot_kept)
 
     @property
     def _is_last_slot_kept(self) -> bool:
-        """From those who have one."""
-        if self._num_without:
+        """Whether the last slot is kept from tenants that have one."""
+        if self._num_lacking_slot:
             return True
-        for account in reversed(self._accounts.values()):
-            if self.now_s - account.seen_s >= REMEMBERED_S:
+        for share in reversed(self._tenants.values()):
+            if self.now_s - share.seen_s >= REMEMBERED_S:
                 return False
-            if not account.is_seated:
+            if not share.has_slot:
                 return True
         return False
 
     def victim(self, running: Iterable[Entry], requester: Entry) -> Entry | None:
-        """Who gives its blocks back: the last in rank of the tenant that was given most; None where `requester` is it.
+        """The entry to preempt: the last in rank of the most served tenant. None if that is `requester`.
 
-        Counters move, so that two may take turns as victims. What is computed again is not charged again: the first in
-        this order stays so, and is no victim, until it got further than before.
+        Counters move, so two entries may be preempted in turns. But tokens that are computed again are not charged
+        again. So the first in this order stays first, and is not preempted, until it gets further than before.
         """
-        last = max(running, key=self._place)
+        last = max(running, key=self._served_and_rank)
         return last if last is not requester else None
 
     def ahead(self, tenant: str, own: float, others: Mapping[str, float], *, in_tokens: bool = True) -> float:
-        """Of what `others` have to be given, as much as comes before the last of `own` of this tenant; in tokens of
-        prompts, or in whatever else turns are counted in, from now on."""
-        account = self._accounts[tenant]
+        """The part of `others`' demand that is served before the last of `own`, this tenant's demand.
+
+        Demand is in prompt tokens, or, without `in_tokens`, in any other unit of turns, from now on.
+        """
+        share = self._tenants[tenant]
         total = 0.0
         for name, demand in others.items():
-            other = self._accounts[name]
-            owed = max(account.served - other.served, 0.0) / PROMPT_COST if in_tokens else 0.0
-            total += min(demand, (owed + own / account.weight) * other.weight)
+            other = self._tenants[name]
+            owed = max(share.served - other.served, 0.0) / PROMPT_COST if in_tokens else 0.0
+            total += min(demand, (owed + own / share.weight) * other.weight)
         return total
 
     def waiting(self) -> set[str]:
-        """Who waits: for checks."""
-        return {account.tenant for line in self._lines.values() for account in line}
+        """Tenants that wait; for checks."""
+        return {share.tenant for queue in self._waiting.values() for share in queue}
 
     def check(self, entries: Iterable[Entry], running: Iterable[Entry]) -> None:
         """Raises `AssertionError`."""
-        counted = {tenant: (account.num_live, account.num_running) for tenant, account in self._accounts.items()}
-        live, seated = (Counter([entry.request.scheduling.tenant for entry in some]) for some in (entries, running))
-        expected = {tenant: (live[tenant], seated[tenant]) for tenant in {*counted, *live}}
+        counted = {tenant: (share.num_live, share.num_running) for tenant, share in self._tenants.items()}
+        live, with_slot = (Counter([entry.request.scheduling.tenant for entry in some]) for some in (entries, running))
+        expected = {tenant: (live[tenant], with_slot[tenant]) for tenant in {*counted, *live}}
         assert counted == expected, f"tenants are counted as {counted}, and are {expected}"
-        assert self._num_without == sum(account.is_without for account in self._accounts.values())
-        for is_seated, line in self._lines.items():
-            assert all(account.waits and account.is_seated == is_seated for account in line)
-            first = line.first()
-            assert first is None or _order(first) == min(map(_order, line)), f"{first} is first, and was given more"
+        assert self._num_lacking_slot == sum(share.lacks_slot for share in self._tenants.values())
+        for has_slot, queue in self._waiting.items():
+            assert all(share.waits and share.has_slot == has_slot for share in queue)
+            first = queue.first()
+            assert first is None or _order(first) == min(map(_order, queue)), f"{first} is first, and was given more"
 
     def _forget(self, floor: float, now: float) -> None:
-        """All that would be lifted as newcomers are, and were not here lately."""
+        """Remove tenants that were not here lately and that would be lifted like newcomers."""
         self._sweep_s = now + REMEMBERED_S
-        self._accounts = {
-            name: account
-            for name, account in self._accounts.items()
-            if account.num_live or account.served > floor or now - account.seen_s < REMEMBERED_S
+        self._tenants = {
+            name: share
+            for name, share in self._tenants.items()
+            if share.num_live or share.served > floor or now - share.seen_s < REMEMBERED_S
         }
 
 
-def _turn(account: TenantShare, forgiven: float = 0.0) -> tuple[float, bool, float]:
-    return account.served - forgiven / account.weight, account.is_seated, account.seen_s
+def _turn(share: TenantShare, forgiven: float = 0.0) -> tuple[float, bool, float]:
+    return share.served - forgiven / share.weight, share.has_slot, share.seen_s

@@ -1,6 +1,4 @@
-"""The least of a set that changes all the time: a heap that removes lazily, and whose keys may grow. Knows nothing of
-what is in it.
-"""
+"""A heap of items whose keys may grow, with lazy removal. Knows nothing of its items."""
 
 from __future__ import annotations
 
@@ -9,25 +7,25 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 _MIN_STALE = 32
-"""Stale items that are never worth a rebuild."""
+"""Number of stale items that is never worth a rebuild."""
 
 T = TypeVar("T", bound=Hashable)
 Key = tuple[float, ...]
 
 
 class LazyHeap(Generic[T]):
-    """O(log n) to push, O(1) amortized to remove; at most half of a long heap is stale. Of equal keys the one that was
-    pushed first comes first.
+    """O(log n) to push, O(1) amortized to remove. At most half of a long heap is stale. Equal keys keep the order of
+    pushing.
 
-    A key may grow while its item is in, and nobody has to say so: who would be first has it read again, and is put back
-    to where it belongs by now. It never shrinks.
+    The key of an item may grow while it is in the heap, without notice: the key of the first item is read again, and
+    the item is moved if it has grown. A key never shrinks.
     """
 
     def __init__(self, key: Callable[[T], Key]) -> None:
         self._key = key
         self._heap: list[tuple[Key, int, T]] = []
         self._nodes: dict[T, tuple[Key, int, T]] = {}
-        """What stands for each item; another of the heap is stale."""
+        """The valid node of each item; other nodes in the heap are stale."""
         self._num_pushed = 0
 
     def __len__(self) -> int:
@@ -37,7 +35,7 @@ class LazyHeap(Generic[T]):
         return item in self._nodes
 
     def __iter__(self) -> Iterator[T]:
-        """In order of pushing: for checks."""
+        """Items in the order of pushing; for checks."""
         return iter(self._nodes)
 
     def push(self, item: T) -> None:
@@ -47,7 +45,7 @@ class LazyHeap(Generic[T]):
         heapq.heappush(self._heap, node)
 
     def first(self) -> T | None:
-        """The item of least key, left where it is; None where there is none."""
+        """The item of least key, left in the heap; None if it is empty."""
         heap = self._heap
         while heap:
             key, number, item = node = heap[0]
@@ -63,7 +61,7 @@ class LazyHeap(Generic[T]):
         return None
 
     def remove(self, item: T) -> None:
-        """Take an item out, wherever it stands."""
+        """Remove an item, wherever it is."""
         node = self._nodes.pop(item)
         if self._heap[0] is node:
             heapq.heappop(self._heap)

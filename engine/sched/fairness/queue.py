@@ -1,6 +1,6 @@
-"""The waiting queue: entries by rank, a queue for each tenant, and nothing of why they wait.
+"""The waiting queue: entries by rank, one queue per tenant. Does not know why they wait.
 
-What a step asks of it costs O(log n), however many tenants wait.
+Each question of a step costs O(log n), however many tenants wait.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def _start_by(entry: Entry) -> Key:
 
 
 class WaitingQueue:
-    """Entries by rank, and the tokens that they have to compute."""
+    """Waiting entries by rank, and the tokens that they have to compute."""
 
     def __init__(self) -> None:
         self._entries: LazyHeap[Entry] = LazyHeap(_rank)
         self.num_tokens = 0
-        """That those in it have to compute."""
+        """Tokens that all entries have to compute."""
         self._by_priority: dict[int, int] = {}
-        """Of those tokens."""
+        """The same by priority."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -38,7 +38,7 @@ class WaitingQueue:
         return entry in self._entries
 
     def num_tokens_until(self, priority: int) -> int:
-        """That those of this priority and of better ones have to compute."""
+        """Tokens that entries of this priority or a better one have to compute."""
         return sum([count for level, count in self._by_priority.items() if level <= priority])
 
     def push(self, entry: Entry) -> None:
@@ -50,12 +50,12 @@ class WaitingQueue:
         return self._entries.first()
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out, wherever it stands."""
+        """Remove an entry, wherever it is."""
         self._entries.remove(entry)
         self._count(entry, -1)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, in no order: for checks."""
+        """All entries, in no order; for checks."""
         return tuple(self._entries)
 
     def _count(self, entry: Entry, sign: int) -> None:
@@ -67,23 +67,23 @@ class WaitingQueue:
 
 
 class FairQueue:
-    """A `WaitingQueue` for each tenant that has something in it: the first of all is the first of whose turn it is."""
+    """A `WaitingQueue` per tenant with waiting entries. Its first entry is the first of the tenant whose turn it is."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._queues: dict[str, WaitingQueue] = {}
         self._num_entries = 0
         self._timed: LazyHeap[Entry] = LazyHeap(_start_by)
-        """Those who must start by some time."""
+        """Entries that must start by a certain time."""
         self.num_tokens = 0
-        """That those in it have to compute."""
+        """Tokens that all entries have to compute."""
 
     def __len__(self) -> int:
         return self._num_entries
 
     @property
     def by_tenant(self) -> Mapping[str, WaitingQueue]:
-        """Those who wait; do not push or remove while reading."""
+        """The queues of tenants that wait. Do not push or remove while reading."""
         return self._queues
 
     def push(self, entry: Entry) -> None:
@@ -99,12 +99,12 @@ class FairQueue:
             self._timed.push(entry)
 
     def first(self) -> Entry | None:
-        """Of the tenant whose turn it is, the entry of least rank; left in the queue."""
+        """The entry of least rank of the tenant whose turn it is, left in the queue."""
         tenant = self._shares.least()
         return None if tenant is None else self._queues[tenant].first()
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out, wherever it stands."""
+        """Remove an entry, wherever it is."""
         tenant = entry.request.scheduling.tenant
         queue = self._queues[tenant]
         queue.remove(entry)
@@ -117,12 +117,12 @@ class FairQueue:
             self._shares.stops_waiting(tenant)
 
     def overdue(self, now: float) -> Entry | None:
-        """One that had to start before `now`. It stays, and is given again, until it is removed or may start later."""
+        """An entry that had to start before `now`. It is returned again until it is removed or may start later."""
         entry = self._timed.first()
         return entry if entry is not None and entry.start_by_s < now else None
 
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, in no order: for checks."""
+        """All entries, in no order; for checks."""
         return tuple([entry for queue in self._queues.values() for entry in queue.entries()])
 
     def check(self) -> None:

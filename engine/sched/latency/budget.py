@@ -1,11 +1,12 @@
-"""How much one step may carry, in tokens and, where someone waits for its next token, in seconds. Knows no requests.
+"""How much one step may carry: in tokens and, if some request has a TPOT target, in seconds. Knows no requests.
 
-A step of D decodes over C tokens of context may take `allowance` seconds, and a chunk of x tokens behind L takes
+A step of D decodes over C tokens of context may take `allowance` seconds. A chunk of x tokens behind L takes
 
     c1 x + c3 (2 L x + x^2)  <=  allowance - (c0 + c1 D + c2 C)
 
-whose largest x has a closed form. It is rounded down so that the chunk ends at a multiple of attention's split. A step
-ends besides by when a first token that it draws is due: what would hold that one up goes into the next step.
+The largest such x has a closed form. It is rounded down so that the chunk ends at a multiple of the attention split. A
+step also has to end before a first token that it draws is due. A chunk that would delay that token goes into the next
+step.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from math import inf, sqrt
 from inferd.engine.sched.latency.step_time import Coefficients
 
 GRAIN = 32
-"""Where less than a split is left, chunks end at multiples of this: a slow machine has no time for a whole split."""
+"""If less than a split is left, chunks end at multiples of this: a slow machine has no time for a whole split."""
 MARGIN = 0.95
-"""Of the time there is: steps do not take what they are predicted to take."""
+"""Share of the time that is planned: steps take longer than predicted, too."""
 LEAST_ROUNDED = 0.875
-"""Of a chunk that is cut to end at a split, what must be left."""
+"""Least share of a chunk that must be left after it is cut to end at a split."""
 
 
 @dataclass(slots=True)
 class StepBudget:
-    """What is left of one step that may take as long as it takes."""
+    """Budget left of one step without a time limit."""
 
     num_tokens: int
 
@@ -35,29 +36,29 @@ class StepBudget:
         return min(num_pending, self.num_tokens)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        """A row takes so many."""
+        """Take the tokens of a row out of the budget."""
         del start
         assert 0 < num_tokens <= self.num_tokens, f"{num_tokens} tokens spent of {self.num_tokens}"
         self.num_tokens -= num_tokens
 
     def end_by(self, due_s: float) -> None:
-        """The first token of a row is due then."""
+        """Make the step end by `due_s`, when a first token that it draws is due."""
 
 
 @dataclass(slots=True)
 class TimedBudget(StepBudget):
-    """A step that others wait for. Rows of one token are never held up; their time is not in `left_s`."""
+    """Budget of a step that others wait for. Rows of one token are never delayed; their time is not in `left_s`."""
 
     left_s: float
-    """For chunks."""
+    """Seconds left for chunks."""
     costs: Coefficients
     split: int
     floor: int = 0
-    """Tokens that chunks get whatever they take, so that no prompt waits for ever."""
+    """Tokens that chunks get whatever they take, so that no prompt starves."""
     start_s: float = 0.0
-    """When the step begins."""
+    """Time at which the step begins."""
     taken_s: float = 0.0
-    """By what is in it."""
+    """Seconds that the rows so far take."""
     has_chunk: bool = False
 
     def chunk(self, start: int, num_pending: int) -> int:
@@ -68,8 +69,8 @@ class TimedBudget(StepBudget):
         if num_tokens == num_pending:
             return num_tokens
         num_tokens = round_down(start, num_tokens, self.split)
-        # With what another chunk has left a prompt would begin, and hold a slot and blocks, for next to nothing; and a
-        # single token's time is not in `left_s`: every prompt would begin with one.
+        # In the time that another chunk has left, a prompt would take a slot and blocks for next to nothing. Also, a
+        # single token's time is not in `left_s`, so every prompt would begin with one.
         return num_tokens if num_tokens >= (GRAIN if self.has_chunk else 2) else 0
 
     def spend(self, start: int, num_tokens: int) -> None:
@@ -84,7 +85,7 @@ class TimedBudget(StepBudget):
 
     def end_by(self, due_s: float) -> None:
         time_s = due_s - self.start_s
-        # Who is late whatever is added holds nobody up: others would be late for nothing.
+        # A token that is late even without more rows must not delay others for nothing.
         if self.taken_s <= time_s:
             self.left_s = min(self.left_s, MARGIN * time_s - self.taken_s)
 
@@ -107,8 +108,11 @@ def largest_chunk(costs: Coefficients, start: int, seconds: float, most: int) ->
 
 
 def round_down(start: int, num_tokens: int, split: int) -> int:
-    """The most of `num_tokens` behind `start` that end at a multiple of `split`; of `GRAIN` where that would leave more
-    than an eighth of them to prompts whose turn is later, and all where not even that ends anywhere."""
+    """`num_tokens` cut so that the chunk behind `start` ends at a multiple of `split`.
+
+    If that would leave more than an eighth of them for later, it ends at a multiple of `GRAIN` instead. If it reaches
+    not even that, it is not cut.
+    """
     end = start + num_tokens
     if (rounded := end - end % split - start) >= LEAST_ROUNDED * num_tokens:
         return rounded

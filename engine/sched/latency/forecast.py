@@ -20,7 +20,7 @@ from inferd.engine.sched.watermark import Watermark
 
 
 class Forecast:
-    """Of one scheduler."""
+    """Forecasts for the requests of one scheduler."""
 
     def __init__(
         self,
@@ -40,8 +40,11 @@ class Forecast:
         return self._latency.pace([entry for entry in self._running if entry.request.num_pending <= 1], depth)
 
     def ttft_estimate(self, request: Request, num_tokens: int, group: Iterable[Entry] = ()) -> TtftEstimate:
-        """Of a request with `num_tokens` to compute. What its `group` has yet to compute is its own as well: of the
-        prompt that all of them have one computes most, and none is ahead of the others."""
+        """The estimate for a request with `num_tokens` to compute.
+
+        Tokens that its `group` has yet to compute count as its own: one member computes most of the shared prompt, and
+        no member is ahead of the others.
+        """
         tenant = request.scheduling.tenant
         demand = Demand.of(self._running, self._waiting, request.scheduling)
         num_ahead, num_before = demand.ahead(self._shares, tenant, num_tokens)
@@ -61,15 +64,18 @@ class Forecast:
         )
 
     def start_by(self, request: Request, own_s: float) -> float:
-        """When a request has to start that takes `own_s` to its first token, launched steps included; infinite where it
-        need not. One that could not be in time alone may start until its target has passed."""
+        """Latest start of a request that takes `own_s` to its first token, launched steps included; infinite without a
+        target.
+
+        A request that could not be in time even alone may start until its target has passed.
+        """
         target_s = request.scheduling.ttft_target_s
         if target_s is None:
             return inf
         return request.scheduling.arrival_s + target_s - (own_s if own_s <= target_s else self._latency.launched_s)
 
     def is_late(self, entry: Entry, now: float) -> bool:
-        """Whether one that had to start before `now` is late indeed. If not, it is told by when it has to start now."""
+        """Whether an entry that had to start before `now` is really late. If not, its latest start is set anew."""
         num_tokens = entry.num_to_compute
         own_s = self._latency.launched_s + self.pace(num_tokens // 2).seconds(num_tokens, num_tokens // 2)
         start_by_s = self.start_by(entry.request, own_s)

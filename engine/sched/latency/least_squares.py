@@ -1,34 +1,35 @@
-"""Recursive least squares with forgetting and bounds: coefficients that follow what is measured.
+"""Recursive least squares with forgetting and bounds: coefficients that follow the measurements.
 
-Kept as normal equations, sum(w x x^T) theta = sum(w x y) with weights that fall off by age, and solved after each
-measurement: for four unknowns that is as fast as updating an inverse, loses no digits over millions of updates, and
-lets coefficients be held at 0 or above exactly (clipping those of an updated inverse drives the others off). A small
-weight on the first guess decides what is not measured, or not any more. A residual counts up to a few times the usual
-one, so that a pause of the machine moves little. Pure arithmetic: the same measurements give the same bits.
+Kept as normal equations, sum(w x x^T) theta = sum(w x y), with weights that fall with age, and solved after each
+measurement. For four unknowns that is as fast as updating an inverse, and it loses no digits over millions of updates.
+It also allows coefficients to be held at 0 or above exactly; clipping those of an updated inverse drives the others
+off.
+
+A small weight on the first guess decides what is not measured, or not any more. A residual counts up to a few times the
+usual one, so that a pause of the machine moves little. Pure arithmetic: the same measurements give the same bits.
 """
 
 from __future__ import annotations
 
 _CLIP = 5.0
-"""Usual residuals that one measurement may count as."""
+"""Largest residual of one measurement, in usual residuals."""
 _SPREAD_GAIN = 0.05
 """Weight of the newest residual in the usual one."""
 NUM_TRUSTED = 16
-"""First measurements that count whole: against a guess any truth looks like a mistake."""
+"""Number of first measurements that count in full: compared with a guess, any true value looks like an outlier."""
 _MIN_SPREAD = 0.02
 
 Matrix = list[list[float]]
 
 
 class LeastSquares:
-    """Fits y = sum(theta[i] * x[i]) with theta >= 0, from theta = 1 on: callers scale x so that 1 is their guess."""
+    """Fits y = sum(theta[i] * x[i]) with theta >= 0, from theta = 1 on. Callers scale x so that 1 is their guess."""
 
     __slots__ = ("_forgetting", "_moments", "_prior", "_spread", "_totals", "num_seen", "theta")
 
     def __init__(self, size: int, *, forgetting: float, prior: float) -> None:
-        """`forgetting`: weight of a measurement against the one after it, below 1. `prior`: of the first guess, against
-        one measurement.
-        """
+        """`forgetting`: weight of a measurement relative to the next one, below 1. `prior`: weight of the first guess
+        relative to one measurement."""
         self.theta = [1.0] * size
         self._forgetting, self._prior = forgetting, prior
         self._moments: Matrix = [[0.0] * size for _ in range(size)]
@@ -37,7 +38,7 @@ class LeastSquares:
         self.num_seen = 0
 
     def update(self, x: list[float], y: float) -> None:
-        """Take one measurement."""
+        """Add one measurement."""
         expected = sum([a * b for a, b in zip(self.theta, x, strict=True)])
         residual = y - expected
         self.num_seen += 1
@@ -54,9 +55,9 @@ class LeastSquares:
         self.theta = self._solve()
 
     def _solve(self) -> list[float]:
-        """The least squares over the unknowns that are not held at 0: from all, the lowest is held until none is below.
+        """The least squares over the unknowns that are not held at 0. Holds the lowest one until none is below 0.
 
-        Not always the best choice of those to hold, and always one that is allowed.
+        The choice of those to hold is allowed, and not always the best.
         """
         free = list(range(len(self.theta)))
         theta = [0.0] * len(free)
@@ -73,7 +74,7 @@ class LeastSquares:
 
 
 def solve(matrix: Matrix, totals: list[float]) -> list[float]:
-    """theta of matrix theta = totals, for a symmetric positive definite matrix, by elimination. Both are used up."""
+    """Solve matrix theta = totals for a symmetric positive definite matrix, by elimination. Overwrites both."""
     size = len(totals)
     for i in range(size):
         pivot = matrix[i]

@@ -1,8 +1,9 @@
-"""How long the next step may take, from when each running request must have its next token to stay inside its target.
-Where nobody decodes who has one, a step may take as long as it takes, but for first tokens that are due in it.
+"""How long the next step may take, so that every running request stays inside its TPOT target.
 
-A request's TPOT is a mean, so its n-th token is due at first token + (n - 1) target: who was fast has time in hand, who
-was slow has to catch up. Both are bounded, so that no single gap is long and no lost request blocks the prompts. Knows
+Without such a target among the decodes, only first tokens that are due bound the step.
+
+A request's TPOT is a mean, so its n-th token is due at first token + (n - 1) target. A fast request has time in hand; a
+slow one has to catch up. Both are bounded, so that no single gap is long and no lost request blocks the prompts. Knows
 entries and the step-time model; no queue, no blocks and no clock.
 """
 
@@ -20,14 +21,14 @@ from inferd.engine.sched.latency.step_time import Coefficients, Seed, StepLoad, 
 from inferd.engine.sched.plan import Row
 
 STARVED_STEPS = 8
-"""Steps without time for a chunk after which the next one carries a split all the same: decodes then run slower by an
-eighth of a split, and prompts come to their end."""
+"""Steps without time for a chunk after which the next one carries a split all the same. Decodes then run slower by an
+eighth of a split, and prompts are not starved."""
 MOST_AT_ONCE, LEAST_AT_ONCE = 2.0, 0.5
-"""Targets that a step may take of a request with time in hand, and of one that is late."""
+"""Bounds of a step's time, in targets: for a request with time in hand, and for one that is late."""
 
 
 class Timing(NamedTuple):
-    """When a step was over, and how long it took from the end of the step before; seconds, the first monotonic."""
+    """When a step ended (monotonic), and seconds since the end of the step before."""
 
     ended_s: float
     own_s: float
@@ -35,16 +36,16 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast prompts are computed beside the decodes of the moment."""
+    """How fast prompts are computed beside the current decodes."""
 
     costs: Coefficients
     base_s: float
-    """Of a step without a chunk."""
+    """Seconds of a step without a chunk."""
     chunk_tokens: float
-    """That a step carries."""
+    """Tokens of prompts that a step carries."""
 
     def seconds(self, num_tokens: int, depth: int) -> float:
-        """To compute so many tokens of prompts, the middle one behind `depth`."""
+        """Seconds to compute so many prompt tokens, the middle one behind `depth`."""
         num_full, rest = divmod(num_tokens, self.chunk_tokens)
         full_s = self.base_s + chunk_s(self.costs, depth, int(self.chunk_tokens) or 1)
         rest_s = self.base_s + chunk_s(self.costs, depth, int(rest)) if rest else 0.0
@@ -56,7 +57,7 @@ class Pace:
 
 
 class LatencyPolicy:
-    """What each step may carry, and the model that says so. Without targets every step carries all it can."""
+    """Decides how much each step may carry, by the step-time model. Without targets every step carries all it can."""
 
     def __init__(self, max_num_batched_tokens: int, chunk_split: int, seed: Seed) -> None:
         self.model = StepTimeModel(seed)
@@ -64,22 +65,22 @@ class LatencyPolicy:
         """Live requests with a target."""
         self._max_num_batched_tokens, self._split = max_num_batched_tokens, chunk_split
         self._launched: deque[tuple[StepLoad, float]] = deque()
-        """Steps that were not applied, with what they were predicted to take."""
+        """Launched steps that were not applied, with their predicted seconds."""
         self._num_starved = 0
-        """Steps in a row that had no time for any chunk."""
+        """Consecutive steps that had no time for any chunk."""
 
     @property
     def launched_s(self) -> float:
-        """That launched steps will take."""
+        """Predicted seconds of all launched steps."""
         return sum([seconds for _, seconds in self._launched])
 
     @property
     def next_predicted_s(self) -> float:
-        """What the oldest launched step was predicted to take; 0 where there is none."""
+        """Predicted seconds of the oldest launched step; 0 if there is none."""
         return self._launched[0][1] if self._launched else 0.0
 
     def for_step(self, decodes: Sequence[Entry], now: float) -> StepBudget:
-        """Of a step that begins once all launched ones are over. `decodes`: who gets one token in it."""
+        """Budget of a step that begins when all launched ones have ended. `decodes`: entries that draw a token."""
         if not self.num_timed:
             return StepBudget(self._max_num_batched_tokens)
         start_s = now + self.launched_s
@@ -91,7 +92,7 @@ class LatencyPolicy:
         return TimedBudget(self._max_num_batched_tokens, left_s, costs, self._split, floor, start_s, base_s)
 
     def launched(self, rows: Sequence[Row], *, has_prompts: bool | None) -> None:
-        """A step was planned.
+        """Record a planned step.
 
         `has_prompts`: whether a request has more than one token to compute, or waits to. None: a suspect runs alone,
         and the step neither serves the prompts of others nor starves them.
@@ -102,13 +103,13 @@ class LatencyPolicy:
             self._num_starved = self._num_starved + 1 if has_prompts and not load.pairs else 0
 
     def applied(self, timing: Timing | None) -> None:
-        """The oldest launched step is over; without `timing` nothing is learned from it."""
+        """Record the end of the oldest launched step. Without `timing` nothing is learned from it."""
         load, _ = self._launched.popleft()
         if timing is not None:
             self.model.observe(load, timing.own_s)
 
     def pace(self, decodes: Sequence[Entry], depth: int) -> Pace:
-        """Of prompts `depth` tokens deep, while these decode."""
+        """Pace of prompts `depth` tokens deep, beside these decodes."""
         costs = self.model.chunked
         base_s = costs.predict(StepLoad(len(decodes), _context(decodes), 0))
         targets_s = [entry.request.scheduling.tpot_target_s for entry in decodes]
@@ -118,7 +119,7 @@ class LatencyPolicy:
         return Pace(costs, base_s, max(num_tokens, min(room, self._split / STARVED_STEPS)))
 
     def _allowance(self, decodes: Iterable[Entry], start_s: float) -> float:
-        """Seconds that a step from `start_s` on may take; infinite where nobody has a target."""
+        """Seconds that a step starting at `start_s` may take; infinite if no decode has a target."""
         least_s = inf
         for entry in decodes:
             request = entry.request

@@ -1,11 +1,11 @@
-"""How long a step takes, as a function of what its rows are: fitted to the steps that were measured.
+"""Predicts how long a step takes from its rows, by a model that is fitted to measured steps.
 
     t = c0 + c1 tokens + c2 sum(context of decodes) + c3 sum(2 L x + x^2 of chunks)
 
-A decode is a row of one token behind a context; a chunk is x > 1 tokens behind L. The coefficients of steps with chunks
-and of those without are fitted apart: the first are bound by arithmetic and launched call by call, the second by memory
-and recorded, and a line through both fits neither. Starts from a seed, such as the roofline's. Pure: no clock, no
-randomness; seconds come in as arguments.
+A decode is a row of one token behind a context; a chunk is x > 1 tokens behind L. Steps with chunks and steps without
+have coefficients of their own. The first are bound by arithmetic and launched call by call, the second by memory and
+recorded; one line through both fits neither. Starts from a seed, such as the roofline's. Pure: no clock, no randomness;
+seconds come in as arguments.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from inferd.engine.sched.plan import Row
 _FORGETTING = 0.99
 """A step counts e times less than one 100 steps later of its kind."""
 _PRIOR = 1e-4
-"""Of the seed, in steps: it decides what was never measured, and next to nothing else."""
+"""Weight of the seed, in steps. It decides what was never measured, and next to nothing else."""
 _NUM_ERRORS = 256
-"""Steps that the errors are told of."""
+"""Number of steps that the errors cover."""
 
 
 class StepLoad(NamedTuple):
-    """What the time of a step depends on."""
+    """The figures of a step that its time depends on."""
 
     num_tokens: int
     context: int
-    """Tokens before those of the decodes, summed."""
+    """Tokens of context before the decodes, summed."""
     pairs: int
-    """2 L x + x^2, summed over the chunks; 0 where there is none."""
+    """2 L x + x^2, summed over the chunks; 0 if there is none."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> StepLoad:
@@ -51,14 +51,14 @@ class StepLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Seconds, all of them at least 0."""
+    """Coefficients of the model, in seconds, all at least 0."""
 
     step_s: float
     token_s: float
     context_s: float
-    """A token of context that a decode sees."""
+    """Per token of context that a decode sees."""
     pair_s: float = 0.0
-    """A unit of 2 L x + x^2."""
+    """Per unit of 2 L x + x^2."""
 
     def predict(self, load: StepLoad) -> float:
         return self.step_s + self.token_s * load.num_tokens + self.context_s * load.context + self.pair_s * load.pairs
@@ -66,30 +66,33 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What steps cost before any was measured."""
+    """Expected cost of steps before any was measured."""
 
     decode: Coefficients
     chunked: Coefficients
 
 
 UNKNOWN = Seed(Coefficients(1e-3, 1e-5, 1e-8), Coefficients(1e-3, 1e-5, 1e-8, 1e-10))
-"""For a device of which nothing is known; orders of magnitude, corrected by the first steps."""
+"""Seed for an unknown device: orders of magnitude, corrected by the first steps."""
 
 
 class _Fit:
-    """The coefficients of one kind of step. What is fitted are factors on the seed, to steps in units of the time that
-    was expected: a residual is a relative error, and a short step counts as much as a long one."""
+    """The coefficients of one kind of step.
+
+    The fitted values are factors on the seed, and times are in units of the expected time. So a residual is a relative
+    error, and a short step counts as much as a long one.
+    """
 
     __slots__ = ("_seed", "_squares", "coefficients")
 
     def __init__(self, seed: Coefficients, unknown: Coefficients, size: int) -> None:
-        """A coefficient of 0 in `seed` is not known, and can be found to be something."""
+        """A coefficient of 0 in `seed` is unknown, and may turn out to be more."""
         self._seed = [value or guess for value, guess in zip(astuple(seed)[:size], astuple(unknown), strict=False)]
         self._squares = LeastSquares(size, forgetting=_FORGETTING, prior=_PRIOR)
         self.coefficients = seed
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        # What a seed expects is no unit to go by: it may be off so far that the first steps would outweigh all others.
+        # The seed's prediction is no good unit: it may be so far off that the first steps would outweigh all others.
         unit_s = self.coefficients.predict(load) if self._squares.num_seen > NUM_TRUSTED else seconds
         features = (1, *load)
         x = [seed * feature / unit_s for seed, feature in zip(self._seed, features, strict=False)]
@@ -99,7 +102,7 @@ class _Fit:
 
 
 class StepTimeModel:
-    """Predicts steps, takes what they took, and knows how far off it was."""
+    """Predicts steps, learns from measured ones, and knows its own error."""
 
     def __init__(self, seed: Seed = UNKNOWN) -> None:
         self._decode, self._chunked = _Fit(seed.decode, UNKNOWN.decode, 3), _Fit(seed.chunked, UNKNOWN.chunked, 4)
@@ -115,11 +118,11 @@ class StepTimeModel:
         return self._chunked.coefficients
 
     def predict(self, load: StepLoad) -> float:
-        """Seconds."""
+        """Predicted seconds of a step."""
         return (self.chunked if load.pairs else self.decode).predict(load)
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """A step took so long. One of no time was not measured, and counts nothing."""
+        """Learn from a step that took `seconds`. A step of no time was not measured, and is skipped."""
         if seconds <= 0.0:
             return
         predicted_s = self.predict(load)
@@ -128,11 +131,11 @@ class StepTimeModel:
         (self._chunked if load.pairs else self._decode).observe(load, seconds)
 
     def error(self, *quantiles: float) -> tuple[float, ...]:
-        """Quantiles of |predicted - measured|, as a share of the larger, over the newest steps, each predicted before
-        it was measured; 0 where there was none.
+        """Quantiles of |predicted - measured|, as a share of the larger, over the newest steps; 0 if there was none.
 
-        Of the larger, since a host that is late for one step's end finds the next one done: its own time is next to
-        nothing, and that of the two together is right.
+        Each step was predicted before it was measured. The larger is the base because a host that is late for one
+        step's end finds the next one done. Then one measured time is too long and the next is near 0, but their sum is
+        right.
         """
         ordered = sorted(self._errors)
         if not ordered:

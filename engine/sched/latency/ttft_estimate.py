@@ -1,8 +1,8 @@
-"""When a request that comes now would have its first token, and the refusal of one that would have it too late.
+"""Estimates when a new request would have its first token, and refuses one that would have it too late.
 
-The queue model: what must be computed before it, at the pace of prompts beside the decodes of the moment; and where
-slots or blocks are taken, as many ends of other requests as it takes, at the pace at which they ended lately. Of other
-tenants only that comes before it whose turn does.
+The queue model has two parts. The first is the prompt tokens ahead, at the pace of prompts beside the current decodes.
+The second, if slots or blocks are taken, is the wait for other requests to end, at their recent rate. Requests of other
+tenants count only as far as their turn comes first.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from inferd.engine.sched.limits import Refusal
 
 CODE = "rate_limit_exceeded"
 _NUM_ENDS = 64
-"""Ends that their pace is told from."""
+"""Number of ends that the rate is computed from."""
 
 
 class CompletionRate:
-    """How fast requests end while others wait for that. Time in which nobody does is no pace."""
+    """How fast requests end while others wait for it. Time in which none waits is not counted."""
 
     def __init__(self) -> None:
         self._gaps_s: deque[float] = deque(maxlen=_NUM_ENDS)
         self._last_s: float | None = None
-        """Of the newest end, where somebody waits since."""
+        """Time of the newest end, if requests have waited since."""
 
     def add(self, at_s: float, *, is_awaited: bool) -> None:
-        """`is_awaited`: somebody stands in the queue."""
+        """Count an end. `is_awaited`: the queue is not empty."""
         if is_awaited and self._last_s is not None:
             self._gaps_s.append(at_s - self._last_s)
         self._last_s = at_s if is_awaited else None
 
     def none_waits(self) -> None:
-        """The last of the queue has given up."""
+        """The queue became empty without an end."""
         self._last_s = None
 
     def seconds(self, num_ends: int) -> float:
-        """That so many take; 0 where none is waited for, or nothing is known."""
+        """Seconds until `num_ends` requests end; 0 if none is waited for, or nothing is known."""
         if num_ends <= 0 or not self._gaps_s:
             return 0.0
         return num_ends * sum(self._gaps_s) / len(self._gaps_s)
@@ -50,12 +50,12 @@ class CompletionRate:
 
 @dataclass(slots=True)
 class Demand:
-    """What stands in the queue or has begun, by tenant, as far as a request of one priority may have to wait for it."""
+    """Demand by tenant, queued or begun, as far as a request of one priority may have to wait for it."""
 
     num_tokens: dict[str, float]
-    """Of prompts, not computed yet."""
+    """Prompt tokens not computed yet."""
     num_requests: dict[str, float]
-    """In the queue."""
+    """Requests in the queue."""
 
     @classmethod
     def of(cls, running: Iterable[Entry], waiting: FairQueue, scheduling: SchedulingParams) -> Demand:
@@ -65,7 +65,7 @@ class Demand:
             tokens[tenant], requests[tenant] = queue.num_tokens, len(queue)
         own = waiting.by_tenant.get(scheduling.tenant)
         if own is not None:
-            # Priorities order the requests of one tenant; another's are ahead whatever theirs.
+            # Priorities order the requests of one tenant only. Those of another tenant may go first at any priority.
             tokens[scheduling.tenant] = own.num_tokens_until(scheduling.priority)
         for entry in running:
             num_pending = entry.request.num_pending
@@ -75,42 +75,43 @@ class Demand:
         return cls(tokens, requests)
 
     def ahead(self, shares: Shares, tenant: str, num_tokens: int) -> tuple[int, int]:
-        """(tokens of prompts, requests) that come before one of `tenant` that has `num_tokens` to compute."""
+        """(prompt tokens, requests) that come before a request of `tenant` with `num_tokens` to compute."""
         own_tokens, own_requests = self.num_tokens.pop(tenant, 0), self.num_requests.pop(tenant, 0)
         tokens = own_tokens + shares.ahead(tenant, own_tokens + num_tokens, self.num_tokens)
-        # A turn is counted as one request here: how long others' are is not known better than the own one's length.
+        # A turn is counted as one request here: the lengths of others' requests are not known better than the own
+        # one's.
         requests = own_requests + shares.ahead(tenant, own_requests + 1, self.num_requests, in_tokens=False)
         return int(tokens), int(requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtftEstimate:
-    """What stands before a request's first token."""
+    """The work and waits before a request's first token."""
 
     pace: Pace
     num_tokens: int
-    """Its own that no prefix hit spares it."""
+    """Its own tokens, without prefix hits."""
     num_ahead: int
-    """Tokens of prompts that are computed before."""
+    """Prompt tokens that are computed before its own."""
     launched_s: float
     slot_s: float
-    """Until there is a slot, and blocks, for it."""
+    """Seconds until a slot and blocks are free for it."""
 
     @property
     def own_s(self) -> float:
-        """With nobody ahead."""
+        """Seconds to its first token if no request were ahead."""
         return self.launched_s + self.pace.seconds(self.num_tokens, self.num_tokens // 2)
 
     @property
     def first_token_s(self) -> float:
-        """From now on."""
+        """Seconds from now to its first token."""
         prompts_s = self.pace.seconds(self.num_ahead + self.num_tokens, self.num_tokens // 2)
         return self.launched_s + max(self.slot_s, prompts_s)
 
     def check(self, target_s: float, left_s: float) -> None:
-        """Raise `Refusal` where the first token would come later than `left_s` because of those ahead.
+        """Raise `Refusal` if the first token would come later than `left_s` because of requests ahead.
 
-        A request that is late with nobody ahead is taken: it would be no earlier at any other time.
+        A request that is late with none ahead is accepted: it would be no earlier at any other time.
         """
         expected_s = self.first_token_s
         if expected_s <= left_s or (self.num_ahead == 0 and self.slot_s == 0.0):
@@ -124,8 +125,9 @@ class TtftEstimate:
 
 
 def too_late(target_s: float) -> Refusal:
-    """Of a request that was accepted, and whose turn has not come in time."""
+    """Refusal of a request that was accepted and whose turn did not come in time."""
     message = (
-        f"the first token can no longer come within the target of {target_s:g} s: others took longer than expected"
+        f"the first token can no longer come within the target of {target_s:g} s: other requests took longer than "
+        "expected; retry later, or ask for a longer target"
     )
-    return Refusal(CODE, f"{message}; retry later, or ask for a longer target", None, retry_after_s=target_s)
+    return Refusal(CODE, message, None, retry_after_s=target_s)
