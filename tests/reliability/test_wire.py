@@ -15,9 +15,9 @@ from tests.reliability.workloads import streams
 STEP_MS = 2.0
 SAID = {
     "flip": "its checksum is wrong",
-    "lose": "where 60 was expected",
-    "repeat": "where 61 was expected",
-    "cut": "is no envelope",
+    "lose": "but frame 60 was expected",
+    "repeat": "but frame 61 was expected",
+    "cut": "is not an envelope",
     "mute": "has sent frame 60, which never came",
 }
 """Of a frame that is lost with all behind it, no later number tells."""

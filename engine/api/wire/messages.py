@@ -1,8 +1,8 @@
 """The wire between the server process and the engine process: frozen msgspec structs, MessagePack, one version.
 
-Every message travels in an envelope with the wire's version, the engine's epoch (it grows with each restart), a
-sequence number and a checksum, so that a lost, repeated, stale or damaged frame is seen as such. Knows no sockets:
-`client` and `process` carry the bytes. Nothing here can carry code.
+Every message is sent in an envelope with the wire's version, the engine's epoch (it grows with each restart), a
+sequence number and a checksum. So the receiver detects a lost, repeated, stale or damaged frame. No message can carry
+code. Knows no sockets: `client` and `engine/process` carry the bytes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     scheduling: SchedulingParams = NO_SCHEDULING
     emitted_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int = 0
-    """Prompt positions, counted after the first, whose logprobs were delivered before a replay."""
+    """Number of prompt positions, without the first, whose logprobs were delivered before a replay."""
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices", kw_only=True):
-    """Generate several choices of one prompt, which therefore travels once."""
+    """Generate several choices of one prompt, which is therefore sent once."""
 
     first: Submit
     others: tuple[tuple[str, int], ...]
-    """(request id, seed) of each further choice; the rest is the first one's."""
+    """(request id, seed) of each further choice. All other fields are those of `first`."""
 
     def each(self) -> Iterator[Submit]:
-        """Every choice as a `Submit` of its own; prompt and lists are the same objects in all of them."""
+        """Each choice as a `Submit` of its own. All share the objects of prompt and lists."""
         replace = msgspec.structs.replace
         yield self.first
         for request_id, seed in self.others:
@@ -62,7 +62,7 @@ ToEngine = Submit | SubmitChoices | Abort | ResetPrefixCache
 
 
 class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`TokenLogprobs` of the plan, as it travels."""
+    """The scheduler's `TokenLogprobs`, as it is sent."""
 
     token_id: int
     logprob: float
@@ -77,23 +77,24 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
-    """After which the same request may be taken, where that is known."""
+    """Seconds after which the same request may be accepted; None if that is unknown."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What one step gave one request. The last one has a `finish_reason`; exactly one such is sent per request."""
+    """One request's results of one step. The last delta has a `finish_reason`; each request gets exactly one such."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
-    """A token that ended the generation (end-of-sequence or stop id) is the last of them."""
+    """New tokens. If a token ended the generation (end-of-sequence or stop id), it is the last one."""
     logprobs: tuple[WireLogprobs, ...] = ()
     prompt_logprobs: tuple[WireLogprobs, ...] = ()
-    """Sent with the deltas of the prompt's chunks, in order of position; the prompt's first token has none."""
+    """Logprobs of prompt tokens, sent with the deltas of the prompt's chunks in order of position. The prompt's first
+    token has none."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The id that ended it, where one did."""
+    """The id that ended the generation; None if no id did."""
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV came from the prefix cache; final with the first token."""
+    """Number of prompt tokens whose KV came from the prefix cache; final with the first token."""
     scheduled_s: float | None = None
     """Monotonic time at which the request first ran; with the first delta."""
     failure: Failure | None = None
@@ -102,26 +103,29 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class StepCosts(msgspec.Struct, frozen=True, array_like=True):
-    """What one kind of step was found to take: seconds a step, and a token, a token of context that a decode sees, and
-    a unit of 2 L x + x^2 (a chunk of x tokens behind L) on top."""
+    """Fitted costs of one kind of step, in seconds."""
 
     step_s: float = 0.0
+    """Seconds for each step."""
     token_s: float = 0.0
+    """Seconds for each token."""
     context_s: float = 0.0
+    """Seconds for each earlier token that a decode sees."""
     pair_s: float = 0.0
+    """Seconds for each unit of 2 L x + x^2, for a chunk of x tokens after L earlier ones."""
 
 
 class StepModel(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The step-time model, as it was some steps ago at most."""
+    """The step-time model, at most some steps old."""
 
     decode: StepCosts = StepCosts()
-    """Of steps without chunks."""
+    """Costs of steps without chunks."""
     chunked: StepCosts = StepCosts()
     error_p50: float = 0.0
-    """Of |predicted - measured|, as a share of the larger, over the newest steps."""
+    """Median of |predicted - measured|, as a share of the larger one, over the newest steps."""
     error_p95: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    """Of prompts, beside the decodes of the moment and within their targets."""
+    """Prompt tokens a second, beside the present decodes and within their targets."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -131,25 +135,25 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_waiting: int = 0
     num_blocks: int = 0
     num_blocks_used: int = 0
-    """Held by requests; cached blocks that nobody holds are free."""
+    """Number of blocks that requests hold. Cached blocks that no request holds are free."""
     num_blocks_cached: int = 0
-    """Free blocks that still hold a reusable prefix."""
+    """Number of free blocks that still hold a reusable prefix."""
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
-    """Prompt tokens computed, prefix hits not counted."""
+    """Number of prompt tokens computed, without prefix hits."""
     num_generation_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     num_shed: int = 0
-    """Refused because their first token would have come too late."""
+    """Number of requests refused because their first token would have come too late."""
     num_tokens_waiting: int = 0
-    """Of prompts in the queue."""
+    """Number of prompt tokens in the queue."""
     step_model: StepModel = StepModel()
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
-    """All that one step gave, in one frame."""
+    """The results of one step, in one frame."""
 
     deltas: tuple[Delta, ...]
     stats: EngineStats
@@ -160,23 +164,23 @@ class StepOutput(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     step_num_tokens: int = 0
     step_num_rows: int = 0
     step_phase: StepPhase | None = None
-    """None where no step ended."""
+    """None if no step ended."""
     step_own_s: float = 0.0
-    """Of its duration, what came after the end of the step before: steps overlap, their own times do not."""
+    """Part of the step's duration after the end of the step before. Steps overlap, their own times do not."""
     step_flops: int = 0
     step_bytes: int = 0
-    """That its work has to read and write, at the least."""
+    """Least bytes that the step must read and write."""
     step_predicted_s: float = 0.0
-    """What the step-time model expected its own time to be, before it was measured."""
+    """Prediction of `step_own_s` by the step-time model, made before the step was measured."""
     schedule_duration_s: float = 0.0
 
 
 STANDBY = "standby"
-"""The phase behind which an engine waits to be promoted."""
+"""Name of the phase after which a standby waits to be promoted."""
 
 
 class Phase(msgspec.Struct, frozen=True, tag="phase"):
-    """A start-up phase ended; `detail` says what it found, in words for a person."""
+    """A phase of the start has ended. `detail` is a text for the log."""
 
     name: str
     duration_s: float
@@ -184,15 +188,15 @@ class Phase(msgspec.Struct, frozen=True, tag="phase"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
-    """The engine takes requests. What it measured, beside what was planned."""
+    """The engine accepts requests. Has the measured sizes, beside those of the memory plan."""
 
     num_blocks: int
     block_size: int
     max_model_len: int
     vocab_size: int
-    """Embedding rows: the bound for every token id."""
+    """Number of rows of the embedding: every token id is below it."""
     hidden_size: int = 0
-    """Components of a pooled hidden state; 0: the engine pools none."""
+    """Number of components of a pooled hidden state; 0: the engine cannot pool."""
     weights_bytes: int
     kv_bytes: int
     planned_weights_bytes: int
@@ -201,17 +205,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     dtype: str
     peaks: Peaks
     quantization: str = "none"
-    """Of the linear layers' weights."""
+    """Format of the linear layers' weights."""
     kv_cache_dtype: str = "auto"
-    """Of K and V."""
+    """Format of K and V."""
     deterministic: bool = True
     """Whether tokens depend on the request alone."""
     kernels: tuple[tuple[str, str], ...] = ()
-    """(op, implementation chosen)."""
+    """(op, chosen implementation)."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot start; `kind` names the error class, `message` the rule, the value and the way out."""
+    """The engine cannot start. `kind` names the error class; `message` has the rule, the value and what would work."""
 
     kind: str
     message: str
@@ -221,7 +225,7 @@ FromEngine = StepOutput | Phase | Ready | Failed
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A message as it travels; the body stays encoded until version and sequence have been looked at."""
+    """A message as it is sent. The body stays encoded until version, epoch and sequence are checked."""
 
     version: int
     epoch: int
@@ -238,7 +242,8 @@ _FROM_ENGINE_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Deco
 
 
 class WireError(Exception):
-    """A frame that this side cannot take: another version, another epoch, a gap, or bytes that are no message."""
+    """A frame that cannot be accepted: another version or epoch, a gap in the sequence, or bytes that are no
+    message."""
 
 
 def encode(message: ToEngine | FromEngine, epoch: int, sequence: int) -> bytes:
@@ -250,15 +255,15 @@ def _open(frame: bytes, epoch: int, sequence: int) -> msgspec.Raw:
     try:
         envelope = _ENVELOPE_DECODER.decode(frame)
     except msgspec.MsgspecError as error:
-        raise WireError(f"a frame of {len(frame)} bytes is no envelope: {error}") from error
+        raise WireError(f"a frame of {len(frame)} bytes is not an envelope: {error}") from error
     if envelope.version != WIRE_VERSION:
-        raise WireError(f"wire version {envelope.version}, this side speaks {WIRE_VERSION}")
+        raise WireError(f"a frame has wire version {envelope.version}, but this side has {WIRE_VERSION}")
     if envelope.epoch != epoch:
-        raise WireError(f"a frame of engine epoch {envelope.epoch}, this is {epoch}")
+        raise WireError(f"a frame is of engine epoch {envelope.epoch}, but the epoch is {epoch}")
     if envelope.sequence != sequence:
-        raise WireError(f"frame {envelope.sequence} where {sequence} was expected")
+        raise WireError(f"frame {envelope.sequence} came, but frame {sequence} was expected")
     if crc32(envelope.body) != envelope.checksum:
-        raise WireError(f"frame {sequence} was damaged under way: its checksum is wrong")
+        raise WireError(f"frame {sequence} was damaged on the way: its checksum is wrong")
     return envelope.body
 
 
@@ -268,7 +273,7 @@ def decode_to_engine(frame: bytes, epoch: int, sequence: int) -> ToEngine:
     try:
         return _TO_ENGINE_DECODER.decode(body)
     except msgspec.MsgspecError as error:
-        raise WireError(f"frame {sequence} is no message to the engine: {error}") from error
+        raise WireError(f"frame {sequence} is not a message to the engine: {error}") from error
 
 
 def decode_from_engine(frame: bytes, epoch: int, sequence: int) -> FromEngine:
@@ -277,4 +282,4 @@ def decode_from_engine(frame: bytes, epoch: int, sequence: int) -> FromEngine:
     try:
         return _FROM_ENGINE_DECODER.decode(body)
     except msgspec.MsgspecError as error:
-        raise WireError(f"frame {sequence} is no message from the engine: {error}") from error
+        raise WireError(f"frame {sequence} is not a message from the engine: {error}") from error

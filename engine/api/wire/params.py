@@ -1,7 +1,7 @@
-"""What a caller may ask of one generation, as plain numbers: the part of a request that both processes understand.
+"""Parameters of a request as plain numbers: how its tokens are drawn, and how it is scheduled. Both processes use them.
 
-Knows nothing of text, HTTP or tensors. The server builds a `SamplingParams` once, from a validated request; the engine
-calls `check()` again before a number may reach a device, so that a bad value fails one request and never the engine.
+They know nothing of text, HTTP or tensors. The server builds them once, from a validated request. The engine calls
+`check()` again before a number reaches a device, so that a bad value fails one request and never the engine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 
 MAX_SEED = 2**53 - 1
-"""Largest seed: every JSON reader can carry it without loss."""
+"""Largest seed that every JSON reader keeps without loss."""
 
 MAX_LOGPROBS = 20
-"""Most alternatives a caller may ask for at one position (OpenAI's bound)."""
+"""Most alternatives that a client may ask for at one position (OpenAI's bound)."""
 
 PoolingKind = Literal["last", "mean"]
 """The last token's state, or the mean of all."""
 
 
 class ParamError(ValueError):
-    """A value that no engine may be given: which one, what it was, and what the rule is."""
+    """A value out of bounds. The message has the parameter, the rule and the value."""
 
     def __init__(self, param: str, value: object, rule: str) -> None:
         super().__init__(f"{param}: {rule}, but got {value!r}")
@@ -32,21 +32,21 @@ class ParamError(ValueError):
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wanted of a prompt's final hidden states, in place of tokens."""
+    """How a prompt's final hidden states become an embedding."""
 
     how: PoolingKind = "last"
     num_components: int = 0
-    """Leading ones that are kept; 0, and more than there are: all."""
+    """Number of leading components to keep; 0, or more than there are: all."""
     is_normalized: bool = True
-    """What is kept is scaled to length 1."""
+    """Whether the kept components are scaled to length 1."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of one choice are drawn and when it ends.
 
-    The order in which they apply to a row of logits: `grammar`, `allowed_token_ids`, `logit_bias`, repetition, presence
-    and frequency penalty, `min_tokens`, `bad_words`, temperature, top-k, top-p, min-p, then Gumbel-max with noise keyed
-    by (seed, position, token id). Temperature 0 is argmax, ties to the lowest id.
+    They apply to a row of logits in this order: `grammar`, `allowed_token_ids`, `logit_bias`, repetition, presence and
+    frequency penalty, `min_tokens`, `bad_words`, temperature, top-k, top-p, min-p. Last comes Gumbel-max with noise
+    keyed by (seed, position, token id). Temperature 0 is argmax; ties go to the lowest id.
     """
 
     max_tokens: int
@@ -64,31 +64,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, value added to its logit)."""
     allowed_token_ids: tuple[int, ...] = ()
-    """Empty: all."""
+    """Ids that may be drawn; empty: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of ids that may not be completed."""
     eos_token_ids: tuple[int, ...] = ()
-    """Ids that end a generation as the model's own end (empty under `ignore_eos`)."""
+    """Ids with which the model ends a generation (empty under `ignore_eos`)."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end a generation because the caller said so."""
+    """Ids with which the client wants a generation to end."""
     logprobs: int | None = None
-    """None: none; 0: of the chosen token; k: of the chosen token and the k most likely."""
+    """None: no logprobs; 0: of the chosen token; k: of the chosen token and the k most likely ones."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for each prompt token after the first. Such a request takes no prefix hit."""
+    """As `logprobs`, for each prompt token after the first. Such a request uses no prefix hit."""
     grammar: str = ""
-    """The texts that the output may be, as a llguidance grammar; empty: any. An id that ends the generation may come
-    where the grammar may end, and where nothing else may follow the generation ends without one, `min_tokens` or not.
-    """
+    """The allowed outputs as a llguidance grammar; empty: any output. An id that ends the generation may be drawn
+    whenever the grammar may end. If nothing may follow, the generation ends without such an id, whatever `min_tokens`
+    says."""
     pooling: Pooling | None = None
-    """The request ends with a vector; only where `max_tokens` is 0."""
+    """If set, the request ends with a vector, and `max_tokens` must be 0."""
 
     @property
     def needs_every_position(self) -> bool:
-        """Whether a prefix hit would skip what is asked for."""
+        """Whether every prompt position must be computed, so that a prefix hit is not possible."""
         return self.prompt_logprobs is not None or (self.pooling is not None and self.pooling.how == "mean")
 
     def check_seed(self) -> None:
-        """Raise `ParamError` for a seed out of bounds: all that choices of one prompt differ in."""
+        """Raise `ParamError` for a seed out of bounds. Choices of one prompt differ in the seed only."""
         _check_int("seed", self.seed, 0, MAX_SEED)
 
     def check(self, vocab_size: int) -> None:
@@ -111,7 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.pooling is not None:
             _check_int("pooling.num_components", self.pooling.num_components, 0, None)
             if self.max_tokens:
-                raise ParamError("max_tokens", self.max_tokens, "must be 0 where hidden states are pooled")
+                raise ParamError("max_tokens", self.max_tokens, "must be 0 if hidden states are pooled")
         for word in self.bad_words:
             if not word:
                 raise ParamError("bad_words", word, "must not hold an empty word")
@@ -124,11 +124,11 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     arrival_s: float = 0.0
     """Time of this machine's monotonic clock at which the HTTP request arrived; 0: when the engine received it."""
     priority: int = 0
-    """Lower runs first; ties by arrival."""
+    """Lower numbers run first; ties go by arrival."""
     cache_salt: str = ""
     """Requests share prefix blocks only if they have the same salt."""
     tenant: str = ""
-    """Tenants share the engine by weight, however much each of them asks for."""
+    """Name of the tenant. Tenants share the engine by weight, however much each of them asks for."""
     weight: float = 1.0
     """Weight of the tenant; above 0."""
     ttft_target_s: float | None = None
@@ -145,7 +145,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.ttft_target_s is not None or self.tpot_target_s is not None
 
     def arrived_by(self, now: float) -> SchedulingParams:
-        """The same, with `now` in place of an arrival that is absent or later."""
+        """A copy with `now` as the arrival, if the arrival is missing or later."""
         return self if 0.0 < self.arrival_s <= now else msgspec.structs.replace(self, arrival_s=now)
 
     def check(self) -> None:
