@@ -1,7 +1,7 @@
-"""Token ids -> text as they arrive: every character once, as soon as it is whole.
+"""Token ids -> text as they arrive: each character once, as soon as it is complete.
 
-The text is the UTF-8 reading of the joined bytes of the ids, after those of the prompt; it is the same for every way of
-cutting the ids into deltas. What is no UTF-8 becomes U+FFFD once that is certain: an unfinished character waits for its
+The text is the joined bytes of the ids, decoded as UTF-8, after those of the prompt. It does not depend on how the ids
+were cut into deltas. Bytes that are no UTF-8 become U+FFFD once that is certain: an incomplete character waits for its
 remaining bytes until `finish`. Knows nothing of stop strings.
 """
 
@@ -14,8 +14,8 @@ from inferd.server.text.token_bytes import TokenBytes
 
 _MAX_UTF8 = 4
 _MAX_TAIL_IDS = 256
-"""Ids at a prompt's end in which the character that it ends with is looked for: a prompt may end with any number of
-special tokens, and each choice looks."""
+"""Ids at a prompt's end that are searched for its last character. Bounded because a prompt may end with any number of
+special tokens, and each choice searches."""
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -31,9 +31,9 @@ class Detokenizer:
         skip_special: bool,
         kept_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Where the prompt ends inside a character, the output that completes it begins with that whole character.
+        """If the prompt ends inside a character, an output that completes it begins with the whole character.
 
-        `kept_ids`: special tokens that are text all the same, because what reads the text must see them.
+        `kept_ids`: special tokens that are never skipped, because the parser of the text must see them.
         """
         self._table, self._skip_special, self._kept_ids = table, skip_special, kept_ids
         self._decoder = _new_decoder("replace")
@@ -43,7 +43,7 @@ class Detokenizer:
         self._decoder.decode(tail)
 
     def feed(self, token_id: int) -> str:
-        """The characters that this id completes; often one or more, sometimes none."""
+        """The characters that this id completes, or an empty text."""
         if self._skip_special and self._table.is_special(token_id) and token_id not in self._kept_ids:
             return ""
         piece = self._table.of(token_id)
@@ -52,18 +52,18 @@ class Detokenizer:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What is left of a character that will never be whole: U+FFFD, or nothing."""
+        """U+FFFD for a character that stays incomplete, or an empty text."""
         return self._decoder.decode(b"", True)
 
     def _begin(self, piece: bytes) -> bytes:
         self._is_start = False
         if not _is_continuation(piece[0]):
-            # The prompt's own unfinished character stays the prompt's: it will not be finished now.
+            # The prompt's last character will not be completed: it belongs to the prompt.
             self._decoder.reset()
         return self._table.strip_start(piece) if self._is_text_start else piece
 
     def _tail(self, prompt_ids: Sequence[int]) -> bytes:
-        """The unfinished character at the prompt's end with what stands before it; empty where there is no text."""
+        """The last bytes of the prompt's text, from the start of a character on; empty if there is no text."""
         tail = b""
         for token_id in prompt_ids[: -_MAX_TAIL_IDS - 1 : -1]:
             if not (self._skip_special and self._table.is_special(token_id)):
@@ -74,7 +74,7 @@ class Detokenizer:
 
 
 def _from_character_start(tail: bytes) -> bytes:
-    """Without leading continuation bytes, whose beginning was cut off; but never nothing of something."""
+    """`tail` without leading continuation bytes, whose character was cut off; `tail` itself if it has nothing else."""
     start = next((i for i, byte in enumerate(tail) if not _is_continuation(byte)), None)
     return tail if start is None else tail[start:]
 
@@ -84,5 +84,5 @@ def _is_continuation(byte: int) -> bool:
 
 
 def token_text(table: TokenBytes, token_id: int) -> str:
-    """One token as a text of its own; a part of a character shows as U+FFFD."""
+    """One token as text; a part of a character becomes U+FFFD."""
     return table.of(token_id).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Threads for work on text that must not hold up the event loop, with long texts kept out of the way of short ones.
+"""Thread pools for work on text, so that it does not block the event loop and long texts do not delay short ones.
 
-A megabyte of prompt takes about a second to tokenize (0.7 s on one core, Zen 4, 2026-11-21); it waits
-behind other long texts only.
+A megabyte of prompt takes about a second to tokenize (0.7 s on one core, Zen 4, 2026-11-21). It waits only behind other
+long texts.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from inferd.engine.api.errors import RequestError
 T = TypeVar("T")
 
 LONG_TEXT = 256 * 1024
-"""From this many characters, bytes or ids on, work takes the long lane."""
+"""Work on this many characters, bytes or ids, or more, goes to the pool for long texts."""
 
 
 class Lanes:
-    """Two pools of threads; `close` ends them."""
+    """Two thread pools, one for short texts and one for long ones; `close` ends them."""
 
     def __init__(self, max_pending: int = 2_048) -> None:
-        """`max_pending`: pieces of work that may wait or run; one more is refused."""
+        """`max_pending`: most pieces of work that may wait or run; further ones are refused."""
         self._max_pending, self._num_pending = max_pending, 0
         self._short = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), thread_name_prefix="inferd-text")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="inferd-long-text")
 
     async def run(self, work: Callable[[], T], size: int, *, is_begun: bool = False) -> T:
-        """`work()` on a thread; `size` picks the lane. Raises what `work` raises, or `RequestError` when full,
-        unless `is_begun`: a client that already reads its answer cannot be refused any more.
+        """Run `work()` on a thread of the pool for its `size`. Raises what `work` raises, or `RequestError` when too
+        much waits, unless `is_begun`: a client that already reads its answer cannot be refused any more.
 
-        Work that has not begun when its caller is cancelled is never done, and is let go of at once; it counts until a
-        thread has come to it.
+        If the caller is cancelled before the work begins, the work is dropped at once and never runs. It counts as
+        pending until a thread reaches it.
         """
         if self._num_pending >= self._max_pending and not is_begun:
             message = f"{self._num_pending} prompts are waiting to be read, the most that may; retry later."
@@ -43,7 +43,7 @@ class Lanes:
         lane = self._long if size >= LONG_TEXT else self._short
         loop = asyncio.get_running_loop()
         self._num_pending += 1
-        # The queue of a pool keeps what is cancelled, with all that it refers to, until a thread is free.
+        # The queue of a pool keeps cancelled work, and all that it refers to, until a thread is free.
         slot = [work]
 
         def begin() -> T | None:
@@ -56,22 +56,22 @@ class Lanes:
         job = lane.submit(begin)
 
         def done(_: Future[T | None]) -> None:
-            """When the thread is done with it, which a caller that was cancelled does not wait for."""
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody counts any more
+            """Called when the thread is done, even if the caller was cancelled."""
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the count is not needed any more
                 loop.call_soon_threadsafe(self._count_down)
 
         job.add_done_callback(done)
         wrapped = asyncio.wrap_future(job)
-        # What the work of a caller that has gone raises is nobody's: asyncio would log that it was not asked for.
+        # Retrieve the error of work whose caller was cancelled: otherwise asyncio logs that it was never retrieved.
         wrapped.add_done_callback(lambda end: end.cancelled() or end.exception())
         try:
-            # Shielded: to cancel the job would count it as done while it still lies in the queue.
+            # Shielded: a cancelled job would count as done while it is still in the queue.
             return cast("T", await asyncio.shield(wrapped))
         except asyncio.CancelledError:
             slot.clear()
             raise
         finally:
-            # An error of the work names this frame, and would keep itself, and the work, through the job.
+            # An error of the work refers to this frame. Through the job it would keep itself and the work alive.
             del job, wrapped
 
     def _count_down(self) -> None:

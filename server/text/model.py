@@ -1,4 +1,4 @@
-"""The served model as the HTTP side knows it: names, tokenizer, chat template, defaults and limits. No weights."""
+"""The served model as the HTTP side needs it: names, tokenizer, chat template, defaults and limits, without weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from inferd.server.tools.format import Format
 logger = logging.getLogger("inferd.server")
 
 _PROBE_LIMIT_S = 2.0
-"""For all probes of a template together: a published one takes milliseconds."""
+"""Most seconds for all probes of a template together: a published template takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What the checkpoint's author recommends where a caller says nothing; then OpenAI's defaults."""
+    """Defaults of sampling fields: the checkpoint's recommendations, else OpenAI's defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -36,12 +36,12 @@ class GenerationDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
-    """Bound of a chat answer, in tokens; None: what the context leaves."""
+    """Most tokens of a chat answer; None: all that the context leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model under its names; the first is the one that answers carry where a caller names none."""
+    """One model and its names. Answers carry the first name if the caller names no model."""
 
     names: tuple[str, ...]
     path: Path
@@ -58,9 +58,9 @@ class ServedModel:
     defaults: GenerationDefaults
     eos_token_ids: tuple[int, ...]
     format: Format = NO_FORMAT
-    """How it writes reasoning and tool calls."""
+    """How the model writes reasoning and tool calls."""
     tokenizer_info: bytes = b"{}"
-    """JSON: tokenizer_config.json as the checkpoint has it, with the chat template wherever that stands."""
+    """JSON of the checkpoint's tokenizer_config.json, with the chat template even if it has a file of its own."""
 
     @classmethod
     def load(
@@ -108,7 +108,8 @@ class ServedModel:
 
 
 def _shown(template: ChatTemplate | None) -> Shown:
-    """What the template shows of tools; one that takes too long to say so is given them as it is."""
+    """The parts of tool use that the template shows. A template whose probes take too long counts as showing
+    everything."""
     if template is None:
         return Shown()
     try:
@@ -119,7 +120,7 @@ def _shown(template: ChatTemplate | None) -> Shown:
 
 
 def _templates_of(given: object) -> str | dict[str, str] | None:
-    """The chat template, or several by name. Raises `ModelError` for what is no text."""
+    """The chat template, or several by name. Raises `ModelError` if one is no text."""
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, dict) and all(isinstance(text, str) for item in given.items() for text in item):
@@ -134,17 +135,17 @@ def _object_or_none(name: str, given: object) -> dict[str, Any] | None:
 
 
 def _generation_of(path: Path) -> dict[str, object]:
-    """What generation_config.json says. Raises `ModelError` for one of no use."""
+    """The content of generation_config.json. Raises `ModelError` if it is no JSON object."""
     return _json_of(path / "generation_config.json")
 
 
 def _json_of(file: Path) -> dict[str, object]:
-    """A file that a checkpoint need not have. Raises `ModelError` for one that is no JSON object."""
+    """The content of an optional file. Raises `ModelError` if it is no JSON object."""
     return read_json(file) if file.exists() else {}
 
 
 def _written(info: dict[str, object]) -> bytes:
-    """Raises `ModelError` for what is nested too deeply to be written."""
+    """`info` as JSON. Raises `ModelError` if it is nested too deeply to be encoded."""
     try:
         return any_json(info)
     except RecursionError as error:
@@ -152,7 +153,7 @@ def _written(info: dict[str, object]) -> bytes:
 
 
 def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
-    """Raises `ModelError` for a recommendation that no request could make."""
+    """Raises `ModelError` for a recommended value that would be refused in a request."""
     found: dict[str, Any] = {}
     for default in fields(GenerationDefaults):
         value = generation.get(default.name)
@@ -169,7 +170,7 @@ def _defaults_of(generation: dict[str, object]) -> GenerationDefaults:
 
 _WHOLE, _ANY = (int,), (int, float)
 _MAX_INT32 = 2**31 - 1
-"""What the sampler counts in."""
+"""The sampler counts in 32-bit integers."""
 _BOUNDS: dict[str, tuple[tuple[type, ...], float, float]] = {
     "temperature": (_ANY, 0, 2),
     "top_p": (_ANY, 0, 1),
@@ -183,7 +184,8 @@ _BOUNDS: dict[str, tuple[tuple[type, ...], float, float]] = {
 def _eos_of(
     generation: dict[str, object], config: dict[str, object], tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[int, ...]:
-    """Every id that ends an answer: the checkpoint's, and the tokenizer's, which chat fine-tunes often change alone."""
+    """Every id that ends an answer: the checkpoint's and the tokenizer's. Chat fine-tunes often change only the
+    latter."""
     given = generation.get("eos_token_id", config.get("eos_token_id"))
     listed = given if isinstance(given, list) else [given]
     found = [token_id for token_id in [*listed, tokenizer.eos_token_id] if token_id is not None]

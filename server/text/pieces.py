@@ -1,7 +1,7 @@
-"""Long sequences piece by piece, for work that a thread does on all of their items.
+"""Splits a long sequence into pieces, for a thread that works on all of its items.
 
-One call of C's over a sequence holds the interpreter lock until it is done: 50 ms for the types of two million ids (an
-Intel Xeon, 2026-11-22). Between pieces others run.
+One C call over a sequence holds the interpreter lock until it is done: 50 ms for the types of two million ids (Intel
+Xeon, 2026-11-22). Other threads run between two pieces.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Places where a long text can be cut so that the tokens of its parts are the tokens of the whole.
+"""Split points: places where a long text can be split so that the tokens of its parts are the tokens of the whole.
 
-To tokenize a text takes 60 to 630 bytes of memory a character (2 cores, AMD EPYC Zen 4, 2026-11-22), so a long one is
-tokenized in parts. A cut must be safe from both sides: the part before it has the same tokens whatever follows, and the
-part behind it has the same tokens whatever went before. Two kinds of tokenizer are known to have such places:
+To tokenize a text takes 60 to 630 bytes of memory a character (2 cores, AMD EPYC Zen 4, 2026-11-22), so a long text is
+tokenized in parts. A split must be safe on both sides: the part before it has the same tokens whatever follows, and the
+part behind it has the same tokens whatever precedes. Two kinds of tokenizer are known to have such places:
 
-- Tokenizers which split a text into words by one of the patterns below. No alternative of these patterns matches
-  across the places in `_WORD_SPLITS`, and none looks past them. Words are tokenized one by one.
-- SentencePiece's BPE, which merges characters of the whole text. Two neighbours that stand side by side in no token of
-  the vocabulary are never merged, so the text can be cut between them.
+- Tokenizers that split a text into words by one of the patterns below, and tokenize each word alone. No alternative of
+  these patterns matches across the places in `_WORD_SPLITS`, and none looks past them.
+- SentencePiece's BPE, which merges characters of the whole text. Two characters that are neighbours in no token of the
+  vocabulary are never merged, so the text can be split between them.
 
-Any other tokenizer gets no cuts: `split_points_of` returns None.
+For any other tokenizer `split_points_of` returns None.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from itertools import pairwise
 from typing import Any
 
 PART = 16 * 1024
-"""Characters of a part at the least."""
+"""Fewest characters of a part."""
 MAX_PART = 128 * 1024
-"""Characters that are tokenized at a time where there is no place to cut: about 80 MiB at most."""
+"""Most characters that are tokenized at a time if there is no split point: they take about 80 MiB at most."""
 _SEARCH = 16 * 1024
-"""Characters that one call searches, holding the interpreter lock: 2 ms."""
+"""Characters that one call searches. It holds the interpreter lock for 2 ms."""
 _MAX_TRIES = 16
-"""Candidates of one search that are looked at: with 256 added tokens that takes 60 us each."""
+"""Most candidates that one search checks: with 256 added tokens each takes 60 us."""
 _MAX_ADDED_CHARS = 1_024
-"""Length of an added token up to which the surroundings of a cut are searched for it."""
+"""Longest added token that is looked for around a split."""
 
 Span = tuple[int, int]
-"""(first character of a part, the one behind its last)."""
+"""(first character of a part, the character behind its last)."""
 
 _SHORT = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 _CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)", *_SHORT)
@@ -50,7 +50,7 @@ _KNOWN = frozenset(
      r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
      r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+", r"\s")
 )  # fmt: skip
-"""Alternatives of the patterns of GPT-2, GPT-4, GPT-4o and their descendants."""
+"""Alternatives in the patterns of GPT-2, GPT-4, GPT-4o and their descendants."""
 _LETTERS = frozenset(known for known in _KNOWN if r"\p{L}+" in known or known in _CASED or r"[\p{L}\p{M}]+" in known)
 
 _HAN = "\u4e00-\u9fa5"
@@ -61,13 +61,12 @@ _WORD_SPLITS = (
     rf"\S\n(?=[A-Za-z0-9{_HAN}])",
     rf"[{_HAN}](?=[\uff0c\u3002])",
 )
-"""Where words end: a cut is the end of a match. None is followed by a character that Unicode composes with the one
-before."""
+"""Ends of words: a split is at the end of a match. Unicode composes none of these ends with the character behind it."""
 _DIGITS = "0123456789"
 
 
 def split_points_of(state: Mapping[str, Any]) -> SplitPoints | None:
-    """`state`: what tokenizer.json holds. None for a tokenizer that is not known to have safe places."""
+    """`state`: the content of tokenizer.json. None for a tokenizer that is not known to have split points."""
     model, added = state["model"], state["added_tokens"]
     if model["type"] != "BPE" or model["dropout"] or any(len(item["content"]) > _MAX_ADDED_CHARS for item in added):
         return None
@@ -83,25 +82,25 @@ def split_points_of(state: Mapping[str, Any]) -> SplitPoints | None:
 
 
 class SplitPoints:
-    """The safe places of one tokenizer."""
+    """Finds the split points for one tokenizer."""
 
     __slots__ = ("_added", "_find", "_is_nfc", "_lengths", "_num_dropped")
 
     def __init__(
         self, added: frozenset[str], find: Callable[[str, int, int], int], *, is_nfc: bool = False, num_dropped: int = 0
     ) -> None:
-        """`added`: tokens that are found before the text is split; no cut is near one.
+        """`added`: tokens found before the text is split into words; no split is near one.
 
-        `find(text, start, first)`: the first candidate from `first` up to `first + _SEARCH`, or -1; `start` is where
-        the part begins. `num_dropped`: spaces behind a cut which the tokenizer itself puts before a text.
+        `find(text, start, first)`: the first candidate from `first` up to `first + _SEARCH`, or -1; the part begins at
+        `start`. `num_dropped`: spaces behind a split that the tokenizer itself puts before a text.
         """
         self._added, self._find, self._is_nfc, self._num_dropped = added, find, is_nfc, num_dropped
         self._lengths = sorted({len(content) for content in added if content})
 
     def spans(self, text: str) -> Iterator[Span | None]:
-        """The parts of a text in order; one is longer than `MAX_PART` where there is no place to cut.
+        """The parts of a text in order. A part may be longer than `MAX_PART` if it has no split point.
 
-        None stands for a while of searching, so that the caller can let others go first.
+        None stands for a stretch of searching, so that the caller can let other requests go first.
         """
         start, first = 0, PART
         while len(text) - first > PART:
@@ -119,7 +118,7 @@ class SplitPoints:
         yield start, len(text)
 
     def _is_apart(self, text: str, cut: int) -> bool:
-        """Whether no added token touches the characters around the cut, nor the space beside it."""
+        """Whether no added token touches the characters around the split or a space beside it."""
         if self._is_nfc and not unicodedata.is_normalized("NFC", text[max(0, cut - _NEAR) : cut + _NEAR]):
             return False
         return not any(
@@ -130,17 +129,17 @@ class SplitPoints:
 
 
 _NEAR = 64
-"""Characters on both sides of a cut that must be as Unicode's normal form has them: an added token may be matched in
+"""Characters on both sides of a split that must be in Unicode's normal form, because an added token may be matched in
 the normalized text."""
 
 
 def _word_splits(digits: int) -> Callable[[str, int, int], int]:
-    """`digits`: in one word, counted from the first of a run; 0: all of a run."""
+    """`digits`: digits in one word, counted from the first of a run; 0: the whole run."""
     patterns = (*_WORD_SPLITS, "[0-9](?=[0-9])") if digits == 1 else _WORD_SPLITS
     search = re.compile("|".join(patterns)).search
 
     def find(text: str, start: int, first: int) -> int:
-        # Else each search would read all of a part that is too long again.
+        # In a longer part, each search would read the whole part again.
         if digits == 3 and first - start <= MAX_PART:
             run = start + len(text[start:first].rstrip(_DIGITS))
             cut = first + (run - first) % 3
@@ -156,15 +155,15 @@ def _word_splits(digits: int) -> Callable[[str, int, int], int]:
 def _pair_splits(vocabulary: dict[str, int], mark: str, is_prepended: bool) -> Callable[[str, int, int], int]:
     @cache
     def neighbours() -> frozenset[str]:
-        """Every two characters that stand side by side in a token. Read with the first long text: of 262,000 tokens
-        that takes half a second, and to search all tokens for each pair of a text, minutes."""
+        """Every two characters that are neighbours in a token. Computed with the first long text: for 262,000 tokens
+        this takes half a second. Searching all tokens for each pair of a text would take minutes."""
         return frozenset(first + second for token in vocabulary for first, second in pairwise(token))
 
     def is_safe(pair: str) -> bool:
         # A token may take all blanks beside it.
         return not pair.isspace() and pair.replace(" ", mark) not in neighbours()
 
-    words = re.compile(rf"\S(?= (?!{re.escape(mark)})\S)")  # before the mark itself nothing is put
+    words = re.compile(rf"\S(?= (?!{re.escape(mark)})\S)")  # the tokenizer puts nothing before the mark itself
 
     def find(text: str, start: int, first: int) -> int:
         end = min(first + _SEARCH, len(text))
@@ -177,7 +176,7 @@ def _pair_splits(vocabulary: dict[str, int], mark: str, is_prepended: bool) -> C
 
 
 def _digits_of(splitter: Any) -> int | None:
-    """How many digits of a run are a word (0: all); None for a splitter that is not known."""
+    """How many digits of a run make a word (0: all of them); None for an unknown splitter."""
     parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
     digits, has_words = 0, False
     for part in parts:
@@ -200,7 +199,7 @@ def _digits_of(splitter: Any) -> int | None:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Split at the bars that stand in no group and no class."""
+    """Split a pattern at the bars outside of groups and classes."""
     parts, depth, is_class, i, first = [], 0, False, 0, 0
     while i < len(pattern):
         char = pattern[i]
@@ -214,7 +213,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _mark_of(normalizer: Any, splitter: Any) -> tuple[str, bool] | None:
-    """(what a space is written as, whether one is put before the text), of SentencePiece's BPE; None of any other."""
+    """For SentencePiece's BPE, (how a space is written, whether one is put before the text); otherwise None."""
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     mark, is_prepended = "", False
     for step in filter(None, steps):
@@ -231,7 +230,7 @@ def _mark_of(normalizer: Any, splitter: Any) -> tuple[str, bool] | None:
 
 
 def _is_by_character(model: Any) -> bool:
-    """Whether what a character becomes depends on merges with its neighbours alone."""
+    """Whether a character's tokens depend only on merges with its neighbours."""
     of_bytes = {f"<0x{byte:02X}>" for byte in range(256)}
     has_bytes = model["byte_fallback"] and model["vocab"].keys() >= of_bytes
     is_plain = not model["continuing_subword_prefix"] and not model["end_of_word_suffix"] and not model["ignore_merges"]

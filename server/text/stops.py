@@ -1,8 +1,8 @@
-"""Stop strings: found in a text that arrives in pieces, without ever letting go of a prefix of one.
+"""Finds stop strings in a text that arrives in pieces, and holds back every text that may become one.
 
-One automaton a stop string (Knuth, Morris, Pratt) reads each character once, so the result does not depend on how the
-text was cut, and the cost is linear. The string that is complete first wins; of two complete at the same character, the
-longer. Knows no tokens.
+One automaton for each stop string (Knuth, Morris, Pratt) reads each character once. So the result does not depend on
+how the text was cut, and the cost is linear. The stop string that is complete first wins; if two are complete at the
+same character, the longer one. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Match:
 
     stop: str
     num_chars_read: int
-    """Characters of the piece up to and including the one that completed it."""
+    """Number of characters of the piece up to and with the one that completed the stop string."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTables:
-    """The stop strings of one request, made ready once for all of its choices."""
+    """The stop strings of one request, prepared once for all of its choices."""
 
     stops: tuple[str, ...]
     failures: tuple[tuple[int, ...], ...]
@@ -31,19 +31,19 @@ class StopTables:
 
     @classmethod
     def of(cls, stops: Sequence[str]) -> Self:
-        """Takes time in proportion to the characters of all stop strings together."""
+        """Takes time proportional to the characters of all stop strings together."""
         assert all(stops), "an empty stop string would end every text"
         distinct = tuple(dict.fromkeys(stops))
         return cls(distinct, tuple(map(_failure_table, distinct)), frozenset(stop[0] for stop in distinct))
 
 
 class StopStrings:
-    """The stop strings of one choice and the text they hold back."""
+    """Searches the text of one choice, and holds text back."""
 
     __slots__ = ("_held", "_include", "_matched", "_tables", "match")
 
     def __init__(self, tables: StopTables, include: bool) -> None:
-        """`include`: the text keeps the stop string that ended it."""
+        """`include`: whether the text keeps the stop string that ended it."""
         self._tables, self._include = tables, include
         self._matched = [0] * len(tables.stops)
         self._held = ""
@@ -51,13 +51,13 @@ class StopStrings:
 
     @property
     def num_held(self) -> int:
-        """Characters that are held back."""
+        """Number of characters that are held back."""
         return len(self._held)
 
     def feed(self, piece: str, is_armed: bool = True) -> str:
-        """The text that can be let go after this piece; once `match` is set, all that will ever be.
+        """The text that can be sent after this piece. Once `match` is set, this was the last of it.
 
-        While not `is_armed`, a stop string that is completed is text like any other.
+        Unless `is_armed`, a complete stop string is text like any other.
         """
         assert self.match is None, "text after the end"
         if not self._held and self._tables.first_chars.isdisjoint(piece):
@@ -81,7 +81,7 @@ class StopStrings:
         return text if self._include else text[: len(text) - len(match.stop)]
 
     def _advance(self, char: str) -> str:
-        """Read one character; returns the longest stop string it completes, or ""."""
+        """Read one character; returns the longest stop string that it completes, or ""."""
         completed = ""
         for i, (stop, failure) in enumerate(zip(self._tables.stops, self._tables.failures, strict=True)):
             matched = self._matched[i]

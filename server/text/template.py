@@ -1,7 +1,7 @@
 """The checkpoint's chat template: messages -> the text that the model was trained to continue.
 
-Renders in transformers' sandbox, and never a template of a caller's. What the template itself refuses (roles that must
-alternate) becomes a 400 with its own words, and so do messages of which it makes more than memory is there for.
+Renders in transformers' sandbox, and never renders a caller's template. If the template refuses messages (roles must
+alternate), the answer is a 400 with the template's words. A rendering that would take too much memory is a 400 too.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from inferd.server.errors import table as errors
 from inferd.server.tools.fallback import Fallback, Message, Shown, Tool, probe
 
 MAX_RENDERED_CHARS = 2**26
-"""That one rendering may put together, with what it puts together on the way (macros, blocks that are set): four times
-the largest body that is taken by default, and at most 256 MiB, twice while its pieces are joined."""
+"""Most characters that one rendering may join, those of macros and `set` blocks included: four times the largest body
+taken by default. They take at most 256 MiB, and twice that while the pieces are joined."""
 
-# What rendering itself is given; `chat_template_kwargs` may not reach these.
+# Names that rendering itself sets; `chat_template_kwargs` may not overwrite them.
 _RESERVED = frozenset(
     ("messages", "conversations", "tools", "documents", "chat_template", "return_assistant_tokens_mask",
      "continue_final_message", "add_generation_prompt", "tokenize", "self", "bos_token", "eos_token", "unk_token",
      "sep_token", "pad_token", "cls_token", "mask_token")
 )  # fmt: skip
 
-# What a template raises on messages it was not written for: its own complaint, or Python's.
+# Errors that a template raises for messages it was not written for: its own, or Python's.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError,
     MemoryError,
@@ -41,7 +41,7 @@ _TEMPLATE_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be rendered."""
+    """The input of a chat template."""
 
     messages: Sequence[Mapping[str, object]]
     tools: Sequence[Mapping[str, object]] | None = None
@@ -60,17 +60,17 @@ def conversation_of(
     kwargs: Mapping[str, object] | None,
     documents: Sequence[Mapping[str, object]] | None = None,
 ) -> Conversation:
-    """None stands for the default: an answer is asked for, unless the last message is to be continued."""
+    """None stands for the default: the prompt asks for an answer, unless the last message is to be continued."""
     continues = bool(continue_final_message)
     asks = not continues if add_generation_prompt is None else add_generation_prompt
     return Conversation(messages, tools, asks, continues, kwargs, documents)
 
 
 class ChatTemplate:
-    """One checkpoint's template or, where it has several, the one for tools and the one for everything else."""
+    """One checkpoint's template. If the checkpoint has several, the one for tools and the default one."""
 
     def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, object]) -> None:
-        """Raises `ModelError` for a template that does not parse, and for several without a default."""
+        """Raises `ModelError` for a template that does not parse, and for several templates without a default."""
         named = {"default": templates} if isinstance(templates, str) else dict(templates)
         if "default" not in named:
             raise ModelError(f"the tokenizer has the chat templates {sorted(named)} and no default among them")
@@ -79,23 +79,23 @@ class ChatTemplate:
         self._special_tokens = {key: str(value) for key, value in special_tokens.items() if isinstance(value, str)}
         self._knows_developer = "developer" in self._default
         self._fallback: Fallback | None = None
-        # A template's own functions and tokens: with another `raise_exception`, nothing would be refused any more.
+        # Functions and tokens of the template, too: another `raise_exception`, for example, would refuse nothing.
         self._reserved = _RESERVED | _compile_jinja_template("").environment.globals.keys() | special_tokens.keys()
         for text in (self._default, self._with_tools):
             _check_syntax(text)
 
     @property
     def source(self) -> str:
-        """The template as the checkpoint has it; where it has several, the one without tools."""
+        """The checkpoint's template; if there are several, the one without tools."""
         return self._default
 
     @property
     def lacks_tools(self) -> bool:
-        """Whether tools are put into the messages, because the template does not show them."""
+        """Whether the server writes tools into the messages, because the template does not show them."""
         return self._fallback is not None and not self._fallback.shown.tools
 
     def probe(self) -> Shown:
-        """What of tools the template shows. Renders, for as long as the template takes."""
+        """Find out which parts of tool use the template shows. Renders probes, for as long as the template takes."""
 
         def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
             try:
@@ -106,7 +106,7 @@ class ChatTemplate:
         return probe(render)
 
     def with_fallback(self, fallback: Fallback) -> Self:
-        """The same template, with `fallback` for what it does not show."""
+        """A copy of the template that uses `fallback` for what it does not show."""
         made = copy.copy(self)
         made._fallback = fallback
         return made
@@ -131,9 +131,9 @@ class ChatTemplate:
             raise _refused(error) from error
 
     def reads_late_system(self) -> bool:
-        """Whether a system message may stand behind others: some templates refuse one, or leave it out.
+        """Whether a system message may follow other messages: some templates refuse it or leave it out.
 
-        Renders, and must not be called on the event loop.
+        Renders, so do not call it on the event loop.
         """
         mark = "a-late-system-message"
         said = (("user", "a"), ("system", mark), ("assistant", "b"), ("user", "c"))
@@ -144,7 +144,8 @@ class ChatTemplate:
             return False
 
     def _render_calls(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
-        """Most templates print the arguments of calls themselves; some join them to other text, and need a text."""
+        """Render. Most templates write the arguments of calls as JSON themselves; some join them to text and need a
+        text."""
         try:
             return self._render(conversation, kwargs)
         except TypeError:
@@ -158,11 +159,11 @@ class ChatTemplate:
 
     def _render(self, conversation: Conversation, kwargs: Mapping[str, object]) -> str:
         variables: dict[str, Any] = {**self._special_tokens, **kwargs}
-        # All that a template puts out, a macro gives or a block is set to goes through this one function of its own
-        # environment. transformers keeps the compiled template.
-        _compile_jinja_template(self._of(conversation)).environment.concat = _put_together
-        _room.num_chars = MAX_RENDERED_CHARS
-        # Typed as one string in transformers, it is (a text for each conversation, indices we do not ask for).
+        # The template's environment joins all output of the template, its macros and its `set` blocks by this function.
+        # transformers caches the compiled template.
+        _compile_jinja_template(self._of(conversation)).environment.concat = _join_counted
+        _budget.num_chars = MAX_RENDERED_CHARS
+        # transformers declares one string, but returns (a text for each conversation, indices that are not needed).
         texts, _ = cast(
             "tuple[list[str], object]",
             render_jinja_template(
@@ -178,30 +179,30 @@ class ChatTemplate:
         return texts[0]
 
     def _for_template(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Most templates know no developer: to them, it is the system that speaks."""
+        """The message, with role `system` instead of `developer` if the template does not know `developer`."""
         copy = dict(message)
         if copy["role"] == "developer" and not self._knows_developer:
             copy["role"] = "system"
         return copy
 
 
-class _Room(threading.local):
-    """What the rendering on this thread may still put together."""
+class _Budget(threading.local):
+    """Characters that the rendering on this thread may still join."""
 
     num_chars = MAX_RENDERED_CHARS
 
 
-_room = _Room()
+_budget = _Budget()
 
 
-def _put_together(pieces: Iterable[str]) -> str:
-    """Counted before they are joined: a loop in a loop over the messages is a short list of long texts. Raises
-    `ValueError`.
+def _join_counted(pieces: Iterable[str]) -> str:
+    """Join pieces, counting them first: a nested loop over the messages makes a short list of long texts. Raises
+    `ValueError` if they exceed the budget.
     """
     kept: list[str] = []
     for piece in pieces:
-        _room.num_chars -= len(piece)
-        if _room.num_chars < 0:
+        _budget.num_chars -= len(piece)
+        if _budget.num_chars < 0:
             raise ValueError(f"it makes more than {MAX_RENDERED_CHARS} characters of them; send fewer, or shorter ones")
         kept.append(piece)
     return "".join(kept)
@@ -223,8 +224,8 @@ def _with_text_arguments(message: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _check_syntax(text: str) -> None:
-    """Parses, and neither renders nor compiles: both run expressions of the template, for as long as those take."""
-    # transformers builds its sandbox, with tags of its own, inside this function; an empty template has the same one.
+    """Parse only. Rendering and compiling would run expressions of the template, for as long as they take."""
+    # transformers builds its sandbox, which has tags of its own, in this function; an empty template has the same one.
     environment = _compile_jinja_template("").environment
     try:
         power = environment.parse(text).find(nodes.Pow)
@@ -233,7 +234,7 @@ def _check_syntax(text: str) -> None:
     except (RecursionError, ValueError) as error:  # nested too deeply, or a number of more digits than Python reads
         raise ModelError(f"the chat template does not parse: {error}") from error
     if power is not None:
-        # One call into C, which holds the interpreter and which nothing can end: 9**9**9 stands for hours of it.
+        # A power is one call into C that holds the interpreter and cannot be interrupted: 9**9**9 takes hours.
         raise ModelError(f"the chat template raises to a power in line {power.lineno}: write the number out")
 
 

@@ -1,8 +1,8 @@
-"""Python code that runs for a limited time: a chat template is a program, and may have no end.
+"""Runs Python code for a limited time: a chat template is a program and may loop forever.
 
-The code has a thread of its own, which past its limit is ended by an exception raised in it from outside. That reaches
-every loop of Python's, which is what templates are compiled to, and no single call into C. Nothing else ever runs on
-that thread, so it does not matter where the exception finds it.
+The code gets a thread of its own. Past the limit, an exception raised from outside ends this thread. The exception
+interrupts every Python loop, and templates are compiled to such loops, but no single call into C. Nothing else runs on
+the thread, so the exception may arrive anywhere in the code.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _RETRY_S = 0.1
-"""The exception is lost where it arrives in a destructor: it is sent until the thread has ended."""
+"""Seconds between attempts: an exception that arrives in a destructor is lost, so it is sent until the thread ends."""
 
 
 class OvertimeError(Exception):
-    """The code was ended: it took longer than it may."""
+    """The code was ended because it took longer than its limit."""
 
 
 class _End(SystemExit):
-    """What is raised in the thread. No handler for `Exception` keeps it, and a thread that it ends is silent."""
+    """Raised in the thread. No handler for `Exception` catches it, and the thread that it ends logs nothing."""
 
 
 class TimeLimited(Generic[T]):
-    """One piece of work, to be called once, on a thread that may wait for it: a call lasts as long as the work."""
+    """One piece of work. Call it once, on a thread that may block: the call lasts as long as the work."""
 
     def __init__(self, work: Callable[[], T], limit_s: float) -> None:
         self._work, self._limit_s = work, limit_s
@@ -35,7 +35,7 @@ class TimeLimited(Generic[T]):
         self._error: BaseException | None = None
 
     def __call__(self) -> T:
-        """What the work returns. Raises what it raises, and `OvertimeError` past its limit."""
+        """Run the work. Raises what the work raises, and `OvertimeError` past the limit."""
         thread = threading.Thread(target=self._run, name="inferd-limited", daemon=True)
         thread.start()
         thread.join(self._limit_s)
@@ -48,14 +48,13 @@ class TimeLimited(Generic[T]):
             try:
                 raise error
             finally:
-                del error  # it names this frame, and would keep itself
+                del error  # it refers to this frame, and would keep itself alive
         if not self._result:
             raise OvertimeError(f"it took longer than {self._limit_s:g} s")
         return self._result[0]
 
     def _run(self) -> None:
-        """On the thread. The exception may arrive between any two of these lines: then there is no result, or there is
-        one whole."""
+        """Runs on the thread. The exception may arrive between any two lines: the result is then absent or complete."""
         try:
             self._result.append(self._work())
         except _End:

@@ -1,8 +1,8 @@
-"""Token id -> the bytes it stands for, read off the tokenizer's decoder once.
+"""Token id -> the bytes that it adds to a text, computed once from the tokenizer's decoder.
 
-Text is made of bytes: a character may be spread over tokens, and joining bytes is the same however they arrive. So the
-table, not a call to `decode` on a window of ids, is what streams, log probabilities and offsets are built on. Decoders
-that do not work token by token (WordPiece, CTC) are refused by name when the tokenizer is loaded.
+A character may be spread over several tokens, and joining bytes gives the same text however they arrive. So streams,
+log probabilities and offsets use this table instead of calling `decode` on a window of ids. Decoders that do not work
+token by token (WordPiece, CTC) are refused by name when the tokenizer is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Step = Callable[[_Piece], _Piece]
 
 
 class TokenBytes:
-    """The bytes of every id. Ids without a token (padding rows of the embedding) stand for nothing."""
+    """The bytes of every id. Ids without a token (padding rows of the embedding) have none."""
 
     __slots__ = ("_known", "_special_ids", "_step", "_strip", "_tokenizer")
 
@@ -43,7 +43,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """What the token adds to a text, special tokens included."""
+        """The bytes that a token adds to a text. Special tokens have bytes too."""
         known = self._known.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
@@ -58,14 +58,14 @@ class TokenBytes:
         """The bytes of a text that begins with these ids."""
         special = self._special_ids if skip_special else frozenset()
         pieces = (self.of(token_id) for token_id in token_ids if token_id not in special)
-        # Some at a time: to join two million pieces in one call holds the interpreter lock for 40 ms.
+        # Some at a time: joining two million pieces in one call holds the interpreter lock for 40 ms.
         parts: list[bytes] = []
         while some := tuple(islice(pieces, _JOINED_AT_ONCE)):
             parts.append(b"".join(some))
         return self.strip_start(b"".join(parts))
 
     def strip_start(self, text: bytes) -> bytes:
-        """Without the space that some tokenizers put before the first word of a text."""
+        """`text` without the space that some tokenizers put before the first word of a text."""
         for _ in range(self._strip):
             text = text.removeprefix(b" ")
         return text
@@ -85,7 +85,7 @@ def _compose(steps: list[_Step]) -> _Step:
 
 
 def _steps_of(decoder: dict[str, object]) -> tuple[list[_Step], int]:
-    """(what is done to each token, spaces stripped from the start of the text)."""
+    """(steps applied to each token, number of spaces stripped from the start of the text)."""
     kind = decoder.get("type")
     if kind == "Sequence":
         return _sequence(decoder["decoders"])
@@ -128,7 +128,7 @@ def _sequence(decoders: object) -> tuple[list[_Step], int]:
 
 
 def _on_text(change: Callable[[str], str]) -> _Step:
-    """Bytes are finished: only text goes on being changed."""
+    """A step that changes text and leaves bytes as they are."""
     return lambda piece: piece if isinstance(piece, bytes) else change(piece)
 
 
@@ -150,12 +150,12 @@ def _byte_level(piece: _Piece) -> _Piece:
     if isinstance(piece, bytes):
         return piece
     values = [BYTE_OF_CHAR.get(char) for char in piece]
-    # An added token may hold characters that stand for no byte: then it is meant as it is written.
+    # An added token may hold characters that stand for no byte. Then its text is meant literally.
     return piece if None in values else bytes(value for value in values if value is not None)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable alphabet of bytes: visible Latin-1 stands for itself, the other 68 bytes for U+0100 and on."""
+    """GPT-2's printable alphabet of bytes: visible Latin-1 stands for itself, the other 68 bytes are U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -1,8 +1,8 @@
 """The checkpoint's tokenizer: text -> ids exactly as the checkpoint defines it, without torch.
 
-Calls are thread-safe and hold the interpreter lock only briefly. Truncation and padding that a tokenizer file may carry
-are switched off: a prompt is never cut in silence. A long text is tokenized in parts, which bounds the memory that it
-takes and lets the caller stop between two of them.
+Calls are thread-safe and hold the interpreter lock only briefly. Truncation and padding in a tokenizer file are
+switched off, so that no prompt is silently cut. A long text is tokenized in parts, which bounds its memory and lets the
+caller stop between two parts.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from inferd.server.text.split_points import MAX_PART, PART, Span, split_points_o
 from inferd.server.text.token_bytes import BYTE_OF_CHAR, TokenBytes
 
 MAX_WHOLE = 2**20
-"""Characters of a text for a tokenizer that is not known to have places to cut: up to 600 MiB, one text at a time."""
+"""Most characters of a text for a tokenizer without split points: they take up to 600 MiB, one text at a time."""
 
 
 class TooManyTokensError(Exception):
-    """A text is of more tokens than are wanted."""
+    """A text has more tokens than allowed."""
 
     def __init__(self, num_tokens: int) -> None:
-        """`num_tokens`: those that were counted, at the least."""
+        """`num_tokens`: a lower bound, counted until the text was refused."""
         super().__init__(f"{num_tokens} tokens")
         self.num_tokens = num_tokens
 
 
 class NoSplitPointError(Exception):
-    """A stretch of a text can only be tokenized at once, and would take too much memory."""
+    """A stretch of a text has no split point, and would take too much memory to tokenize."""
 
     def __init__(self, start: int, num_chars: int, limit: int) -> None:
         super().__init__(f"{num_chars} characters from {start} on")
@@ -44,7 +44,7 @@ class NoSplitPointError(Exception):
 
 
 class Tokenizer:
-    """Text -> ids, and the table back."""
+    """Turns text into ids, and ids into text by the table `bytes`."""
 
     __slots__ = (
         "_backend", "_frame", "_most_bytes", "_split_points", "added_tokens", "bytes", "eos_token_id", "special_ids",
@@ -52,16 +52,16 @@ class Tokenizer:
     )  # fmt: skip
 
     def __init__(self, backend: Backend, special_tokens: Mapping[str, object], eos_token_id: int | None) -> None:
-        """`special_tokens`: what chat templates may name, such as "bos_token". Raises `ModelError`."""
+        """`special_tokens`: tokens that chat templates may name, such as "bos_token". Raises `ModelError`."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.bytes = TokenBytes(backend)
         added = backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
-        """Those that are found in a text before it is split: text -> id."""
+        """Tokens found in a text before it is split into words: text -> id."""
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
-        """Of these, those that a text does not show."""
+        """Added tokens that are special and not shown in a text: text -> id."""
         self.special_tokens = dict(special_tokens)
         self.eos_token_id = eos_token_id
         self._frame = _frame_of(backend)
@@ -71,15 +71,15 @@ class Tokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens with a text; the embedding may have more rows."""
+        """Number of tokens with a text; the embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool, most: int | None = None) -> tuple[int, ...]:
-        """The ids of `text`; `add_special` puts what the checkpoint begins (and ends) a text with.
+        """The ids of `text`. `add_special` adds the tokens that the checkpoint begins and ends a text with.
 
-        Raises `TooManyTokensError` where they are more than `most`: to list millions holds the interpreter lock.
+        Raises `TooManyTokensError` for more than `most`, because listing millions of ids holds the interpreter lock.
         """
-        # `encode` holds the interpreter lock throughout (2.2 s for 2 MB); the batch call for a hundredth of that.
+        # `encode` holds the interpreter lock throughout (2.2 s for 2 MB), the batch call for a hundredth of that time.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0]
         if most is not None and len(encoding) > most:
             raise TooManyTokensError(len(encoding))
@@ -88,10 +88,10 @@ class Tokenizer:
     def encode_in_parts(
         self, text: str, add_special: bool, most: int, kept: int | None = None
     ) -> Generator[int, None, tuple[int, ...]]:
-        """`encode`, a part at a time. Yields before each part, with the characters that are read next.
+        """`encode`, a part at a time. Yields before each part the number of its characters.
 
-        `kept`: only so many of the last ids are wanted, and no more of the text than that is tokenized. Raises
-        `TooManyTokensError` where more than `most` are wanted, and `NoSplitPointError`.
+        `kept`: only so many of the last ids are needed, so only the text for them is tokenized. Raises
+        `TooManyTokensError` if more than `most` ids are needed, and `NoSplitPointError`.
         """
         if len(text) <= 2 * PART:
             return self.encode(text, add_special, most)[-(kept or 0) :]
@@ -113,20 +113,21 @@ class Tokenizer:
             if kept is None and num_tokens > most:
                 raise TooManyTokensError(num_tokens)
             parts.append(array("I", encoding.ids))
-            del encoding  # or it lives until the next part has been read
+            del encoding  # otherwise it lives until the next part was tokenized
             if kept is not None and num_tokens >= kept + len(before):
                 break
         ids = list(before)
         for part in parts if kept is None else reversed(parts):
-            ids += part  # one at a time: to list a million at once holds the interpreter lock for 30 ms
+            ids += part  # part by part: listing a million ids at once holds the interpreter lock for 30 ms
         ids += behind
         return tuple(ids[-(kept or 0) :])
 
     def offsets(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Where in `text` each of its ids begins; the ids must be those of `encode`, with what it adds or without.
+        """The character in `text` at which each id begins. The ids must be those of `encode`, with added tokens or
+        without.
 
-        What a token stands for reaches to the next one's beginning. It is nothing for what `encode` adds, and for all
-        parts of a character but one.
+        A token covers the text up to the beginning of the next one. Tokens that `encode` adds, and all parts of a
+        character but one, cover nothing.
         """
         before, behind = self._frame or ((), ())
         for num_before, num_behind in ((len(before), len(behind)), (0, 0)):
@@ -135,7 +136,7 @@ class Tokenizer:
             pieces = [*[""] * num_before, *map(detokenizer.feed, own), *[""] * num_behind]
             if "".join(pieces) == text:
                 return tuple(accumulate(map(len, pieces[:-1]), initial=0))
-        # The tokenizer rewrites texts, or drops some of them: the library knows which characters a token was made of.
+        # The tokenizer rewrites or drops characters; the library knows which characters each token was made from.
         read = [self._backend.encode_batch([text], add_special_tokens=adds)[0] for adds in (False, True)]
         spans = next(encoding.offsets for encoding in read if encoding.ids == list(token_ids))
         ends = accumulate((end for _, end in spans), max)
@@ -143,21 +144,21 @@ class Tokenizer:
         return tuple(accumulate(begins, max, initial=0))
 
     def size_of(self, text: str) -> tuple[int, int]:
-        """(bytes, tokens that they are at the least); 0 tokens where this tokenizer may make one of any number."""
+        """(bytes, lower bound of tokens); the bound is 0 if a token of this tokenizer may cover any number of bytes."""
         num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
         return num_bytes, -(-num_bytes // self._most_bytes) if self._most_bytes else 0
 
     def decode(self, token_ids: Iterable[int], skip_special: bool) -> str:
-        """The text that these ids are, read from its beginning."""
+        """The text of these ids, which begin a text."""
         return self.bytes.join(token_ids, skip_special).decode("utf-8", "replace")
 
     def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary writes it; None where there is none."""
+        """The token as the vocabulary writes it; None for an id without a token."""
         return self._backend.id_to_token(token_id)
 
 
 def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids that every text begins and ends with; None where they cannot be told from those of the text."""
+    """The ids that are added before and behind every text; None if they cannot be separated from those of the text."""
     try:
         encoding = backend.encode("a", add_special_tokens=True)
     except (KeyboardInterrupt, SystemExit):
@@ -175,7 +176,7 @@ def _frame_of(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 
 
 def _state_of(backend: Backend) -> dict[str, Any] | None:
-    """What tokenizer.json holds; None for an id far beyond the others, because the library counts up to it."""
+    """The content of tokenizer.json; None if an id is far beyond the others, because the library counts up to it."""
     if max(backend.get_vocab().values(), default=0) > 2 * backend.get_vocab_size():
         return None
     state: dict[str, Any] = json.loads(backend.to_str())
@@ -183,10 +184,10 @@ def _state_of(backend: Backend) -> dict[str, Any] | None:
 
 
 def _most_bytes(state: Mapping[str, Any]) -> int:
-    """That one token stands for in any text; 0 where that has no bound, or is not known.
+    """Most bytes that one token covers in any text; 0 if there is no bound or it is not known.
 
-    Known of byte-level BPE that takes texts as they are: nothing is rewritten, dropped or unknown, and no added token
-    takes the blanks beside it.
+    It is known for byte-level BPE that takes texts as they are: no character is rewritten, dropped or unknown, and no
+    added token takes the blanks beside it.
     """
     splitter, model = state["pre_tokenizer"], state["model"]
     parts = splitter["pretokenizers"] if splitter and splitter["type"] == "Sequence" else [splitter]
@@ -205,11 +206,11 @@ def _most_bytes(state: Mapping[str, Any]) -> int:
 _WHOLE = {("ByteLevel", None), ("Digits", None)} | {
     ("Split", behavior) for behavior in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 }
-"""Splitters that keep all of a text."""
+"""(type, behavior) of splitters that keep every character of a text."""
 
 
 _MAX_FILE_BYTES = 128 * 2**20
-"""Four times the largest tokenizer.json known, of 262,000 tokens. Such files are read whole."""
+"""Four times the largest tokenizer.json known, of 262,000 tokens. Such files are read completely into memory."""
 _READ_WHOLE = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -224,7 +225,7 @@ def load_pretrained(path: Path) -> TokenizersBackend:
         pretrained = TokenizersBackend.from_pretrained(path, local_files_only=True)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the libraries underneath raise bare Exception, and Rust's panics are none
+    except BaseException as error:  # Rust's panics are no `Exception`
         raise ModelError(f"the tokenizer of {path.name} cannot be loaded: {str(error)[:300]}") from error
     if not isinstance(pretrained, TokenizersBackend):
         raise ModelError(f"the tokenizer of {path.name} is a {type(pretrained).__name__}, which is not served")

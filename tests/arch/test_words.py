@@ -24,6 +24,7 @@ PLAIN = (
     "server/generate",
     "server/structured",
     "server/supervision",
+    "server/text",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
     "engine/layers",
