@@ -94,9 +94,9 @@ def test_every_truncation_is_refused() -> None:
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:
-    with pytest.raises(WireError, match="no message to the engine"):
+    with pytest.raises(WireError, match="not a message to the engine"):
         decode_to_engine(encode(FROM_ENGINE[1], 0, 0), 0, 0)
-    with pytest.raises(WireError, match="no message from the engine"):
+    with pytest.raises(WireError, match="not a message from the engine"):
         decode_from_engine(encode(TO_ENGINE[1], 0, 0), 0, 0)
 
 
