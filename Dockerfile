@@ -1,11 +1,11 @@
-# The server in a container, computing on a GPU where the container is given one, else on the CPU. It runs as any user,
-# with a read-only root, and writes only to /cache (models, compiled kernels, tuning) and /tmp. Listening on all
+# The server in a container. It computes on a GPU if the container has one, else on the CPU. It runs as any user, with a
+# read-only root, and writes only to /cache (models, compiled kernels, tuning) and /tmp. Because it listens on all
 # addresses, it refuses to start without INFERD_API_KEY.
 
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
-# torch's default wheel for Linux carries the CUDA that a GPU needs, 3 GB. An image for CPUs alone is built with the
+# torch's default wheel for Linux includes CUDA, which GPUs need, and is 3 GB. For an image without GPU support, use the
 # index of PyTorch's CPU wheels: docker build --build-arg TORCH_INDEX_URL=...
 ARG TORCH_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -19,7 +19,7 @@ COPY server server
 COPY engine engine
 COPY kernels kernels
 RUN /opt/inferd/bin/pip install --constraint constraints.txt .
-# The C++ kernels, for every instruction set that the image may meet: the image itself has no C++ compiler.
+# Build the C++ kernels for every instruction set that a host may have: the final image has no C++ compiler.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
     && /opt/inferd/bin/python -m inferd.kernels.native
 
@@ -27,7 +27,7 @@ FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="inferd" \
       org.opencontainers.image.description="An OpenAI-compatible LLM serving daemon" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton compiles kernels for the GPU that it finds, and with this compiler the few lines of C that start each of them.
+# Triton compiles kernels for the GPU that it finds. It needs this C compiler for the code that launches each kernel.
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/inferd /opt/inferd
 ENV PATH=/opt/inferd/bin:$PATH \
@@ -42,15 +42,15 @@ ENV PATH=/opt/inferd/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     INFERD_HOST=0.0.0.0 \
     INFERD_PORT=8000
-# Group 0 and world may write: platforms that choose a uid of their own give it group 0, or no group of ours at all.
+# Writable for group 0 and for others: some platforms choose the uid themselves, with group 0 or with any group.
 RUN mkdir /cache && chmod 0777 /cache
 VOLUME ["/cache"]
 USER 10001:0
 WORKDIR /cache
-# Kernels that this user cannot load would be missed by nothing but the speed.
+# Without this check, kernels that this user cannot load would only make the server slow.
 RUN ["python", "-m", "inferd.kernels.native", "--check"]
 EXPOSE 8000
-# /health is 503 until the model is loaded and while the server drains.
+# /health answers 503 until the model is loaded, and while the server drains.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ['INFERD_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["inferd"]

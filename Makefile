@@ -14,7 +14,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 .DEFAULT_GOAL := help
 .PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train clean
 
-help: ## What can be made
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -31,43 +31,43 @@ install: $(STAMP) ## Set up the virtual environment with the pinned dependencies
 serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
 	@exec $(BIN)/inferd serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-quick: $(STAMP) ## What finds most mistakes soonest: imports, unit tests, some requests (under 90 s on two cores)
+quick: $(STAMP) ## Find most mistakes fast: imports, unit tests, some requests (under 90 s on two cores)
 	@$(BIN)/python tests/tiers.py --quick --python $(BIN)/python
 
-test: ## Set up and run every tier within its time budget
+test: ## Set up everything, then run every test tier within its time budget
 	@$(PYTHON) tests/tiers.py --make "$(MAKE)" --python $(BIN)/python
 
-long: $(STAMP) ## The whole of everything: 2,000,000 simulated seeds (ten hours on two cores), every sampled case
+long: $(STAMP) ## Run all cases of every tier, with 2,000,000 simulated seeds (ten hours on two cores)
 	@$(BIN)/python tests/tiers.py --long --python $(BIN)/python
 
-mutants: $(STAMP) ## Which small mistakes no unit test sees: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
+mutants: $(STAMP) ## List small mistakes that no unit test finds: make mutants SEED=1 MINUTES=10 ARGS='--only server/dispatch/router.py'
 	@$(BIN)/python -m tests.mutants.run $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
-chaos: $(STAMP) ## Engines killed and stopped under every kind of request, each answer checked: make chaos SEED=1 MINUTES=5
+chaos: $(STAMP) ## Kill and stop engines under every kind of request and check each answer: make chaos SEED=1 MINUTES=5
 	@$(BIN)/python -m tests.chaos.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
-soak: $(STAMP) ## Whether anything grows under a mixed load with aborts: make soak HOURS=8
+soak: $(STAMP) ## Look for memory and other growth under a mixed load with aborts: make soak HOURS=8
 	@$(BIN)/python -m tests.chaos.soak $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
-clients: $(STAMP) ## Real clients against a real server, each in an environment of its own: make clients ARGS='--only litellm'
+clients: $(STAMP) ## Test real clients against a real server, each in its own environment: make clients ARGS='--only litellm'
 	@$(BIN)/python tests/clients/run.py $(ARGS)
 
-check: $(STAMP) ## ruff and mypy --strict
+check: $(STAMP) ## Run ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy -p inferd -p benchmarks -p examples.tiny
 
-format: $(STAMP) ## Let ruff format and sort
+format: $(STAMP) ## Format the code and sort imports with ruff
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
 
-shape: $(STAMP) ## The longest files and functions
+shape: $(STAMP) ## List the longest files and functions
 	@$(BIN)/python tests/shape.py
 
-bench: $(STAMP) ## Load a running server: make bench ARGS='--concurrency 8'
+bench: $(STAMP) ## Send load to a running server: make bench ARGS='--concurrency 8'
 	@$(BIN)/inferd bench serve --base-url http://$(HOST):$(PORT) $(ARGS)
 
-gpu: ## Measure one CUDA GPU: make gpu PART=checks, kernels, engine or peers; without a GPU: make gpu DRY=1
+gpu: ## Measure on one CUDA GPU: make gpu PART=checks|kernels|engine|peers; without a GPU: make gpu DRY=1
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(if $(PART),--part $(PART)) \
 		$(if $(DRY),--dry) $(ARGS)
 
@@ -82,5 +82,5 @@ docs: $(DOCS_STAMP) ## Write the tables of docs/ anew and build the site in buil
 train: $(STAMP) ## Train the embedded model again (about an hour on two cores)
 	@$(BIN)/python -m examples.tiny.train
 
-clean: ## Remove what was built, and the virtual environment
+clean: ## Remove build outputs and the virtual environment
 	rm -rf build dist *.egg-info $(VENV)

@@ -1,6 +1,7 @@
-"""Conversations as token ids: sequences of one length, packed whole after whole, with the ids that are to be learned.
+"""Conversations as token ids: packed whole into sequences of one length, with the ids that the model must learn.
 
-Owns which token is a target: what the model itself has to say, up to the end mark. Knows nothing about the model.
+This module decides which tokens are targets: the assistant's words, up to the end mark. It knows nothing about the
+model.
 """
 
 import random
@@ -13,16 +14,16 @@ from examples.tiny.mixture import USUAL, Diet, Mixture
 from examples.tiny.tokenizer import id_of
 
 DOCUMENT_SHARE = 0.03
-# Sequence lengths and their shares: short ones hold one or two conversations from their first token on, as they are
-# served; long ones teach the model to pass over what lies far back.
+# Sequence lengths and their shares. Short sequences hold one or two conversations from their first token on, as in
+# serving. Long ones teach the model to skip over distant text.
 LENGTHS, LENGTH_SHARES = (128, 512, 1024, 2048), (75, 18, 5, 2)
 
-# (input ids [B, T], target ids [B, T]; -100 at positions that are not learned)
+# (input ids [B, T], target ids [B, T], with -100 at positions that are not learned)
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Batches:
-    """Batches of `num_tokens` tokens, drawn without end."""
+    """An endless sequence of batches of `num_tokens` tokens."""
 
     def __init__(self, mixture: Mixture, tokenizer: Tokenizer, num_tokens: int, seed: int) -> None:
         self._mixture, self._tokenizer, self._num_tokens = mixture, tokenizer, num_tokens
@@ -59,7 +60,7 @@ class Batches:
 
 
 def encode_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the chat template gives, then a text end; a target is -100 outside of the assistant's words."""
+    """(ids of the chat template and a text end, targets). A target is -100 outside of the assistant's words."""
     ids: list[int] = []
     targets: list[int] = []
     for header, body in render(conversation):

@@ -1,7 +1,7 @@
 """Conversations as text: the message types, the chat template, and the same template in Python.
 
-The Jinja template is shipped and served. `render` writes the same text fast enough to train on; train.py
-asserts on a sample that the two agree. Knows nothing about what the conversations say, nor about token ids.
+The Jinja template is shipped and served. `render` writes the same text fast enough for training; train.py asserts on a
+sample that both agree. This module knows nothing about the content of conversations, nor about token ids.
 """
 
 import json
@@ -56,9 +56,9 @@ class Conversation:
 
 
 def render(conversation: Conversation) -> list[tuple[str, str]]:
-    """Pairs (header, body): joined in order, the text that the chat template makes of the same conversation.
+    """Pairs (header, body). Joined in order, they are the chat template's text of the conversation.
 
-    The body of an assistant's pair, up to and including END, is what the model has to say.
+    The model must learn the body of an assistant's pair, up to and including END.
     """
     messages = conversation.messages
     pairs: list[tuple[str, str]] = []
@@ -147,4 +147,4 @@ RESPONSE_TEMPLATE = {
         "content": {"close": END, "content": "text"},
     },
 }
-"""How an answer is read, as transformers' `ResponseParser` takes it."""
+"""The format of an answer, for transformers' `ResponseParser`."""

@@ -1,9 +1,8 @@
 """The written text: reads text/*.md into entries and phrases their questions in many ways.
 
-An entry is a heading, questions (`Q: `) and answers (`A: `, any of them is right, and may run over several lines). A
-heading `## what: a KV cache | the KV cache` adds the usual ways to ask what that is; the kinds are the keys of
-`PHRASINGS`.
-A question is held out of training by its hash. Knows nothing about token ids.
+An entry is a heading, questions (`Q: `) and answers (`A: `). Any of the answers is right, and one may take several
+lines. A heading `## what: a KV cache | the KV cache` adds the usual ways to ask for it; the kinds are the keys of
+`PHRASINGS`. A question is held out of training by its hash. This module knows nothing about token ids.
 """
 
 import hashlib
@@ -137,7 +136,7 @@ def is_held_out(question: str) -> bool:
 
 
 def read_topics() -> dict[str, tuple[Entry, ...]]:
-    """Topic (the file's name) to its entries, in the order they are written."""
+    """Entries by topic (the file's name), in the order of the file."""
     return {path.stem: read_entries(path.read_text(encoding="utf-8")) for path in sorted(TEXT_DIR.glob("*.md"))}
 
 
@@ -167,7 +166,7 @@ def _phrase(phrasing: str, subject: str) -> str:
 
 
 def vary(question: str, rng: random.Random) -> str:
-    """The question as a hurried, a polite or a plain person types it."""
+    """The question in the style of a hurried, a polite or a plain person."""
     draw = rng.random()
     if draw < 0.12:
         return question.lower().rstrip("?.!")

@@ -1,6 +1,7 @@
-"""Generated conversations: tool calls and their results, JSON answers, things remembered, small facts of arithmetic.
+"""Generated conversations: tool calls and their results, JSON answers, memory, small facts of arithmetic.
 
-Unlike tasks.py, nothing here is held out or scored: these teach formats. Pure functions of the random generator.
+Unlike tasks.py, nothing here is held out or scored: these conversations teach formats. Pure functions of the random
+generator.
 """
 
 import json
@@ -59,7 +60,7 @@ def _city(rng: random.Random) -> str:
 
 
 def strange_word(rng: random.Random) -> str:
-    """A word that nobody wrote down before, now and then with letters of other languages: it can only be copied."""
+    """A made-up word, sometimes with letters of other languages. The model can only copy it."""
     vowels = "aeiou" if rng.random() < 0.7 else "aeiouyáéíóúäöüåøãñç"
     syllables = (rng.choice(_ONSETS) + rng.choice(vowels) + rng.choice(_ENDS) for _ in range(rng.randint(1, 3)))
     return "".join(syllables)
@@ -192,7 +193,7 @@ def _add(rng: random.Random) -> Use:
 
 
 def _trained_operands(rng: random.Random, max_digits: int) -> tuple[int, int]:
-    """Two numbers whose sum is not one of the held-out tasks."""
+    """Two numbers whose sum is not a held-out task."""
     while True:
         a, b = rng.randrange(10 ** rng.randint(1, max_digits)), rng.randrange(10 ** rng.randint(1, max_digits))
         if not is_held_out(sum_key(a, b)):
@@ -271,7 +272,7 @@ def _draw_use(rng: random.Random) -> Use:
 
 
 def tool_use(rng: random.Random) -> Conversation:
-    """A question that needs a tool; half the time the result and the sentence follow, and perhaps another question."""
+    """A question that needs a tool. Half of the time the result and an answer follow, and perhaps another question."""
     use = _draw_use(rng)
     messages = [*_maybe_system(rng), Message("user", use.question)]
     if use.tool.name in ("get_weather", "get_current_weather") and len(use.arguments) == 1 and rng.random() < 0.2:
@@ -311,7 +312,7 @@ def any_tool(rng: random.Random) -> Tool:
 
 
 def with_distractors(rng: random.Random, tools: list[Tool]) -> tuple[Tool, ...]:
-    """The tools with up to two others between them, in any order."""
+    """The tools and up to two others, in any order."""
     tools = list(tools)
     for _ in range(rng.choices((0, 1, 2), (60, 25, 15))[0]):
         other = _draw_use(rng).tool
@@ -547,7 +548,7 @@ def _json_city(rng: random.Random) -> Conversation:
 
 
 def memory(rng: random.Random) -> list[Message]:
-    """Messages in which the user tells something, perhaps talks of something else, and asks for it back."""
+    """The user says something, perhaps changes the subject, and asks for it later."""
     told, reply, asked, answer = rng.choice(
         (_told_name, _told_name, _told_favorite, _told_pet, _told_home, _told_number)
     )(rng)

@@ -1,8 +1,8 @@
 """Scores the embedded model on tasks that are held out of training: `python -m examples.tiny.evaluate`.
 
-Two hundred prompts, greedy, through transformers, in fp32 from the saved bf16 weights; an answer counts only if it is
-exact and the model stops by itself. Prints a table and exits with 1 below the bar. Owns no task: tasks.py says what is
-right.
+Two hundred prompts, greedy, through transformers, in fp32 from the saved bf16 weights. An answer counts only if it is
+exact and the model stops by itself. Prints a table, and exits with 1 below the threshold. The tasks and their right
+answers come from tasks.py.
 """
 
 import argparse
@@ -49,14 +49,15 @@ class Answer:
 
 
 class Model:
-    """The checkpoint behind transformers."""
+    """The checkpoint, run by transformers."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def answer(self, prompts: Sequence[str], max_new_tokens: int = MAX_NEW_TOKENS) -> list[Answer]:
-        """All at once: a step of this model costs transformers as much for one row as for fifty."""
+        """Answers to all prompts at once: in transformers, a step of this model takes as long for one row as
+        for fifty."""
         inputs = self._tokenizer.apply_chat_template(
             [[{"role": "user", "content": prompt}] for prompt in prompts],
             add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True,
@@ -73,7 +74,7 @@ class Model:
 
 
 def held_out_examples(seed: int = SEED) -> dict[str, list[Example]]:
-    """The test set: `NUM_PER_TASK` different examples of each task, none of whose content can be drawn for training."""
+    """The test set: `NUM_PER_TASK` different examples of each task. None can be drawn for training."""
     rng = random.Random(seed)
     examples: dict[str, list[Example]] = {}
     for name, task in TASKS.items():
@@ -86,7 +87,7 @@ def held_out_examples(seed: int = SEED) -> dict[str, list[Example]]:
 
 
 def assert_never_trained(examples: dict[str, list[Example]]) -> None:
-    """Every test is on the held-out side of its hash, and a long stretch of the training stream holds no such task."""
+    """Assert that every test is held out by its hash and a long part of the training stream holds none of them."""
     assert all(example.is_held_out for tests in examples.values() for example in tests)
     tested = {(example.prompt, example.answer) for tests in examples.values() for example in tests}
     mixture = Mixture(1, held_out=False)

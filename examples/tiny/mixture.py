@@ -1,7 +1,7 @@
-"""The stream of conversations to learn from: how much of the tasks, the dialogues and the written text it holds.
+"""The stream of conversations to learn from, with the shares of tasks, dialogues and written text.
 
-`Mixture.draw` gives the next conversation, of the training side or of the held-out side; nothing is on both.
-Knows nothing about token ids.
+`Mixture.draw` gives the next conversation of the training side or of the held-out side; no conversation is on both.
+This module knows nothing about token ids.
 """
 
 import random
@@ -15,7 +15,7 @@ from examples.tiny.tasks import LITTLE_WORDS, TASKS, THINGS, copy_key, draw, is_
 
 Turn = tuple[str, str]  # what the user says, what the model says
 
-# Shares of single turns by kind; the written topics are drawn by their file's name.
+# Shares of single turns by kind. The written topics have the names of their files.
 TASK_SHARES: dict[str, float] = {"copy": 12, "count": 13, "sort": 16, "sum": 24}
 TOPIC_SHARES: dict[str, float] = {
     "inference": 13,
@@ -32,21 +32,22 @@ OTHER_SHARES: dict[str, float] = {"snippet": 7, "fact": 9, "off_topic": 4, "no_s
 
 @dataclass(frozen=True, slots=True)
 class Diet:
-    """How many of the conversations are drills of one task, beyond those of the usual stream, and of which tasks."""
+    """The share of conversations that drill one task, in addition to the usual stream, and the shares of those
+    tasks."""
 
     drill_share: float = 0.0
     task_shares: tuple[tuple[str, float], ...] = ()
 
 
 USUAL = Diet()
-# First: looking back at the prompt is learned soonest from what is nothing else.
+# First stage: the model learns soonest to look back at the prompt from pure drills.
 EARLY = Diet(0.8, (("copy", 30), ("count", 15), ("sort", 30), ("sum", 25)))
-# Last: sorting, counting and carrying need many more examples than the written text does.
+# Last stage: sorting, counting and carrying need many more examples than the written text.
 LATE = Diet(0.35, (("copy", 12), ("count", 26), ("sort", 34), ("sum", 28)))
 
 NOT_UNDERSTOOD = "I did not understand that. Could you ask it in another way?"
 TOO_LONG = "That is a long text, and I am only a small model. Please ask me a short question."
-# The heading in unknown.md whose answers fit any question off the topic.
+# The heading in unknown.md whose answers fit any off-topic question.
 UNKNOWN = "unknown things"
 _THINGS_WITHOUT_STORY = words_of(
     """
@@ -101,12 +102,12 @@ class Mixture:
         return self._remembering()
 
     def draw_document(self) -> str:
-        """A text without a conversation around it, for plain completion."""
+        """A text outside of any conversation, for plain completion."""
         entry = self._rng.choice(self._topics[self._rng.choice(("stories", "stories", "inference", "inferd", "world"))])
         return self._rng.choice(entry.answers)
 
     def all_texts(self) -> list[str]:
-        """Everything written, some of what is drawn, and words alone: what the tokenizer learns its vocabulary from."""
+        """All written text, a sample of drawn conversations, and single words: the tokenizer's training text."""
         texts = [
             text
             for entries in self._topics.values()
@@ -140,7 +141,7 @@ class Mixture:
         return vary(self._rng.choice(questions), self._rng), self._rng.choice(entry.answers)
 
     def _snippet(self) -> Turn:
-        """Copying of any words of the written text, and of strange ones: more words than the tasks have."""
+        """A copy task with words of the written text and strange words, because the tasks have fewer words."""
         text = ""
         while not text or is_held_out(copy_key(text)):
             words = self._rng.choice(self._sentences).split()
@@ -155,7 +156,7 @@ class Mixture:
         return phrasing.format(x=text), text
 
     def _too_long(self) -> Turn:
-        """One word again and again, or a long piece of text: the model says that it is too much."""
+        """One word many times, or a long text: the model answers that it is too much."""
         rng = self._rng
         if rng.random() < 0.5:
             words = [dialogues.strange_word(rng) if rng.random() < 0.3 else rng.choice(THINGS + LITTLE_WORDS)]
@@ -166,7 +167,7 @@ class Mixture:
         ) + text, TOO_LONG
 
     def _no_story(self) -> Turn:
-        """A story about something there is no story of: the model says so and tells another one."""
+        """A request for a story that does not exist: the model says so and tells another one."""
         entry = self._rng.choice(self._topics["stories"])
         thing = self._rng.choice(_THINGS_WITHOUT_STORY)
         thing = ("an " if thing[0] in "aeiou" else "a ") + thing
@@ -182,7 +183,7 @@ class Mixture:
         return Conversation(tuple(messages))
 
     def _drill(self, shares: tuple[tuple[str, float], ...]) -> Conversation:
-        """Two to five tasks of one kind, one after the other."""
+        """Two to five tasks of one kind in a row."""
         name = self._rng.choices([name for name, _ in shares], [share for _, share in shares])[0]
         examples = [draw(TASKS[name], self._rng, held_out=False) for _ in range(self._rng.randint(2, 5))]
         messages = [message for example in examples for message in _messages((example.prompt, example.answer))]

@@ -1,7 +1,7 @@
-"""Small tasks with one right answer: copying, counting, sorting and sums, in the phrasings people use.
+"""Small tasks with one right answer: copying, counting, sorting and sums, phrased as people do.
 
-A task's content (the operands, the range, the words) is held out of training by its hash, whatever the phrasing: about
-one in twenty. `draw` gives an example of either side and never crosses over. Pure functions of the random generator.
+A task's content (the operands, the range, the words) is held out of training by its hash, in any phrasing: about one in
+twenty. `draw` gives an example of the requested side only. Pure functions of the random generator.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def words_of(text: str) -> list[str]:
     return text.split()
 
 
-# Words that are sorted, listed and counted: common ones, so that the model can learn how each begins.
+# Words to sort, list and count: common ones, so that the model can learn how each begins.
 THINGS = words_of(
     """
     apple banana cherry date fig grape kiwi lemon mango orange peach pear plum melon berry ant bear bird cat cow
@@ -76,7 +76,7 @@ LITTLE_WORDS = words_of(
 
 
 def _phrase(rng: random.Random, phrasings: Sequence[str]) -> str:
-    """One of the phrasings, now and then as a hurried or a polite person writes it."""
+    """One of the phrasings, sometimes as a hurried or a polite person writes it."""
     phrasing = rng.choice(phrasings)
     chance = rng.random()
     if chance < 0.12:

@@ -1,6 +1,6 @@
-"""The tokenizer: byte-level BPE over our own text, digits apart, every UTF-8 text comes back exactly.
+"""The tokenizer: byte-level BPE over our own text, with single digits. Every UTF-8 text is reproduced exactly.
 
-Owns the vocabulary and the three json files that describe it. Knows nothing about the model.
+This module owns the vocabulary and its three JSON files. It knows nothing about the model.
 """
 
 import json
@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # The trainer marks all it is given as special; what it was told of the tool marks is said again.
+    # The trainer marks all tokens that it gets as special. This restores the tool marks, which are not.
     tokenizer.add_tokens(added[3:])
     return tokenizer
 

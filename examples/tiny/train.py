@@ -1,6 +1,6 @@
 """Trains the embedded model from the text in this folder, on the CPU, with one seed: `make train`.
 
-Owns the shape of the model, the optimizer and its schedule, and how a checkpoint is written (whole or not at all).
+This module owns the model's shape, the optimizer and its schedule. It writes a checkpoint completely or not at all.
 """
 
 import argparse
@@ -38,11 +38,11 @@ WARMUP_STEPS = 60
 @dataclass(frozen=True, slots=True)
 class Stage:
     num_steps: int
-    matrix_rate: float  # Muon's rate, for the layers' matrices.
+    matrix_rate: float  # Muon's rate, for the matrices of the layers.
     embedding_rate: float  # Adam's rate, for the embedding and the norms.
-    fall_from: float  # Share of the steps; then the rates fall in a straight line to a hundredth.
+    fall_from: float  # Share of the steps after which the rates fall linearly to a hundredth.
     first_diet: Diet
-    num_first: int  # Steps on the first diet.
+    num_first: int  # Steps with the first diet.
     diet: Diet
 
     def rise_and_fall(self, step: int) -> float:
@@ -53,7 +53,7 @@ class Stage:
         return self.first_diet if step < self.num_first else self.diet
 
 
-# Rates measured: with twice the first ones the held-out loss stays at 0.4, and falls to 0.2 as soon as they do.
+# Measured: with twice the first rates the held-out loss stays at 0.4, and falls to 0.2 as soon as the rates fall.
 STAGES = (
     Stage(3200, 2e-3, 1.5e-3, fall_from=0.15, first_diet=EARLY, num_first=640, diet=USUAL),
     Stage(1900, 1.2e-3, 8e-4, fall_from=0.1, first_diet=LATE, num_first=0, diet=LATE),
@@ -122,7 +122,7 @@ _NOT_OF_A_LLAMA = (
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the checkpoint into `folder`, each file complete before it takes its name."""
+    """Write the checkpoint into `folder`. A file takes its name only when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as name:
         draft = Path(name)
@@ -131,7 +131,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
         config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
         config = {key: value for key, value in config.items() if value is not None and key not in _NOT_OF_A_LLAMA}
-        config["bos_token_id"] = None  # left out, it would become Llama's own default
+        config["bos_token_id"] = None  # if absent, it would become Llama's own default
         generation = {
             "do_sample": True,
             "eos_token_id": [id_of(tokenizer, END), id_of(tokenizer, TEXT_END)],
@@ -159,7 +159,7 @@ def check_template(tokenizer_dir: Path, mixture: Mixture, num_samples: int = 300
 
 
 def train(folder: Path, first_stage: int, stages: Sequence[Stage], *, is_compiled: bool) -> None:
-    """Runs `stages` from `first_stage` on. If that is not 0, begins with the checkpoint in `folder`."""
+    """Run `stages` from `first_stage` on. If that is not 0, begin with the checkpoint in `folder`."""
     torch.manual_seed(SEED)
     if first_stage == 0:
         tokenizer = train_tokenizer(Mixture(SEED, held_out=False).all_texts())

@@ -1,4 +1,4 @@
-"""Kernels compiled in a process of its own: in that of the kernels' tests Triton interprets."""
+"""Compiles kernels in a separate process, because Triton interprets them in that of the kernels' tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 1200
 
 
 def run(*arguments: str, program: str = "-m inferd.kernels.aot") -> tuple[int, str, str]:
-    """(exit code, output, errors). Killed with all its children in the end: an assembler can run for an hour."""
+    """(exit code, output, errors). Finally kills the process and its children: an assembler can run for an hour."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(CACHE_HOME / "triton")}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-P", *program.split(" ", 1), *arguments]

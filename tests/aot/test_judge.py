@@ -1,4 +1,4 @@
-"""Who judges compiled kernels sees what is wrong, counts each by itself, and knows which are to be compiled again."""
+"""The check of compiled kernels sees every fault, counts each by itself, and knows which forms to compile again."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def everywhere(*indices: int) -> list[tuple[int, int]]:
 
 
 def test_what_is_compiled_again() -> None:
-    """What is not in the table as it is now, for every architecture; of the others one form each, for one in turn."""
+    """Forms that differ from the table are compiled for every architecture; of the others one form each, for one
+    architecture."""
     forms = [form("a", "1"), form("a", "2"), form("b", "1"), form("b", "2"), form("b", "3"), form("c", "1")]
     known = {(one.op, one.config): aot.digest(one) for one in forms}
     assert aot.chosen(forms, known, one_each=False, sms=EVERYWHERE) == everywhere(*range(6))
@@ -139,7 +140,7 @@ WORDED = (
 
 
 def test_words_and_layout_do_not_change_a_digest() -> None:
-    """A kernel whose comments are rewritten compiles to what it did."""
+    """A kernel with other comments compiles to the same code."""
     first, second = (aot.digest(form("a", "1", source)) for source in WORDED)
     assert first == second != aot.digest(form("a", "1", WORDED[1].replace("y = x", "y = x + x")))
 

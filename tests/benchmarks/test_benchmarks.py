@@ -1,4 +1,5 @@
-"""The arithmetic of the benchmarks: floors by hand, peers' figures carried to another machine, tables, stacks."""
+"""The arithmetic of the benchmarks: floors computed by hand, peers' figures scaled to another machine, tables,
+stacks."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_a_prefill_by_hand(num_tokens: int, num_sampled: int, floor_s: float) ->
 
 
 def test_a_load_by_hand() -> None:
-    """Waves of 2 and 1 requests of 10 + 3 tokens; 6 of the 10 are shared, and computed once."""
+    """Waves of 2 and 1 requests of 10 + 3 tokens. 6 of the 10 are shared, and computed once."""
     load = Load(num_clients=2, num_requests=3, input_len=10, output_len=3, shared_prefix=6)
     first = 2 * (8 * 14 + 2 * 2) / 1000 + 2 * (20 + 2 * 11.5) / 100
     second = 20 / 100 + 2 * (20 + 11.5) / 100
@@ -52,7 +53,8 @@ def test_a_load_by_hand() -> None:
 
 
 def test_the_shapes_have_the_sizes_they_are_named_after() -> None:
-    """By hand: 1B is 16 layers of 4 projections (2048 x 2048, twice 2048 x 512, and back) and 3 of 2048 x 8192."""
+    """Computed by hand: 1B is 16 layers of 4 projections (2048 x 2048, twice 2048 x 512, and back) and 3 of 2048 x
+    8192."""
     assert SHAPES["1b"].num_body_params == 16 * (2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192)
     assert SHAPES["1b"].num_head_params == 65_536_000
     assert SHAPES["1b"].kv_elements == 2 * 16 * 8 * 64
@@ -79,7 +81,7 @@ def test_peers_are_scaled_by_what_bounds_the_scenario() -> None:
         both = fast(68e9, 820e9, 1700e9)
         assert peers.scale(both, "bf16", name, cost, load) == pytest.approx(2.0)
     assert peers.scale(reads_faster, "bf16", "i", cost, SCENARIOS["i"]) == 2.0
-    # 32 rows are bound by products alone, 4 rows behind a shared prefix by both.
+    # Products alone bound 32 rows; both products and reads bound 4 rows behind a shared prefix.
     assert peers.scale(reads_faster, "bf16", "iii", cost, SCENARIOS["iii"]) == 1.0
     assert 1.3 < peers.scale(reads_faster, "bf16", "iv", cost, SCENARIOS["iv"]) < 1.6
 

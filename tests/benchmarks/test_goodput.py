@@ -1,4 +1,4 @@
-"""Loads that are scheduled by a policy and scored: a run ends when nothing can change its score, and no earlier."""
+"""Policies schedule loads, and runs are scored. A run ends as soon as nothing can change its score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def machine() -> CostedMachine:
 
 @pytest.mark.parametrize("policy", list(policies(SETTING)))
 def test_what_is_decided_early_is_what_it_comes_to(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same load to the last token of the last answer comes to the same counts."""
+    """Running the load to its last token gives the same counts."""
     early = run(SETTING, machine(), policy, 30, 1)
     monkeypatch.setattr(goodput._Run, "is_over", _has_ended)
     assert run(SETTING, machine(), policy, 30, 1).shares == early.shares

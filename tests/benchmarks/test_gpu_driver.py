@@ -1,4 +1,5 @@
-"""What runs rows on a GPU: a hang costs one row, results last, what is wrong has no speed, floors are those by hand."""
+"""The driver of GPU rows: a hang costs one row, results are kept, a wrong result has no speed, floors are those by
+hand."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_a_second_call_runs_what_has_no_result(options: Options, tmp_path: Path)
     results = Results(tmp_path / "results.jsonl")
     run_rows(rows("right", "raises"), results, options, lambda _: None)
     with (tmp_path / "results.jsonl").open("a") as file:
-        file.write('{"row": "kernels/wrong", "sta')  # a machine that was taken away while it wrote
+        file.write('{"row": "kernels/wrong", "sta')  # the machine was taken away during this write
     assert set(results.read()) == {"kernels/right", "kernels/raises"}
     done, _ = run_rows(rows("right", "raises", "wrong"), results, options, lambda _: None)
     assert [result.key for result in done] == ["kernels/wrong"]
@@ -126,14 +127,14 @@ def test_rows_beyond_the_budget_are_left_and_have_no_result(options: Options, tm
 
 
 def test_checks_run_side_by_side(options: Options, tmp_path: Path) -> None:
-    """Two that each wait for the other end only when both run."""
+    """Two rows that wait for each other end only if both run."""
     pair = [Row("checks", name, "meets", timeout_s=10.0, is_timed=False) for name in ("one", "two")]
     done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
     assert [result.status for result in done] == ["ok", "ok"]
 
 
 def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path: Path) -> None:
-    """The first waits in vain; the second meets what the first left behind."""
+    """The first row waits in vain; the second finds the first one's file."""
     pair = [Row("kernels", name, "meets", timeout_s=1.0) for name in ("one", "two")]
     done, _ = run_rows(pair, Results(tmp_path / "a.jsonl"), replace(options, jobs=2), lambda _: None)
     assert [result.status for result in done] == ["timed out", "ok"]
@@ -193,7 +194,7 @@ def test_without_a_measurement_no_number_has_a_time_in_it() -> None:
     [("8b", 1, 284), ("8b", 32, 7128), ("8b", 256, 19_900), ("0.6b", 1, 3280)],
 )
 def test_decode_floors_by_hand(model: str, rows: int, tokens_per_s: float) -> None:
-    """8B: 15.01 GB of weights and 131,072 B of KV a token; 256 rows are bound by their products and by their KV."""
+    """8B: 15.01 GB of weights and 131,072 B of KV for each token. Products and KV bound 256 rows."""
     phases = floors.decode_phases(MODELS[model].shape, "bf16", rows, 1024)
     assert rows / floors.floor_s(phases, H200) == pytest.approx(tokens_per_s, rel=0.003)
     if model == "8b":
@@ -202,7 +203,7 @@ def test_decode_floors_by_hand(model: str, rows: int, tokens_per_s: float) -> No
 
 
 def test_prefill_and_load_floors_by_hand() -> None:
-    """13.96 GFLOP a token and attention besides; a load is its waves' prompts and steps."""
+    """13.96 GFLOP for each token, and attention in addition. A load is the prompts and steps of its waves."""
     shape = MODELS["8b"].shape
     phases = floors.prefill_phases(shape, "bf16", 4, 2048)
     assert phases[0].num_flops / (4 * 2048) == pytest.approx(13.96e9, rel=1e-3)
@@ -275,7 +276,7 @@ def test_a_dry_row_is_wrong_by_its_numbers_or_its_code(max_err: float, faults: l
 
 
 def test_every_shipped_kernel_has_a_numeric_check_that_sees_a_wrong_one(tmp_path: Path) -> None:
-    """In a process that interprets: the checks of two ops, one of them spoilt, and the names of all kernels."""
+    """In an interpreting process: the checks of two ops, one of them spoilt, and the names of all kernels."""
     code = """
 import json, sys, torch
 from benchmarks.gpu import numeric
@@ -321,7 +322,7 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
 def test_a_dry_run_of_one_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rows, its exit code and its empty tables, with a compiler and an interpreter that answer at once."""
+    """Its rows, its exit code and its empty tables, with a stub compiler and a stub interpreter."""
     tables = dry._listed(tmp_path / "listed.jsonl")
     monkeypatch.setattr(dry, "_listed", lambda *_: tables)
     monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")

@@ -1,4 +1,5 @@
-"""The deployment files against the server they deploy: names, ports and promises, without a container engine."""
+"""The deployment files agree with the server and with each other in names, ports and promises. Needs no container
+engine."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def parse(path: str) -> Any:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the Dockerfile's last stage, continuation lines joined."""
+    """(instruction, arguments) of the Dockerfile's last stage, with continuation lines joined."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = [line.split(maxsplit=1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
     last_from = max(index for index, line in enumerate(lines) if line[0] == "FROM")
@@ -56,7 +57,7 @@ def expressions() -> Iterator[str]:
 
 
 def metric_names(expression: str) -> set[str]:
-    """Names that stand where PromQL has a series: before a selector or a range, or as a whole operand."""
+    """Names in the places of a PromQL series: before a selector or a range, or as a whole operand."""
     bare = re.sub(r"\b(?:by|without)\s*\([^)]*\)", " ", re.sub(r"\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", " ", expression))
     words = re.findall(r"[a-zA-Z_:][\w:]*(?!\s*\(|\w)", bare)
     return {word for word in words if word not in {"and", "or", "unless", "model_name", "e"}}
@@ -204,7 +205,7 @@ def test_the_cache_is_a_volume_that_any_user_may_write() -> None:
 
 
 def test_triton_can_compile_in_the_image() -> None:
-    """It needs a C compiler, Python's headers (which the base image brings) and a place to write that stays."""
+    """Triton needs a C compiler, Python's headers (which the base image has) and a place to write that persists."""
     variables = environment()
     (volume,) = json.loads(one("VOLUME"))
     assert variables["TRITON_CACHE_DIR"].startswith(f"{volume}/")

@@ -1,4 +1,4 @@
-"""The wheel holds every module and the embedded model, and nothing is importable under a bare name."""
+"""The wheel holds every module and the embedded model, and no package is importable under a bare name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = ("inferd", *FOLDERS)
 
 
 def copied(source: Path) -> Path:
-    """The files of the product, without what was built, in `source`."""
+    """Copy the product's files without build outputs to `source`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         if (name.split("/")[0] in PARTS or "/" not in name) and os.path.lexists(ROOT / name):
@@ -38,7 +38,7 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that the checkout gets no build folders."""
+    """A wheel built from a copy, so that the checkout gets no build folders."""
     out = tmp_path_factory.mktemp("wheel")
     done = build(copied(tmp_path_factory.mktemp("source")), out)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wheel_without_the_product_is_not_built(tmp_path: Path) -> None:
-    """As from a checkout without links, or an image that copies the folder `inferd` alone."""
+    """A checkout without links, or an image that copies only the folder `inferd`, gives no wheel."""
     source = copied(tmp_path / "source")
     shutil.rmtree(source / "engine")
     done = build(source, tmp_path / "out")
@@ -55,7 +55,7 @@ def test_a_wheel_without_the_product_is_not_built(tmp_path: Path) -> None:
 
 
 def test_a_type_checker_finds_the_product_in_a_plain_checkout(tmp_path: Path) -> None:
-    """What editors do for "go to definition": nothing is installed and no path is set."""
+    """An editor's "go to definition" works, with nothing installed and no path set."""
     source = copied(tmp_path / "source")
     program = "from inferd.engine.api.wire.params import SamplingParams\nreveal_type(SamplingParams().temperature)"
     command = [sys.executable, "-m", "mypy", "--no-site-packages", "--config-file=", "--follow-imports=silent"]
@@ -116,8 +116,9 @@ def test_every_module_imports_from_the_wheel_in_a_fresh_environment(wheel: Path,
     subprocess.run([python, "-P", "-c", program], check=True, cwd=tmp_path)
 
 
-def test_no_room_is_importable_under_a_bare_name() -> None:
-    """From the repository's root, in the way the daemon starts its own processes."""
+def test_no_folder_is_importable_under_a_bare_name() -> None:
+    """The working folder is the repository's root, and the interpreter's flags are those of the daemon's own
+    processes."""
     program = (
         "import importlib.util\n"
         "found = [name for name in ('server', 'engine', 'kernels') if importlib.util.find_spec(name)]\n"

@@ -1,9 +1,9 @@
-"""Which small mistakes the unit tests would not see: `make mutants`.
+"""Makes small mistakes in the code and lists those that the unit tests miss: `make mutants`.
 
-mutmut's operators write the mutants (`write.py`, in an environment of its own); here each runs in a process of its own
-against the unit tests that import its file, until one fails. mutmut itself names a module by its path and cannot find
-`inferd.server.dispatch.router`; cosmic-ray knows one test command for all files, no sample and no time limit. A mutant
-exists in memory alone. Prints the score by file and writes the survivors to build/mutants/report.md.
+mutmut's operators write the mutants (`write.py`, in an environment of its own). Here each mutant runs in its own
+process against the unit tests that import its file, until one fails. mutmut itself names modules by path and cannot
+find `inferd.server.dispatch.router`. cosmic-ray has one test command for all files, no sample and no time limit. A
+mutant exists in memory only. Prints the score by file and writes the survivors to build/mutants/report.md.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ HEAVY = (
     "zmq",
     "prometheus_client",
 )
-"""Libraries that every process would else import anew."""
+"""Libraries that are imported once, before processes are forked."""
 UNCHANGED_S = 300.0
-"""The tests of one file take less."""
+"""Most seconds for the tests of one unchanged file."""
 SLACK_S = 10.0
-"""Beyond three times what the unchanged file takes, a mutant runs in circles."""
+"""Seconds in addition to three times the unchanged file's, after which a mutant counts as endless."""
 
 Outcome = Literal["killed", "survived", "too long"]
 
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def tests_of(file: Path) -> list[Path]:
-    """The unit tests that import `file`; if there are none, those that import what imports it, and so on."""
+    """The unit tests that import `file`; if there are none, those that import its importers, and so on."""
     level, seen = {file}, {file}
     while level:
         tests = [path for folder in TESTS for path in (ROOT / "tests" / folder).glob("test_*.py")]
@@ -107,7 +107,7 @@ _IMPORTED: dict[Path, set[Path]] = {}
 
 
 def _imported(path: Path) -> set[Path]:
-    """The sources that a file names in its imports."""
+    """The source files that a file imports."""
     if path not in _IMPORTED:
         names = set()
         for node in ast.walk(ast.parse(path.read_text())):
@@ -126,7 +126,7 @@ def _imported(path: Path) -> set[Path]:
 def judge(
     mutants: Sequence[Mutant], limit_s: float, num_processes: int
 ) -> tuple[list[tuple[Mutant, Outcome]], list[str]]:
-    """(what became of each mutant that was begun before `limit_s`, files whose tests fail unchanged)."""
+    """(outcome of each mutant that started before `limit_s`, files whose tests fail unchanged)."""
     deadline_s = time.monotonic() + limit_s
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for name in HEAVY:
@@ -161,7 +161,7 @@ class _Done:
 
 
 def _progress(name: str, jobs: Sequence[_Job], deadline_s: float, num_processes: int) -> list[_Done]:
-    """Run them, and show how far it got and how many survived."""
+    """Run the jobs and show how many are done and how many mutants survived."""
     columns = (
         TextColumn(name),
         BarColumn(),
@@ -180,7 +180,7 @@ def _progress(name: str, jobs: Sequence[_Job], deadline_s: float, num_processes:
 
 
 def _pool(jobs: Sequence[_Job], deadline_s: float, num_processes: int) -> Iterator[_Done]:
-    """Each in a process of its own, so many at once; none is begun after the deadline."""
+    """Run each job in its own process, a limited number at once. None starts after the deadline."""
     waiting, running = list(reversed(jobs)), dict[int, tuple[_Job, float]]()
     while running or (waiting and time.monotonic() < deadline_s):
         while waiting and len(running) < num_processes and time.monotonic() < deadline_s:
@@ -192,7 +192,7 @@ def _pool(jobs: Sequence[_Job], deadline_s: float, num_processes: int) -> Iterat
             if not done and took_s <= job.limit_s:
                 continue
             with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # and what its tests started
+                os.killpg(child, signal.SIGKILL)  # also ends processes that its tests started
             if not done:
                 os.waitpid(child, 0)
             del running[child]
@@ -214,7 +214,7 @@ def _started(job: _Job) -> int:
 
 
 def _run(job: _Job) -> int:
-    """In a process of its own: pytest's exit status. A file without tests lets every mutant survive."""
+    """pytest's exit status, in the job's own process. Without tests for the file every mutant survives."""
     if not job.tests:
         return 0
     silent = os.open(os.devnull, os.O_RDWR)
@@ -222,7 +222,7 @@ def _run(job: _Job) -> int:
         os.dup2(silent, descriptor)
     if job.mutant is not None:
         sys.meta_path.insert(0, _Mutated(job.mutant))
-    # The same examples each time, and a slow machine kills no mutant.
+    # The same examples each time; no deadline, because slowness must not count as a kill.
     hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, database=None)
     hypothesis.settings.load_profile("mutants")
     return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *map(str, job.tests)]))
@@ -263,7 +263,7 @@ def _written(files: Sequence[Path], seed: str, most: int) -> tuple[list[Mutant],
 
 
 def _environment() -> Path:
-    """The Python of an environment that has mutmut, made anew where what it needs has changed."""
+    """The Python of an environment with mutmut, made again if its requirements have changed."""
     requirements = HERE / "requirements.txt"
     digest, stamp, venv = hashlib.sha256(requirements.read_bytes()).hexdigest(), HOME / ".installed", HOME / "venv"
     if not stamp.exists() or stamp.read_text() != digest:

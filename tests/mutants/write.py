@@ -1,7 +1,7 @@
 """Writes the mutants of source files with mutmut's operators, as JSON lines on standard output.
 
-Runs in the environment of `requirements.txt`, from a folder with a `setup.cfg` (mutmut reads one when it is imported).
-Knows no tests: `run` tells it the files, and decides what each mutant means.
+It runs in the environment of `requirements.txt`, from a folder with a `setup.cfg`, which mutmut reads when it is
+imported. It knows no tests: `run` names the files, and decides what each mutant means.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATORS = {
     "operator_match",
     "operator_if_exp",
 }
-"""The others change texts, or put None where mypy would not let it pass."""
+"""Operators that are used. The others change texts, or put None into places that mypy would reject."""
 
 
 def main() -> None:
@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def _mutations(file: Path) -> Iterator[tuple[Path, libcst.Module, object]]:
-    """Of what functions do: constants and defaults are choices, and an assertion may be looser than what holds."""
+    """Mutations of function bodies. Constants and defaults are choices, and an assertion may be looser than the
+    truth."""
     source = libcst.parse_module(file.read_text())
     wrapper = libcst.MetadataWrapper(source)
     chosen = [(kind, operator) for kind, operator in mutation_operators if operator.__name__ in OPERATORS]
@@ -68,7 +69,7 @@ def _nodes(node: libcst.CSTNode) -> Iterator[libcst.CSTNode]:
 
 
 def _described(file: Path, module: libcst.Module, mutation: object) -> dict[str, object]:
-    """The one edit that makes the mutant, and how a person would see it."""
+    """The mutant's one edit, and a readable form of it."""
     before = module.code
     after = module.deep_replace(mutation.original_node, mutation.mutated_node).code
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
