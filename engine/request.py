@@ -1,7 +1,8 @@
-"""One request as ids and counters: what exists, what is launched, what is computed.
+"""One request as ids and counters: tokens that exist, positions that are launched, positions that are computed.
 
-Scheduling has no phases, only counters that catch up: `0 <= cached <= computed <= scheduled <= total`, asserted in
-`check()` and nowhere else. Knows no blocks, no slots, no queue, no clock, and not why a generation ends.
+Scheduling has no phases, only counters that catch up: `0 <= cached <= computed <= scheduled <= total`. They are
+asserted in `check()` and nowhere else. Knows no blocks, no slots, no queue and no clock. Does not know why a generation
+ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from inferd.engine.api.wire.params import NO_SCHEDULING, SamplingParams, Schedul
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """What the engine keeps of one generation. Compared by identity: an id may be used again after its request ended.
+    """One generation in the engine. Compared by identity: an id may be used again after its request ended.
 
     All counters count positions of one sequence, prompt and output together.
     """
@@ -25,25 +26,25 @@ class Request:
     """Ids known on the host: prompt and applied output."""
     num_prompt: int
     max_total: int
-    """Tokens the sequence may reach: the prompt and `max_tokens`, bounded by the model's length."""
+    """Most tokens of the sequence: the prompt and `max_tokens`, bounded by the model's length."""
 
     cached: int = 0
     """Positions that the last admission took from the prefix cache."""
     computed: int = 0
     """Positions whose KV was written by applied steps, or was cached."""
     scheduled: int = 0
-    """`computed` once every launched step is applied."""
+    """Value of `computed` once every launched step is applied."""
     total: int = field(init=False)
-    """Tokens that exist, those that launched steps are about to sample included."""
+    """Tokens that exist, including those that launched steps are about to sample."""
     in_flight: int = 0
     """Launched rows whose results have not been applied."""
     num_needed: int = field(init=False)
-    """Positions whose KV is ever needed: the last token that may be sampled is never computed."""
+    """Positions whose KV is ever needed. The last token that may be sampled is never computed."""
 
     num_cached_tokens: int | None = None
     """Prompt tokens that the first admission took from the prefix cache; None before."""
     scheduled_s: float | None = None
-    """When it was first admitted; None before."""
+    """Time of the first admission; None before."""
 
     def __post_init__(self) -> None:
         self.total = len(self.ids)
@@ -60,7 +61,7 @@ class Request:
         max_model_len: int,
         emitted_ids: tuple[int, ...] = (),
     ) -> Request:
-        """A request at its start. `emitted_ids` were generated before (a replay): they count as output, not prompt."""
+        """A new request. In a replay, `emitted_ids` were generated before; they count as output, not as prompt."""
         return cls(
             request_id=request_id,
             params=params,
@@ -77,7 +78,7 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Positions that may be scheduled now; 0 where the length leaves nothing to compute."""
+        """Positions that may be scheduled now; 0 if none is left within the length."""
         total, needed = self.total, self.num_needed
         return (total if total < needed else needed) - self.scheduled
 
@@ -100,11 +101,12 @@ class Request:
         self.check()
 
     def launch(self, num_tokens: int) -> bool:
-        """Count `num_tokens` positions as launched; true where the row reaches the end and samples a token."""
+        """Count `num_tokens` positions as launched. Returns whether the row reaches the end and samples a token."""
         self.scheduled = scheduled = self.scheduled + num_tokens
         self.in_flight += 1
         total = self.total
-        # Here and in `apply`: as much of `check` as this can break. All of it takes an eighth of a step of 256 decodes.
+        # This and `apply` assert only the part of `check` that they can break. All of it takes an eighth of a step of
+        # 256 decodes.
         assert scheduled <= total and scheduled <= self.num_needed, self
         if scheduled < total or total >= self.max_total:
             return False
@@ -119,14 +121,14 @@ class Request:
         assert computed <= self.scheduled and computed <= len(self.ids) <= self.total, self
 
     def rewind(self) -> None:
-        """Forget what was computed: preempted, with nothing in flight. The ids stay."""
+        """Reset the counters after a preemption, with nothing in flight. The ids stay."""
         assert self.in_flight == 0, "rewound with rows in flight"
         assert self.total == len(self.ids), "rewound with ids that the host has not seen"
         self.cached = self.computed = self.scheduled = 0
         self.check()
 
     def check(self) -> None:
-        """The order of the counters, and that a host never knows more ids than exist."""
+        """Assert the order of the counters, and that the host knows no more ids than exist."""
         cached, computed, scheduled, total = self.cached, self.computed, self.scheduled, self.total
         assert 0 <= cached <= computed <= scheduled <= total <= self.max_total, self
         assert scheduled <= self.num_needed, self

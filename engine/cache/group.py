@@ -1,4 +1,4 @@
-"""One cache group's part of a block table, and how far a chain of nodes can be used. Knows no pool and no requests."""
+"""One cache group's part of a block table, and the usable length of a prefix hit. Knows no pool and no requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferd.engine.cache.prefix import GONE, Node
 
 
 class Appended(NamedTuple):
-    """Blocks that a table gained: `block_ids[i]` is entry `first + i` of cache group `group`."""
+    """Blocks added to a table: `block_ids[i]` is entry `first + i` of cache group `group`."""
 
     group: int
     first: int
@@ -20,41 +20,43 @@ class Appended(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GroupBlocks:
-    """Entry i of `blocks` holds positions i * block_size and on; those before `first` are dead, and `GONE`."""
+    """Blocks of one group. Entry i of `blocks` holds the positions from i * block_size on. Entries before `first` are
+    dead, and `GONE`."""
 
     group: int
     window: int | None
     blocks: list[int]
     first: int = 0
     num_sent: int = 0
-    """Leading entries that the worker was told of, or need not be."""
+    """Leading entries that the worker knows, or need not know."""
 
     @property
     def held(self) -> list[int]:
         return self.blocks[self.first :]
 
     def hit(self, nodes: Sequence[Node], block_size: int) -> list[int]:
-        """Begin behind a hit of `nodes`: what its next query sees is held, the rest is dead. Returns what to hold."""
+        """Start behind a hit of `nodes`. Keeps the blocks that the next query sees, and returns them; the others are
+        dead."""
         self.first = self.num_sent = num_dead_blocks(self.window, len(nodes) * block_size, block_size)
         self.blocks = [GONE] * self.first + [node.block_ids[self.group] for node in nodes[self.first :]]
         return self.held
 
     def num_tokens_at_start(self, num_cached: int, num_tokens: int, step_tokens: int) -> int:
-        """Positions that have a block when `num_tokens` of them begin to be computed behind `num_cached`.
+        """Positions that have a block when the first of `num_tokens` is computed behind `num_cached`.
 
-        All of them; of a window's those of a window and a step: from then on the blocks that die make up for new ones.
+        Without a window, all of them. With one, those of a window and a step: later blocks replace those that die.
         """
         if self.window is None:
             return num_tokens
         return min(num_tokens, max(num_cached, self.window - 1) + step_tokens)
 
     def next_death(self, block_size: int) -> int:
-        """The number of computed positions with which the first held block dies. Only of a window."""
+        """Number of computed positions at which the first held block dies. Only for a group with a window."""
         assert self.window is not None
         return (self.first + 1) * block_size + self.window - 1
 
     def take_dead(self, num_computed: int, block_size: int) -> list[int]:
-        """Give up what no query at `num_computed` or behind it sees."""
+        """Give up and return the blocks that no query at `num_computed` or later sees."""
         first, end = self.first, num_dead_blocks(self.window, num_computed, block_size)
         if end <= first:
             return []
@@ -64,20 +66,20 @@ class GroupBlocks:
         return dead
 
     def take_appended(self) -> Appended:
-        """What was appended since the last call."""
+        """Blocks appended since the last call."""
         first, self.num_sent = self.num_sent, len(self.blocks)
         return Appended(self.group, first, tuple(self.blocks[first:]))
 
 
 def num_usable(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
-    """The longest beginning of a chain that may be hit: each window holds all that the next query would see of it.
+    """Length of the longest usable prefix of a chain: each window must hold all that the next query would see of it.
 
-    Full groups hold every node's block. Searched from the end: a gap that stops a hit of n blocks stops all those that
-    reach beyond the gap, because their windows begin no later.
+    Full groups hold every node's block. The search starts at the end. A gap that stops a hit of n blocks stops every
+    hit that reaches beyond the gap, because their windows begin no later.
     """
 
     def first_seen(num_blocks: int) -> dict[int, int]:
-        """By group with a window: the first block that is seen behind a hit of `num_blocks`."""
+        """First block that is seen behind a hit of `num_blocks`, by group with a window."""
         position = num_blocks * block_size
         return {g: num_dead_blocks(window, position, block_size) for g, window in enumerate(windows) if window}
 

@@ -1,7 +1,8 @@
-"""The blocks of the KV pool: who holds how many references, which are free, which free ones still hold a prefix.
+"""The blocks of the KV pool: how many references each has, which are free, and which free ones still hold a prefix.
 
 Knows block ids and nothing else: no tokens, no requests, no hashes. Every operation is O(1) per block. A free block is
-either empty, or cached: unheld, but with content that the prefix index can still reach, oldest first.
+either empty or cached. A cached block is held by no request, but the prefix index can still reach its content. Cached
+blocks are ordered by age, oldest first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and that still hold a prefix."""
+        """Blocks that no request holds and that still hold a prefix."""
         return len(self._cached)
 
     @property
@@ -45,7 +46,7 @@ class BlockPool:
         return self._num_refs[block_id]
 
     def take(self, num_blocks: int) -> list[int]:
-        """Take empty blocks, one reference each. The caller has made room: `num_empty >= num_blocks`."""
+        """Take empty blocks, with one reference each. The caller has made sure that `num_empty >= num_blocks`."""
         assert num_blocks <= len(self._empty), f"{num_blocks} blocks asked, {len(self._empty)} empty"
         taken = self._empty[: -num_blocks - 1 : -1]
         del self._empty[len(self._empty) - num_blocks :]
@@ -61,7 +62,7 @@ class BlockPool:
         self._num_refs[block_id] += 1
 
     def release(self, block_id: int) -> None:
-        """Give one reference back; the last one frees the block, which is the youngest cached one if it has content."""
+        """Give one reference back. The last one frees the block; with content it becomes the youngest cached block."""
         assert self._num_refs[block_id] > 0, f"block {block_id} released and not held"
         self._num_refs[block_id] -= 1
         if self._num_refs[block_id] == 0:
@@ -71,34 +72,34 @@ class BlockPool:
                 self._empty.append(block_id)
 
     def mark_content(self, block_id: int) -> None:
-        """The prefix index reaches this held block from now on."""
+        """Record that the prefix index reaches this held block from now on."""
         assert self._num_refs[block_id] > 0, f"block {block_id} indexed and not held"
         self._has_content[block_id] = 1
 
     def clear_content(self, block_id: int) -> None:
-        """The prefix index no longer reaches this block; an unheld one becomes empty."""
+        """Record that the prefix index no longer reaches this block. If no request holds it, it becomes empty."""
         self._has_content[block_id] = 0
         if block_id in self._cached:
             del self._cached[block_id]
             self._empty.append(block_id)
 
     def oldest_cached(self) -> int:
-        """The next block to evict. Raises `StopIteration` where none is cached."""
+        """The next block to evict. Raises `StopIteration` if none is cached."""
         return next(iter(self._cached))
 
     def cached_blocks(self) -> tuple[int, ...]:
-        """Unheld blocks with content, oldest first."""
+        """Cached blocks, oldest first."""
         return tuple(self._cached)
 
     def empty_blocks(self) -> tuple[int, ...]:
-        """Blocks whose content nobody may read."""
+        """Blocks whose content no request may read."""
         return tuple(self._empty)
 
     def has_content(self, block_id: int) -> bool:
         return bool(self._has_content[block_id])
 
     def check(self) -> None:
-        """Every block is exactly one of held, cached and empty."""
+        """Assert that every block is exactly one of held, cached and empty."""
         empty, cached = set(self._empty), set(self._cached)
         assert len(empty) == len(self._empty), "a block is free twice"
         assert not empty & cached, f"blocks {empty & cached} are both empty and cached"

@@ -1,8 +1,9 @@
-"""The KV cache as its users see it: a `BlockTable` per request, extended, committed and released without block lists.
+"""The KV cache for its users: a `BlockTable` per request, which they extend, commit and release without seeing block
+lists.
 
-Owns what pool and index must agree on: eviction, and that a block is found only after its ids were applied. Layers form
-cache groups by what they see, all positions or a window: a table has blocks for each group, all from one pool, and who
-uses a table sees no groups. Knows no steps, no queue and no clock.
+Keeps pool and index in agreement: evicts blocks, and makes a block findable only after its ids were applied. Layers
+form cache groups by the positions that they see, all or a window. A table has blocks for each group, all from one pool;
+its users see no groups. Knows no steps, no queue and no clock.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """What the cache holds of a request's ids right now; valid until the cache changes."""
+    """The cached prefix of a request's ids; valid until the cache changes."""
 
     nodes: tuple[Node, ...]
     num_tokens: int
     num_unheld: int
-    """Blocks of the match that nobody holds: admitting takes them off the free ones."""
+    """Blocks of the match that no request holds: to admit it takes them from the free blocks."""
 
 
 class KVCache:
@@ -43,10 +44,10 @@ class KVCache:
         shares_prefixes: bool = True,
         hash_block: HashBlock = blake2b_block,
     ) -> None:
-        """`windows`: of each cache group, how many last positions its layers see; None for all.
+        """`windows`: number of last positions that the layers of each cache group see; None for all.
 
-        `step_tokens`: most positions of one request that a step computes; matters where a group has a window. Without
-        `shares_prefixes` nothing enters the index, and so nothing is found in it.
+        `step_tokens`: most positions of one request that a step computes; needed only if a group has a window. Without
+        `shares_prefixes` the index stays empty.
         """
         if block_size < 1:
             raise ValueError(f"a block holds at least one token, not {block_size}")
@@ -73,7 +74,7 @@ class KVCache:
         return -(-num_tokens // self.block_size)
 
     def open(self, request: Request) -> BlockTable:
-        """A table without blocks; `close` it when the request is over."""
+        """A table without blocks. Call `close` when the request has ended."""
         table = BlockTable(self, request)
         self._open.add(table)
         return table
@@ -83,7 +84,7 @@ class KVCache:
         self._open.remove(table)
 
     def take(self, num_blocks: int) -> list[int] | None:
-        """Blocks for a table, evicting cached ones as needed; None where not enough are free."""
+        """Blocks for a table, evicting cached ones if necessary; None if too few are free."""
         pool = self.pool
         if pool.num_empty < num_blocks:
             if pool.num_free < num_blocks:
@@ -97,7 +98,7 @@ class KVCache:
         self._clear(self.index.drop(block_id))
 
     def forget_chain(self, node: Node) -> None:
-        """Drop a node from the index, with all that lies behind it."""
+        """Drop a node from the index, with all behind it."""
         self._clear(self.index.drop_node(node))
 
     def _clear(self, block_ids: list[int]) -> None:
@@ -105,12 +106,12 @@ class KVCache:
             self.pool.clear_content(block_id)
 
     def reset(self) -> None:
-        """Forget every cached block that no request holds."""
+        """Drop every cached block that no request holds."""
         while self.pool.num_cached:
             self.forget(self.pool.oldest_cached())
 
     def check(self) -> None:
-        """Pool, tables and index agree: every reference is a table's, every block with content is an indexed one."""
+        """Assert that every reference is a table's and every block with content is indexed."""
         self.pool.check()
         self.index.check()
         refs: Counter[int] = Counter()
@@ -152,19 +153,19 @@ class BlockTable:
         self._windowed = [group for group in self._groups if group.window is not None]
         self._tail: Node | str = self._request.scheduling.cache_salt
         self._first_node: Node | None = None
-        """Where the index first holds a block that this table hit or computed."""
+        """First node of the index that holds a block which this table hit or computed."""
         self._num_indexed = 0
         self._is_sealed = not self._cache.shares_prefixes
         self._due = 0
-        """Applied positions with which `commit` next has something to do."""
+        """Applied positions at which `commit` next has something to do."""
         self.capacity = 0
-        """Positions that the blocks can hold."""
+        """Positions for which there are blocks."""
         self.has_unsent = False
-        """Whether `take_appended` has anything to give."""
+        """Whether `take_appended` has blocks to return."""
 
     @property
     def block_ids(self) -> tuple[tuple[int, ...], ...]:
-        """By cache group, `GONE` where dead. For checks: nothing that schedules may look at it."""
+        """Block ids by cache group, `GONE` if dead. Only for checks: the scheduler must not read it."""
         return tuple(tuple(group.blocks) for group in self._groups)
 
     @property
@@ -204,7 +205,7 @@ class BlockTable:
     # -- admission ---------------------------------------------------------------------------------------------------
 
     def match(self) -> PrefixMatch:
-        """The longest prefix of the known ids that can be used, bounded by `num_hittable`."""
+        """The longest cached prefix of the known ids that can be used, up to `num_hittable` blocks."""
         cache = self._cache
         nodes: list[Node] = []
         parent: Node | str = self._request.scheduling.cache_salt
@@ -227,10 +228,11 @@ class BlockTable:
         return sum(self._entries_at_start(match, num_tokens)) - len(match.nodes) * len(self._groups) + match.num_unheld
 
     def admit(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Hold the matched blocks and take what the request starts with, on its way to `num_tokens` positions.
+        """Hold the matched blocks, and take the blocks that the request starts with. False, with nothing done, if too
+        few are free.
 
-        That is all of them where a group sees everything, and a window's and a step's where it has a window. Without
-        room, do nothing: false.
+        `num_tokens` are the positions that it will need. A group without a window takes blocks for all of them, one
+        with a window for a window and a step.
         """
         assert self.capacity == 0, "admitted twice"
         if self.num_free_needed(match, num_tokens) > self._cache.pool.num_free:
@@ -250,7 +252,7 @@ class BlockTable:
         return True
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
-        """Entries of each group that a request is admitted with."""
+        """Number of entries of each group with which a request is admitted."""
         cache, num_cached = self._cache, match.num_tokens
         return [
             cache.num_blocks_for(group.num_tokens_at_start(num_cached, num_tokens, cache.step_tokens))
@@ -260,7 +262,7 @@ class BlockTable:
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def extend(self, num_tokens: int) -> bool:
-        """Make room for `num_tokens` positions in all; false, and nothing done, where the pool has not enough."""
+        """Take blocks for `num_tokens` positions in all. False, with nothing done, if too few are free."""
         cache, groups = self._cache, self._groups
         size = cache.block_size
         num_entries = -(-num_tokens // size)
@@ -281,7 +283,7 @@ class BlockTable:
         return True
 
     def can_extend_after(self, num_computed: int, num_tokens: int) -> bool:
-        """Whether blocks that die once `num_computed` positions are applied make the room that `extend` lacks now."""
+        """Whether blocks that die once `num_computed` positions are applied would be enough for `extend`."""
         size, num_entries = self._cache.block_size, self._cache.num_blocks_for(num_tokens)
         num_dying = sum(
             max(0, num_dead_blocks(group.window, num_computed, size) - group.first) for group in self._groups
@@ -290,14 +292,14 @@ class BlockTable:
         return num_missing <= self._cache.pool.num_free + num_dying
 
     def take_appended(self) -> list[Appended]:
-        """What the table gained since the last call, one entry per cache group that gained any."""
+        """Blocks added since the last call, one entry per cache group that got any."""
         self.has_unsent = False
         return [group.take_appended() for group in self._groups if group.num_sent < len(group.blocks)]
 
     def commit(self, num_computed: int) -> None:
-        """Index the blocks that `num_computed` applied positions fill, and give back those that no later query sees.
+        """Index the blocks that `num_computed` applied positions fill, and free those that no later query sees.
 
-        A launched row starts at `num_computed` or behind it, so it needs none of them either.
+        A launched row starts at `num_computed` or later, so it does not need them either.
         """
         if num_computed < self._due:
             return
@@ -335,13 +337,13 @@ class BlockTable:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop all that this table hit or computed from the index: what it holds is not to be trusted."""
+        """Drop all that this table hit or computed from the index, because its content cannot be trusted."""
         if self._first_node is not None and self._first_node.is_live:
             self._cache.forget_chain(self._first_node)
         self._is_sealed = True
 
     def release(self) -> None:
-        """Give all blocks back, the deepest first, so that a chain is evicted from its end."""
+        """Give all blocks back, the last first, so that a chain is evicted from its end."""
         first, end = min(group.first for group in self._groups), max(len(group.blocks) for group in self._groups)
         for i in range(end - 1, first - 1, -1):
             for group in self._groups:

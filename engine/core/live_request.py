@@ -1,4 +1,4 @@
-"""What the core knows of a live request beyond its counters: what was told of it, where it ends, what it may say.
+"""A live request's deltas, its grammar and its end: all that the core knows of it beyond its counters.
 
 Turns applied rows into deltas. Knows no queue, no blocks, no launched steps.
 """
@@ -19,16 +19,16 @@ class LiveRequest:
     __slots__ = ("_ending_ids", "_is_first_delta", "_num_prompt_logprobs", "grammar", "request", "tag")
 
     def __init__(self, request: Request, num_prompt_logprobs: int = 0) -> None:
-        """`num_prompt_logprobs`: of a replay, prompt positions whose logprobs were delivered before."""
+        """`num_prompt_logprobs`: prompt positions whose logprobs were delivered before a replay."""
         params = request.params
         self.request = request
         self.tag = tag_of(request.request_id)
-        """Its name in the flight record."""
+        """The request's name in the flight record."""
         self.grammar: Grammar | None = None
-        """Where its output stands; None where it may be any, and until its grammar is compiled."""
+        """State of its grammar. None if it has none, and until it is compiled."""
         self._ending_ids = frozenset(params.eos_token_ids + params.stop_token_ids)
         self._num_prompt_logprobs = num_prompt_logprobs
-        """Prompt positions whose logprobs were sent, counted after the first, which has none."""
+        """Prompt positions whose logprobs were sent, counted from the second. The first has none."""
         self._is_first_delta = True
 
     @property
@@ -37,11 +37,11 @@ class LiveRequest:
         return bool(self.request.params.grammar) and self.request.params.max_tokens > 0
 
     def ends_with(self, token_id: int, num_output: int) -> bool:
-        """Whether `token_id`, the output's token number `num_output`, ends the generation."""
+        """Whether `token_id`, as output token number `num_output`, ends the generation."""
         return token_id in self._ending_ids and num_output > self.request.params.min_tokens
 
     def ended_before(self) -> tuple[FinishReason, int | None] | None:
-        """How a replayed request had ended already, when all that was missing is the word that it had."""
+        """How a replayed request had already ended, if only its last delta was lost; otherwise None."""
         request = self.request
         if request.num_output and self.ends_with(request.ids[-1], request.num_output):
             return "stop", request.ids[-1]
@@ -54,9 +54,9 @@ class LiveRequest:
         return ("error", None) if self.grammar_failure is not None else None
 
     def advance(self, token_ids: tuple[int, ...]) -> tuple[FinishReason | None, int | None]:
-        """(why it ends now, the id that ended it), after its request was given `token_ids`.
+        """(finish reason, id that ended it) after the request was given `token_ids`; (None, None) if it goes on.
 
-        A grammar that fails ends nothing here: see `grammar_failure`.
+        A grammar that fails does not end it here: see `grammar_failure`.
         """
         request = self.request
         if token_ids and self.ends_with(token_ids[-1], request.num_output):
@@ -71,7 +71,7 @@ class LiveRequest:
 
     @property
     def grammar_failure(self) -> Failure | None:
-        """Why its grammar cannot be followed further, where that is so."""
+        """Why its grammar can be followed no further, or None."""
         if self.grammar is None or not self.grammar.failure:
             return None
         message = (
@@ -81,7 +81,7 @@ class LiveRequest:
         return Failure("invalid_value", message, "grammar")
 
     def numerical_failure(self) -> Failure:
-        """What its caller is told of a row without numbers."""
+        """The failure of a request whose row held a NaN."""
         num_tokens = len(self.request.ids)
         if self.request.params.pooling is None:
             message = f"nothing could be drawn after {num_tokens} tokens: the logits held no finite number"
@@ -90,7 +90,7 @@ class LiveRequest:
         return Failure("numerical_error", message)
 
     def empty_failure(self) -> Failure | None:
-        """Why nothing was left to draw; None where the grammar may end here, and so it does."""
+        """Why no token was left to draw. None if the grammar may end here: then the request ends normally."""
         if self.grammar is not None and self.grammar.is_accepting:
             return None
         names = "allowed_token_ids, bad_words, logit_bias and min_tokens"
@@ -100,7 +100,7 @@ class LiveRequest:
         return self.grammar_failure or Failure("invalid_value", message)
 
     def new_prompt_logprobs(self, applied: AppliedRow) -> tuple[WireLogprobs, ...]:
-        """Those not sent before: a request that was preempted computes its prompt again."""
+        """Logprobs not sent before: after a preemption the prompt is computed again."""
         logprobs = applied.result.prompt_logprobs
         if not logprobs:
             return ()
@@ -117,9 +117,9 @@ class LiveRequest:
         prompt_logprobs: tuple[WireLogprobs, ...] = (),
         failure: Failure | None = None,
     ) -> Delta:
-        """The next delta: what a row gave, and how the request ends, if it does.
+        """The next delta: the result of a row, and how the request ends, if it does.
 
-        `prompt_logprobs`: as many of the row's as were not sent before.
+        `prompt_logprobs`: those of the row that were not sent before.
         """
         request = self.request
         scheduled_s = request.scheduled_s if self._is_first_delta else None

@@ -1,8 +1,8 @@
 """The engine's loop body: take requests, schedule, execute, apply, emit.
 
-Turns what the wire says into requests, and results into deltas; ends generations. Plan N+1 is made while N runs (depth
-1) or after it (depth 0): the tokens are the same. Rows under a grammar draw once the tokens before are known: the model
-computes N+1 while N is applied and the masks are made. No sockets, no threads, no tensors.
+Turns messages into requests and results into deltas, and ends generations. Plan N+1 is made while N runs (depth 1) or
+after it (depth 0), with the same tokens. A row under a grammar draws only once the tokens before it are known. The
+model computes N+1 while N is applied and the masks are made. No sockets, no threads, no tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.engine.api.wire.params import ParamError
-from inferd.engine.core import parse_submit as submission
+from inferd.engine.core import parse_submit
 from inferd.engine.core.live_request import LiveRequest
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
@@ -37,23 +37,23 @@ from inferd.engine.sched.scheduler import AppliedRow, Scheduler
 from inferd.engine.worker.executor import Executor, Handle
 
 _MODEL_STEPS = 64
-"""Steps between two looks at the step-time model: what it says of itself costs 0.1 ms."""
+"""Steps between two descriptions of the step-time model; one takes 0.1 ms."""
 
 
 @dataclass(slots=True)
 class _Launched:
-    """A step that was launched and not applied."""
+    """A step that was launched and not yet applied."""
 
     plan: StepPlan
     handle: Handle
     work: StepWork
-    """As planned: without prompt positions that are scored."""
+    """Work of the step as planned, without prompt positions that are scored."""
     awaits_masks: bool
-    """Nothing has been drawn yet."""
+    """Whether its rows wait for token masks before they draw."""
 
 
 class EngineCore:
-    """Requests in, deltas out, one step at a time.
+    """The core takes requests and gives deltas, one step at a time.
 
     Every submitted request gets exactly one delta with a finish reason. Deltas of refusals and aborts are kept for the
     next `flush` or `step`, whichever comes first.
@@ -71,9 +71,9 @@ class EngineCore:
         grammars: Grammars | None = None,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
-        """`work` says what the model's steps cost; without `grammars` requests that name one are refused.
+        """`work`: cost of the model's steps. Without `grammars`, requests with a grammar are refused.
 
-        `recorder` is told of a step before it is launched and after its results have come.
+        `recorder` is called before a step is launched and after its results have come.
         """
         if depth not in (0, 1):
             raise ValueError(f"depth must be 0 or 1, but got {depth}")
@@ -87,19 +87,19 @@ class EngineCore:
         self._recorder = recorder
         self._live: dict[str, LiveRequest] = {}
         self._compiling: dict[str, PendingGrammar] = {}
-        """Of live requests that wait for their grammar, and are not known to the scheduler."""
+        """Grammars of live requests that the scheduler does not know yet."""
         self._by_slot: dict[int, LiveRequest] = {}
-        """Who was last admitted to a slot of the worker."""
+        """The request last admitted to each slot of the worker."""
         self._launched: deque[_Launched] = deque()
         self._outbox: list[Delta] = []
         self._num_steps = 0
         self._num_generation_tokens = 0
         self._num_scored = 0
-        """Prompt positions whose logits were computed to be reported."""
+        """Prompt positions whose logits were computed to report their logprobs."""
         self._last_end_s = 0.0
-        """When the newest result had come."""
+        """Time at which the newest result came."""
         self._step_model = StepModel()
-        """As of the last multiple of `_MODEL_STEPS`."""
+        """State of the step-time model, updated every `_MODEL_STEPS` steps."""
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +109,7 @@ class EngineCore:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a request waits for its grammar: there may be work soon, with nobody saying so."""
+        """Whether a request waits for its grammar. If so, there may soon be work without a message."""
         return bool(self._compiling)
 
     def submit(self, submit: Submit, now: float) -> None:
@@ -123,12 +123,12 @@ class EngineCore:
             self._accept(submit, fault or self._fault_in_seed(submit), now)
 
     def _accept(self, submit: Submit, fault: Failure | None, now: float) -> None:
-        """`fault`: why it cannot be taken, where that is known already."""
+        """`fault`: why the request cannot be accepted, if that is already known."""
         failure = fault or self._fault_in_id(submit)
         if failure is not None:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
-        request = submission.request_of(submit, self._scheduler.config.max_model_len, now)
+        request = parse_submit.request_of(submit, self._scheduler.config.max_model_len, now)
         live = LiveRequest(request, submit.num_prompt_logprobs)
         ended = live.ended_before()
         if ended is not None:
@@ -157,15 +157,16 @@ class EngineCore:
         self._scheduler.cache.reset()
 
     def flush(self) -> StepOutput | None:
-        """The deltas of refusals and aborts, without waiting for a step; None where there are none."""
+        """Deltas of refusals and aborts, without waiting for a step; None if there are none."""
         if not self._outbox:
             return None
         return StepOutput(deltas=self._take_outbox(), stats=self.stats())
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch the next plan; apply the oldest launched one where more than `depth` are, or nothing could be planned.
+        """Launch the next plan. Apply the oldest launched one if more than `depth` are launched, or if nothing could be
+        planned.
 
-        None where there is nothing to report yet: a first step that was only launched. Raises what the worker raised.
+        None if there is nothing to report yet: a first step was only launched. Raises any error of the worker.
         """
         self._queue_compiled(now)
         self._shed(now)
@@ -182,7 +183,7 @@ class EngineCore:
         return self.flush()
 
     def stats(self) -> EngineStats:
-        """Gauges and counters now."""
+        """Current gauges and counters."""
         scheduler, pool = self._scheduler, self._scheduler.cache.pool
         return EngineStats(
             num_running=scheduler.num_running,
@@ -202,7 +203,8 @@ class EngineCore:
         )
 
     def check(self) -> None:
-        """Prove that all books agree; costs time in proportion to the pool, so for tests and when idle."""
+        """Prove that all counts and tables agree. Takes time in proportion to the pool, so only for tests and when
+        idle."""
         self._scheduler.check()
         num_scheduled = self._scheduler.num_running + self._scheduler.num_waiting
         assert num_scheduled + len(self._compiling) == len(self._live)
@@ -214,7 +216,7 @@ class EngineCore:
 
     def _fault_in(self, submit: Submit) -> Failure | None:
         try:
-            submission.check(submit, self._vocab_size)
+            parse_submit.check(submit, self._vocab_size)
         except ParamError as error:
             return Failure("invalid_value", str(error), error.param)
         return None
@@ -233,19 +235,19 @@ class EngineCore:
         return None
 
     def _queue(self, live: LiveRequest, now: float) -> None:
-        """Hand a request to the scheduler; one that can never run, or not in time, is told so."""
+        """Hand a request to the scheduler, and refuse it if it can never run, or not in time."""
         try:
             self._scheduler.add(live.request, now)
         except Refusal as refusal:
             self._refuse(live, _failure_of(refusal))
 
     def _shed(self, now: float) -> None:
-        """Tell those that wait in vain for a first token within their target."""
+        """Refuse the waiting requests that can no longer make their TTFT target."""
         for request, refusal in self._scheduler.shed(now):
             self._refuse(self._live[request.request_id], _failure_of(refusal))
 
     def _queue_compiled(self, now: float) -> None:
-        """Requests whose grammar is there go on to the scheduler, in the order in which they came."""
+        """Hand requests with a compiled grammar to the scheduler, in the order in which they came."""
         for request_id, pending in list(self._compiling.items()):
             if not pending.is_done:
                 continue
@@ -265,7 +267,7 @@ class EngineCore:
             self._outbox.append(live.delta(ended[0], failure=failure))
 
     def _refuse(self, live: LiveRequest, failure: Failure) -> None:
-        """End a request that the scheduler does not have."""
+        """End a request that the scheduler does not know."""
         del self._live[live.request.request_id]
         self._outbox.append(live.delta("error", failure=failure))
 
@@ -283,14 +285,14 @@ class EngineCore:
         self._launched.append(_Launched(plan, handle, work, awaits_masks))
 
     def _draw_next(self) -> None:
-        """Let the oldest launched step draw: what every step before it drew is known."""
+        """Let the oldest launched step draw its tokens: all that earlier steps drew is known."""
         if self._launched and self._launched[0].awaits_masks:
             launched = self._launched[0]
             launched.handle.sample(self._masks_of(launched.plan))
             launched.awaits_masks = False
 
     def _masks_of(self, plan: StepPlan) -> TokenMasks:
-        """What the rows of a plan may draw that are under a grammar and have not ended."""
+        """Masks of the rows in a plan that are under a grammar and have not ended."""
         bound = [
             (index, live.grammar)
             for index, row in enumerate(plan.rows)
@@ -362,7 +364,7 @@ class EngineCore:
         return deltas
 
     def _advance(self, live: LiveRequest, applied: AppliedRow) -> Delta | None:
-        """What an applied row gives its caller; ends the request where its token, its grammar or its length does."""
+        """The delta of an applied row. Ends the request if its token, its grammar or its length ends it."""
         result = applied.result
         self._num_generation_tokens += len(result.token_ids)
         self._num_scored += len(result.prompt_logprobs)
@@ -378,7 +380,7 @@ class EngineCore:
         return live.delta(finish_reason, stop_token_id, result=result, prompt_logprobs=prompt_logprobs, failure=failure)
 
     def _fail(self, live: LiveRequest, applied: AppliedRow) -> Delta:
-        """End a request that drew nothing. Only where the model is at fault are its blocks not to be trusted."""
+        """End a request that drew nothing. If a NaN was the cause, its blocks must not be used again."""
         failure: Failure | None
         if applied.result.status is RowStatus.NUMERICAL_ERROR:
             failure = live.numerical_failure()

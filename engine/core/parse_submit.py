@@ -1,4 +1,4 @@
-"""A `Submit` as the wire brought it, checked again and made into a `Request`: the engine trusts no server.
+"""Checks a `Submit` again and makes it a `Request`: the engine trusts no server.
 
 Knows no scheduler and no live requests.
 """
@@ -11,7 +11,7 @@ from inferd.engine.request import Request
 
 
 def check(submit: Submit, vocab_size: int) -> None:
-    """Raise `ParamError` for parameters or ids that this model cannot have, or an output longer than was asked for."""
+    """Raise `ParamError` for values that this model cannot take, or an output longer than requested."""
     submit.params.check(vocab_size)
     submit.scheduling.check()
     if not submit.prompt_ids:
@@ -24,7 +24,7 @@ def check(submit: Submit, vocab_size: int) -> None:
 
 
 def request_of(submit: Submit, max_model_len: int, now: float) -> Request:
-    """The request of a `Submit` that passed `check`. `now`: monotonic seconds; it arrived no later."""
+    """The request of a `Submit` that passed `check`. `now`: monotonic seconds; its arrival is no later."""
     return Request.create(
         submit.request_id,
         submit.prompt_ids,

@@ -161,21 +161,21 @@ def admitted_without_room_in_a_window(patch: Patch) -> None:
 
 
 @plant
-def hollow_nodes_stay(patch: Patch) -> None:
+def tombstones_stay(patch: Patch) -> None:
     """Leak: what leads to no block stays in the index."""
     patch.setattr(PrefixIndex, "_prune", lambda self, node: None)
     _believe_everything(patch)
 
 
 @plant
-def hollow_nodes_are_unbounded(patch: Patch) -> None:
+def tombstones_are_unbounded(patch: Patch) -> None:
     """Leak: the index grows with the length of what was computed, not with the pool."""
-    settle = PrefixIndex._settle
+    make = PrefixIndex._make_tombstone
 
     def unbounded(self: PrefixIndex, node: Node) -> list[int]:
-        max_hollow, self._max_hollow = self._max_hollow, len(self._hollow) + 1
-        forgotten = settle(self, node)
-        self._max_hollow = max_hollow
+        max_tombstones, self._max_tombstones = self._max_tombstones, len(self._tombstones) + 1
+        forgotten = make(self, node)
+        self._max_tombstones = max_tombstones
         return forgotten
 
-    patch.setattr(PrefixIndex, "_settle", unbounded)
+    patch.setattr(PrefixIndex, "_make_tombstone", unbounded)

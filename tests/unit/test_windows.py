@@ -158,7 +158,7 @@ def test_who_computes_an_evicted_window_block_again_gives_it_back_to_the_chain()
     assert len(cache.index) == 10
 
 
-def test_hollow_nodes_are_as_many_as_blocks_at_most() -> None:
+def test_tombstones_are_as_many_as_blocks_at_most() -> None:
     """A sequence 25 times as long as the pool: its index stays within the pool, and its end can be hit."""
     cache = windowed(8, 4)
     ids = tuple(range(400))
