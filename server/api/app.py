@@ -37,7 +37,7 @@ from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.routes import ResponsesApi
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.api.routes import Access, Route
-from inferd.server.api.service import Metrics, Service
+from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import TokensApi
 from inferd.server.auth.keyring import Keyring
@@ -50,6 +50,7 @@ from inferd.server.generate.intake import Intake
 from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
+from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes

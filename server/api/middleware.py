@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -25,6 +24,7 @@ from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.auth.keyring import Keyring
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
+from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.generation import is_sane_id
 
 MIN_BODY_RATE = 16 * 1024
@@ -38,12 +38,6 @@ MAX_TENANT_SHARE = 0.75
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
-
-
-class HttpMetrics(Protocol):
-    """What counts answers."""
-
-    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None: ...
 
 
 _CLIENT_GONE = 499
@@ -101,7 +95,7 @@ class RequestIds:
 class Tally:
     """Counts and times every answer, to its last byte, under its route's template."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, templates: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, templates: Iterable[str]) -> None:
         """`templates`: every route's path."""
         self._app, self._metrics = app, metrics
         self._exact = {template for template in templates if "{" not in template}

@@ -40,8 +40,8 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_rules import LACKS_TOOLS
-from inferd.server.transport.connection import ConnectionLimits
-from inferd.server.transport.uvicorn_config import fit_open_files, http_config
+from inferd.server.transport.limits import ConnectionLimits, fit_open_files
+from inferd.server.transport.uvicorn_config import http_config
 
 logger = logging.getLogger("inferd")
 

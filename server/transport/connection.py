@@ -1,10 +1,9 @@
-"""One HTTP connection: what a client may make the server hold, and how long it may make the server wait.
+"""One HTTP connection: limits how much a client may make the server hold, and how long it may make the server wait.
 
-uvicorn waits without end for the rest of a head, for the rest of a body that nobody reads any more, and for a client
-that does not read its answer; it takes heads of any length, any number of pipelined requests, and any amount of what is
-neither head nor data: chunk extensions, trailers. Here each has a bound.
-A body that somebody reads is bounded where it is read (`middleware.BodyLimit`), which has an answer to give. Knows no
-route and no key.
+uvicorn alone would wait without end for the rest of a head, for a body that has no reader, and for a client that does
+not read its answer. It would accept heads of any length, any number of pipelined requests, and any amount of chunk
+extensions and trailers. Here each of these has a limit. A body that has a reader is limited by the reader
+(`middleware.BodyLimit`), which can still answer. This file knows no route and no key.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -24,61 +22,32 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
-from inferd.server.transport.idle_timer import Patience
+from inferd.server.transport.limits import ConnectionLimits
+from inferd.server.transport.request_head import ambiguity, framing_headers, head_too_large, head_too_slow, malformed
+from inferd.server.transport.timers import IdleTimer, StallTimer
 
 logger = logging.getLogger("inferd.server")
 
 KEEP_ALIVE_S = 75
-"""How long a connection may be idle between requests. Longer than what proxies keep theirs for (60 s): the side that
-closes first must be the one that sends first, or it sends into a closed connection."""
-
+"""Seconds that a connection may be idle between requests. Proxies keep idle connections for 60 s. The side that sends
+first must close first, or it sends into a closed connection.
+"""
 
 _PIECE_BYTES = 16 * 1024
-"""Bytes that the parser is given at a time: some 2,700 chunks of one byte."""
+"""Bytes that the parser gets at a time: about 2,700 chunks of one byte."""
 _MAX_EVENTS = 4_000
 """Chunks and headers after which the parser lets other tasks run: 3 ms of processor time (2 cores, AMD EPYC Zen 4,
 2026-11-22). One read of 256 KiB may hold 44,000 of them, and the loop may read 32 times before it runs a task."""
 _FREE_CHUNK_BYTES = 16
-"""Bytes of each chunk's size line, extensions included, that do not count as framing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Times are of the loop's clock."""
-
-    max_connections: int = 8_192
-    max_head_bytes: int = 64 * 1024
-    """Request line and headers."""
-    max_headers: int = 256
-    """Every layer that looks for a header walks through all of them."""
-    max_pipelined: int = 16
-    """Requests behind the one that is being answered. Bytes behind those are parsed as requests are answered."""
-    max_framing_bytes: int = 16 * 1024
-    """Bytes that a chunked body may have besides its data: extensions of chunks, trailers. As in Go's net/http, 16
-    bytes a chunk and two for each byte of data do not count."""
-    max_pipelined_bytes: int = 64 * 1024
-    """Of theirs that are read while they wait. From there on, as from `max_pipelined`, nothing is read before the next
-    one's turn, and that the client has gone is seen no sooner, or by a write that fails."""
-    head_idle_s: float = 10.0
-    """From one byte of a head to the next, and from a connection to its first."""
-    head_s: float = 30.0
-    """From a connection, or a head's first byte, to its end."""
-    linger_s: float = 5.0
-    """For the rest of a body whose answer is complete: the client is to read it before the connection breaks."""
-    stall_s: float = 120.0
-    """Without one byte of an answer taken."""
-    write_buffer_bytes: int = 16 * 1024
-    """Of answers that the kernel does not take; from there on a stream stands still."""
-    unsent_bytes: int = 64 * 1024
-    """Of answers that the kernel takes before they are on their way."""
+"""Bytes of each chunk's size line that do not count as framing, extensions included."""
 
 
 class _RefusedError(Exception):
-    """Ends the parsing of what was read."""
+    """Ends the parsing of the bytes that were read."""
 
 
 class _Flow(FlowControl):
-    """Keeps reading paused while bytes that were read are not parsed yet, even if a request waits for its body."""
+    """Keeps reading paused while read bytes wait to be parsed, even if a request waits for its body."""
 
     is_full = False
 
@@ -88,80 +57,82 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """Answers what breaks a bound with an error in OpenAI's shape, and closes; an answer that has begun breaks off."""
+    """Answers a request that breaks a limit with an error in OpenAI's shape, and closes.
+
+    If another answer has begun, the connection is aborted instead.
+    """
 
     def __init__(self, *, limits: ConnectionLimits, on_refused: Callable[[int], None], **given: Any) -> None:
-        """`on_refused`: told the status of each refusal, 499 where nothing could be said. `given`: uvicorn's own."""
+        """`on_refused` is called with the status of each refusal, or 499 if none was sent. `given`: uvicorn's own."""
         super().__init__(**given)
-        # uvicorn asks whether its logger has handlers, not what it was told; its line shows queries, which may hold
-        # keys.
+        # uvicorn ignores its own option and looks whether its logger has handlers. Its lines show queries, which may
+        # hold keys.
         self.access_log = False
         self._limits, self._on_refused = limits, on_refused
         self._awaits_head = True
-        """Everything of the last message has come, and not yet the whole head of the next."""
+        """The last message is complete, but not the head of the next one."""
         self._has_begun = False
-        """Of that head, something has come."""
+        """Part of that head has come."""
         self._is_framing = False
-        """What is parsed is the head that `_go_on_after_upgrade` repeats."""
+        """The parser reads the head that `_go_on_after_upgrade` repeats."""
         self._num_head_bytes = 0
         self._num_unparsed = 0
-        """What was read since the last head or message ended: the parser does not tell of a line before its end."""
+        """Bytes that were read since the last head or message ended. The parser does not report an unfinished line."""
         self._held = b""
-        """Bytes that were read and are not parsed yet."""
+        """Bytes that were read, but not parsed yet."""
         self._num_events = 0
         """Chunks and headers that were parsed in this turn of the loop."""
         self._num_chunks = self._num_data_bytes = 0
-        """Chunks, and bytes of their data, in the piece being parsed."""
+        """Chunks and bytes of their data in the current piece."""
         self._num_framing_bytes: int | None = None
-        """Framing bytes of this body that count. None until the piece in which its head ended, which is not counted, is
-        parsed."""
+        """Framing bytes of this body that count. None until the piece in which its head ended is parsed; that piece is
+        not counted."""
         self._refusal: RequestError | None = None
-        self._wait = Patience(self.loop)
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._idle_timer = IdleTimer(self.loop)
+        self._stall_timer = StallTimer(self.loop, limits.stall_s)
         self._answered: RequestResponseCycle | None = None
-        """Of the requests whose heads have come, the one that is being answered; `cycle` is the last of them."""
+        """The request that is being answered. `cycle` is the last request whose head has come."""
 
-    # What the transport says
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow: _Flow = _Flow(transport)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         if sys.platform == "linux":
-            # The kernel takes no more than this beyond what is on its way; left alone, its buffers grow to megabytes.
+            # Limits the bytes that the kernel buffers before it sends them. By default it buffers megabytes.
             kernel = transport.get_extra_info("socket")
             kernel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._limits.unsent_bytes)
         if len(self.connections) > self._limits.max_connections:
-            message = f"{self._limits.max_connections} connections are open, the most that may be; retry later."
+            message = f"The server has {self._limits.max_connections} open connections, the maximum. Try again later."
             self._refuse(RequestError("server_is_overloaded", message))
             return
-        self._wait.start(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
+        self._idle_timer.start(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait.stop()
-        self._stop_stalling()
+        self._idle_timer.stop()
+        self._stall_timer.stop()
         self._unset_keepalive_if_required()
-        # uvicorn tells the last request that its client has gone: it is this one that generates. Those behind it are
-        # never begun, and would keep this connection for as long as it keeps them.
+        # uvicorn tells only the last request that its client has gone, but this one generates. The requests behind it
+        # never begin, and would keep this connection alive as long as it keeps them.
         self.cycle = self._answered  # type: ignore[assignment]
         self.pipeline.clear()
         self._held = b""
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._wait.seen()
+        self._idle_timer.seen()
         self._parse(self._held + data)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_stalling()
         self._watch_stall()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_stalling()
+        self._stall_timer.stop()
 
-    # What the parser says
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         if self._is_framing:
@@ -176,24 +147,24 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are dropped: keys and bounds were checked without them."""
+        """Drops trailers, because keys and limits were checked without them."""
         self._num_events += 1
         if self._is_framing or not self._awaits_head:
             return
         self._count_head(len(name) + len(value))
         if len(self.headers) >= self._limits.max_headers:
-            self._end_parsing(self._too_large())
+            self._end_parsing(head_too_large(self._limits))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_framing:
             return
-        fault = self._fault()
-        if fault:
-            self._end_parsing(_malformed(fault))
+        reason = ambiguity(self.parser.get_http_version(), self.headers)
+        if reason:
+            self._end_parsing(malformed(reason))
         super().on_headers_complete()
         self._awaits_head, self._num_framing_bytes = False, None
-        self._wait.stop()
+        self._idle_timer.stop()
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
@@ -202,10 +173,10 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade() and self._framing():
-            return  # the parser takes the body for the other protocol's
+        if self.parser.should_upgrade() and framing_headers(self.headers):
+            return  # the parser treats the body as data of the other protocol
         self._awaits_head, self._has_begun, self._num_unparsed = True, False, 0
-        self._wait.stop()
+        self._idle_timer.stop()
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -217,26 +188,26 @@ class Connection(HttpToolsProtocol):
         if self._held:
             self.loop.call_soon(self._parse_held)
         if not self._awaits_head and self.cycle.response_complete:
-            self._wait.start(self._limits.linger_s, self._limits.linger_s, self._waited_too_long)
+            self._idle_timer.start(self._limits.linger_s, self._limits.linger_s, self._waited_too_long)
         elif self._has_begun and self._is_silent:
-            # Of a head that was begun behind the answer: keep-alive's patience is for who has sent nothing.
+            # The next head has begun, so its own limits apply instead of keep-alive's.
             self._unset_keepalive_if_required()
-            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
+            self._idle_timer.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Not while the last answer is still being taken: whoever takes nothing of it is found by the stall timer."""
+        """Keeps the connection while the last answer is not all taken. The stall timer ends it if the client stops."""
         if self.transport.get_write_buffer_size():
-            if self._stall_timer is None:
+            if not self._stall_timer.is_running:
                 self._watch_stall()
             self._wait_for_next()
             return
         super().timeout_keep_alive_handler()
 
-    # Our own
+    # Our own methods
 
     @property
     def _is_silent(self) -> bool:
-        """No answer is owed."""
+        """Whether every request so far is answered."""
         return self.cycle is None or (self.cycle.response_complete and not self.pipeline)
 
     def _parse_held(self) -> None:
@@ -244,7 +215,7 @@ class Connection(HttpToolsProtocol):
             self._parse(self._held)
 
     def _parse(self, data: bytes) -> None:
-        """Parse as many requests as may wait for their answers, for one turn of the loop; hold the rest."""
+        """Parse for one turn of the loop, up to `max_pipelined` requests. Hold the rest of the bytes."""
         self._unset_keepalive_if_required()
         self._num_events = start = 0
         self._held = b""
@@ -266,12 +237,12 @@ class Connection(HttpToolsProtocol):
         if not self._is_silent or not self._awaits_head:
             return
         if self._has_begun or self._num_unparsed:
-            self._wait.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
+            self._idle_timer.start_once(self._limits.head_idle_s, self._limits.head_s, self._waited_too_long)
         else:
             self._wait_for_next()  # the rest of a body whose answer came early
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """Index up to which `data` may be parsed now, so that no more requests wait than may; `start` if none may."""
+        """Index up to which `data` may be parsed now without exceeding `max_pipelined`; `start` if nothing may be."""
         num_unanswered = 0 if self._is_silent else 1 + len(self.pipeline)
         at, end = start, min(start + _PIECE_BYTES, len(data))
         for _ in range(self._limits.max_pipelined + 1 - num_unanswered):
@@ -282,7 +253,7 @@ class Connection(HttpToolsProtocol):
         return at
 
     def _parse_piece(self, piece: bytes) -> int:
-        """Parse one piece and refuse what breaks a bound. Returns how many of its bytes were parsed."""
+        """Parse one piece, and refuse it if it breaks a limit. Returns how many of its bytes were parsed."""
         num_parsed = len(piece)
         self._num_unparsed += num_parsed
         self._num_chunks = self._num_data_bytes = 0
@@ -292,11 +263,11 @@ class Connection(HttpToolsProtocol):
             num_parsed = upgrade.args[0]
             self._go_on_after_upgrade()
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _malformed("it is not valid HTTP/1.1"))
+            self._refuse(self._refusal or malformed("it is not valid HTTP/1.1"))
             return num_parsed
         if self._awaits_head:
             if self._num_unparsed > self._limits.max_head_bytes:
-                self._refuse(self._too_large())
+                self._refuse(head_too_large(self._limits))
             return num_parsed
         self._num_unparsed = 0
         if self._num_framing_bytes is None:
@@ -306,11 +277,11 @@ class Connection(HttpToolsProtocol):
         self._num_framing_bytes = max(0, self._num_framing_bytes + num_framing)
         if self._num_framing_bytes > self._limits.max_framing_bytes:
             most = self._limits.max_framing_bytes
-            self._refuse(_malformed(f"its body has more than {most} bytes of chunk extensions and trailers"))
+            self._refuse(malformed(f"its body has more than {most} bytes of chunk extensions and trailers"))
         return num_parsed
 
     def _go_on_reading(self) -> None:
-        """uvicorn reads nothing behind a request that waits, and would not see that the client has gone."""
+        """Resume reading behind a waiting request. uvicorn does not, and would not notice that the client has gone."""
         was_full, self.flow.is_full = self.flow.is_full, False
         if was_full and not self.pipeline and len(self.cycle.body) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
@@ -323,75 +294,42 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _wait_for_next(self) -> None:
-        """As uvicorn does after an answer."""
+        """Start the keep-alive timer, as uvicorn does after an answer."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > self._limits.max_head_bytes:
-            self._end_parsing(self._too_large())
-
-    def _fault(self) -> str:
-        """What of a head that the parser takes is ambiguous, so that a proxy may have understood something else."""
-        http_version = self.parser.get_http_version()
-        if http_version not in ("1.0", "1.1"):
-            return f"version {http_version} is not spoken here"
-        hosts = [value for name, value in self.headers if name == b"host"]
-        if len(hosts) > 1 or (not hosts and http_version == "1.1"):
-            return f"it has {len(hosts)} Host headers instead of one"
-        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
-        if encodings and (http_version == "1.0" or encodings[0].strip().lower() != b"chunked"):
-            return "the only Transfer-Encoding taken is chunked, of HTTP/1.1"
-        return ""
-
-    def _framing(self) -> list[tuple[bytes, bytes]]:
-        """The headers that say where the body ends; none where there is none."""
-        return [
-            (name, value)
-            for name, value in self.headers
-            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0"))
-        ]
+            self._end_parsing(head_too_large(self._limits))
 
     def _go_on_after_upgrade(self) -> None:
-        """No other protocol is spoken: what follows is the body, or the next request.
+        """Ignore a request to upgrade: a body or the next request follows.
 
-        Java's client asks for HTTP/2 with its first request, body included. The parser has ended with the head, so it
-        is told once more where the body ends.
+        Java's client asks for HTTP/2 in its first request, which may have a body. The parser stops after that head, so
+        this repeats the headers that say where the body ends.
         """
-        framing = self._framing()
+        framing = framing_headers(self.headers)
         if framing and not self._awaits_head:
             lines = b"".join(b"%s: %s\r\n" % header for header in framing)
             self._is_framing = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + lines + b"\r\n")
             self._is_framing = False
 
-    def _too_large(self) -> RequestError:
-        limits = self._limits
-        message = (
-            "The head of the request is too large: request line and headers may have "
-            f"{limits.max_head_bytes} bytes and {limits.max_headers} headers."
-        )
-        return RequestError("head_too_large", message)
-
     def _end_parsing(self, refusal: RequestError) -> None:
-        """From within a callback of the parser, which hands on no exception of ours."""
+        """End the parsing from within a callback of the parser, which does not pass on our exceptions."""
         self._refusal = refusal
         raise _RefusedError
 
     def _waited_too_long(self) -> None:
         if not self._awaits_head or not self._has_begun:
-            self.transport.close()  # its answer is complete, or it asked for nothing
+            self.transport.close()  # the answer is complete, or there was no request
             return
-        message = (
-            f"The head of the request did not arrive: at most {self._limits.head_idle_s:g} s may pass between two of "
-            f"its bytes and {self._limits.head_s:g} s in all."
-        )
-        self._refuse(RequestError("deadline_exceeded", message))
+        self._refuse(head_too_slow(self._limits))
 
     def _refuse(self, error: RequestError) -> None:
-        """Say so and close. Nothing is said in the middle of another answer: that one breaks."""
-        self._wait.stop()
+        """Send the error and close. If another answer has begun, abort the connection instead."""
+        self._idle_timer.stop()
         if self.transport.is_closing():
             return
         logger.debug("refused a connection of %s: %s", self.client, error.message)
@@ -411,30 +349,14 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
         self.transport.close()
         if self.cycle is not None:
-            # Whoever reads the rest of the body learns that it will not come.
+            # A reader of the body learns that the rest will not come.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _watch_stall(self) -> None:
-        num_bytes = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self._limits.stall_s, self._check_stall, num_bytes)
+        self._stall_timer.start(self.transport, self._stalled)
 
-    def _check_stall(self, num_bytes_before: int) -> None:
-        num_bytes = self.transport.get_write_buffer_size()
-        if num_bytes < num_bytes_before:
-            self._stop_stalling()
-            if num_bytes:
-                self._watch_stall()
-            return
+    def _stalled(self) -> None:
         logger.debug("%s has taken nothing of its answer for %g s", self.client, self._limits.stall_s)
         self._on_refused(499)
         self.transport.abort()
-
-    def _stop_stalling(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-
-def _malformed(reason: str) -> RequestError:
-    return RequestError("malformed_http", f"We could not understand your request: {reason}.")

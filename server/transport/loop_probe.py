@@ -1,7 +1,7 @@
-"""How long callbacks hold up the event loop: a timer that says by how much it came late.
+"""Measures how long callbacks block the event loop, by the lateness of a timer.
 
-While a callback runs, or a thread holds the interpreter, nobody is answered: every token of every stream is as late as
-this. Knows nothing of what ran.
+While a callback runs, or a thread holds the interpreter lock, every token of every stream waits. The probe does not
+know what ran.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 
 INTERVAL_S = 0.05
-"""What holds the loop for longer is seen, what is shorter perhaps; 20 beats a second take 0.01% of a core."""
+"""Seconds between two ticks. A longer block is always seen, a shorter one only sometimes. 20 ticks a second take 0.01%
+of a core."""
 
 
 class LoopProbe:
-    """Beats in the running loop from `start` to `stop`."""
+    """A timer that ticks in the running loop from `start` to `stop`."""
 
     def __init__(
         self,
@@ -23,10 +24,10 @@ class LoopProbe:
         interval_s: float = INTERVAL_S,
         clocks: Sequence[Callable[[], float]] = (time.monotonic,),
     ) -> None:
-        """`observe` is given the lateness of each beat, in seconds.
+        """`observe` receives the lateness of each tick, in seconds.
 
-        Of several `clocks` the one that advanced least counts: beside one that stands still while this process has no
-        processor, only what the process itself did is seen.
+        The clock that advanced least counts. With a second clock that stops while this process has no processor, the
+        probe sees only what the process itself did.
         """
         self._observe, self._interval_s, self._clocks = observe, interval_s, clocks
         self._last: tuple[float, ...] = ()

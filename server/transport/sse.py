@@ -1,8 +1,8 @@
-"""Server-sent events: exact bytes, keep-alives, and a client that goes away.
+"""Server-sent events: their exact bytes, keep-alives, and clients that disconnect.
 
-An event is `data: {json}\\n\\n`, with a line `event: {type}\\n` before it where a family of routes names them. After
-an error nothing follows. The response begins with the first event (or the first keep-alive), so that what fails before
-it still gets its own status. Knows nothing of what the events say.
+An event is `data: {json}\\n\\n`. A family of routes that names its events puts `event: {type}\\n` before it. Nothing
+follows an error. The response begins with the first event or keep-alive, so that an earlier failure still gets its own
+status. This file does not know what the events contain.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ class ClientGoneError(Exception):
 
 
 class Wording(Protocol):
-    """What a family of routes sends besides its events."""
+    """The bytes that a family of routes sends besides its events."""
 
     @property
     def keep_alive(self) -> bytes:
-        """Sent where nothing else is, for too long; `KEEP_ALIVE` is one that every client passes over."""
+        """Sent when nothing else was sent for too long. Every client ignores `KEEP_ALIVE`."""
         ...
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        """The last bytes of a stream that began and then failed."""
+        """The last bytes of a stream that fails after its beginning."""
         ...
 
 
 def event(json_bytes: bytes, name: str = "") -> bytes:
-    """One event. `json_bytes` holds no line break, as orjson writes it."""
+    """One event. `json_bytes` has no line break, because orjson writes none."""
     data = b"data: " + json_bytes + b"\n\n"
     return b"event: " + name.encode() + b"\n" + data if name else data
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone. Only once the body has been read."""
+    """Returns when the client has disconnected. May be called only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Where the client goes first, cancels `work` and raises `ClientGoneError`."""
+    """The result of `work`. If the client disconnects first, cancels `work` and raises `ClientGoneError`."""
     task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -69,12 +69,12 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-        # An error of the task's names this frame, and would keep itself, and the request, through what it holds.
+        # An error of the task refers to this frame. Undeleted, the error would keep itself and the request alive.
         del task, gone
 
 
 class EventStream(Response):
-    """Writes events as they come; `on_close` runs once, however it ends, also where nothing was ever sent."""
+    """Writes events as they come. `on_close` runs once at the end, even if nothing was sent."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """`events` gives whole events, the last included.
+        """`events` yields whole events, the last one included.
 
-        What it raises is told in the stream or, where that has not begun, raised by the call.
+        If it raises an error, the stream ends with that error. If the stream has not begun, the call raises it.
         """
         super().__init__(status_code=200)
         self._events, self._wording, self._on_close = events, wording, on_close
@@ -116,7 +116,7 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _one_ended(self, *tasks: asyncio.Task[None]) -> bool:
-        """Wait until a task has ended; False where nothing was sent, or is being sent, for too long."""
+        """Wait until a task ends. Returns False if nothing was sent for too long, and no send is in progress."""
         while True:
             silent_s = 0.0 if self._sending.locked() else self._now_s() - self._sent_s
             if silent_s >= self._keep_alive_s:
@@ -137,20 +137,20 @@ class EventStream(Response):
             await self._report(error, errors.internal_error(), send)
 
     async def _report(self, error: Exception, told: RequestError | EngineDeadError, send: Send) -> None:
-        """Raises `error` where the response has not begun: it then gets a status of its own."""
+        """Send the error as the stream's end. Raises it if the response has not begun, so that it gets a status."""
         async with self._sending:
             if not self._has_begun:
                 self._is_over = True
                 try:
                     raise error
                 finally:
-                    del error, told  # they name this frame, and would keep themselves
+                    del error, told  # they refer to this frame, and would keep themselves alive
         if error is not told:
             logger.error("a stream failed", exc_info=error)
         await self._send(send, self._wording.failure(told), is_last=True)
 
     async def _send(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
-        """Whole pieces only, one after another, and nothing after the last."""
+        """Send whole pieces, one after another, and nothing after the last one."""
         async with self._sending:
             if self._is_over:
                 return

@@ -33,7 +33,7 @@ from inferd.server.api.app import AppOptions, create_app
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
-from inferd.server.transport.connection import ConnectionLimits
+from inferd.server.transport.limits import ConnectionLimits
 from inferd.server.transport.loop_probe import LoopProbe
 from inferd.server.transport.uvicorn_config import http_config
 

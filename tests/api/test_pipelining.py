@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inferd.server.api.app import AppOptions
-from inferd.server.transport.connection import ConnectionLimits
+from inferd.server.transport.limits import ConnectionLimits
 
 from .conftest import Script, ScriptedRouter
 from .wire import CLOSE, connect, raw, say

@@ -22,8 +22,8 @@ from inferd.engine.api.errors import ConfigError
 from inferd.server.api.app import AppOptions
 from inferd.server.text.model import ServedModel
 from inferd.server.transport import connection
-from inferd.server.transport.connection import Connection, ConnectionLimits
-from inferd.server.transport.uvicorn_config import fit_open_files
+from inferd.server.transport.connection import Connection
+from inferd.server.transport.limits import ConnectionLimits, fit_open_files
 from tests.api.conftest import Script, ScriptedRouter, model, serving
 from tests.e2e.conftest import Daemon, free_model, start
 

@@ -26,7 +26,7 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.server.api.app import AppOptions
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
-from inferd.server.transport.connection import ConnectionLimits
+from inferd.server.transport.limits import ConnectionLimits
 from tests.api.conftest import MAX_MODEL_LEN, MODEL_PATH, NAME, VOCAB_SIZE, Script, ScriptedRouter, serving
 
 FOLDER = Path(__file__).parent
