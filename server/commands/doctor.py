@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine import gpu as accelerator
 from inferd.engine.api.machine.gpu import NoAcceleratorError
 from inferd.server.config.settings import Settings
+from inferd.server.transport.limits import LEAST_CONNECTIONS, RESERVED_FILES, connections_within
 
 GIB = 1024**3
 MIN_MEMORY_BYTES = 2 * GIB
@@ -79,6 +81,7 @@ def examine() -> Iterator[Check]:
     settings, check = load_settings()
     yield check
     yield check_port(settings.host, settings.port)
+    yield check_open_files(settings.max_connections)
     looks = (check_python, check_packages, check_torch, check_cpu, check_memory, check_cache, check_compiler, check_gpu)
     for look in looks:
         yield look()
@@ -209,6 +212,20 @@ def check_port(host: str, port: int) -> Check:
         way_out = "choose another with --port or --host (INFERD_PORT, INFERD_HOST)"
         return Check("port", "warn", f"{host}:{port}: {error.strerror}", way_out)
     return Check("port", "ok", f"{host}:{port} is free")
+
+
+def check_open_files(max_connections: int) -> Check:
+    """Checks the limit on open files. `inferd serve` raises the soft limit itself, as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num = connections_within(hard, max_connections)
+    soft_text, hard_text = ("none" if limit == resource.RLIM_INFINITY else f"{limit:,}" for limit in (soft, hard))
+    shown = f"soft limit {soft_text}, hard limit {hard_text}: enough for "
+    if num == max_connections:
+        return Check("files", "ok", f"{shown}all {num} connections of --max-connections")
+    way_out = f"raise the hard limit to {max_connections + RESERVED_FILES} (ulimit -Hn, systemd's LimitNOFILE=, "
+    way_out += "Docker's --ulimit nofile=), or set --max-connections (INFERD_MAX_CONNECTIONS) lower"
+    found = f"{shown}{max(num, 0)} of the {max_connections} connections of --max-connections"
+    return Check("files", "warn" if num >= LEAST_CONNECTIONS else "fail", found, way_out)
 
 
 def check_compiler() -> Check:

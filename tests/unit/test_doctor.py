@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -71,6 +72,43 @@ def test_a_taken_port_is_a_warning() -> None:
     assert doctor.check_port("127.0.0.1", port).status == "ok"
     assert (check.status, f"127.0.0.1:{port}" in check.found) == ("warn", True)
     assert "--port or --host (INFERD_PORT, INFERD_HOST)" in check.way_out
+
+
+@pytest.mark.parametrize(
+    ("asked", "soft", "hard", "status", "words"),
+    [
+        (
+            8_192,
+            1_024,
+            524_288,
+            "ok",
+            "soft limit 1,024, hard limit 524,288: enough for all 8192 connections of --max-connections",
+        ),
+        (
+            8_192,
+            1_024,
+            resource.RLIM_INFINITY,
+            "ok",
+            "hard limit none: enough for all 8192 connections of --max-connections",
+        ),
+        (
+            8_192,
+            1_024,
+            4_096,
+            "warn",
+            "soft limit 1,024, hard limit 4,096: enough for 4000 of the 8192 connections of --max-connections",
+        ),
+        (8_192, 64, 64, "fail", "enough for 0 of the 8192 connections of --max-connections"),
+        (4, 60, 100, "ok", "enough for all 4 connections of --max-connections"),
+    ],
+)
+def test_the_limit_on_open_files_is_said_with_its_connections(
+    asked: int, soft: int, hard: int, status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (soft, hard))
+    check = doctor.check_open_files(asked)
+    assert (check.status, check.found.endswith(words)) == (status, True), check
+    assert ("raise the hard limit to 8288 (ulimit -Hn" in check.way_out) == (status != "ok")
 
 
 def test_refused_settings_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
