@@ -1,13 +1,13 @@
-"""The text of an answer in, pieces of reasoning, calls and content out, as soon as each is certain.
+"""Parses the text of an answer into pieces of reasoning, calls and content, each as soon as it is certain.
 
-Two rules say what becomes of every character, however the text was cut:
+Two rules decide about every character, however the text was cut:
 
-- What is no region as the format has them is content, markers included. A call that does not turn out to be one is
-  content from its marker on, or from the first character that does not fit where its arguments had begun.
-- Blanks beside a marker belong to the marker. Between two stretches of content they are kept.
+- Text that is in no region of the format is content, markers included. If a call turns out to be none, it is content
+  from its marker on. If its arguments had begun, only the text from the first wrong character on is content.
+- Blanks beside a marker belong to the marker. Blanks between two stretches of content are kept.
 
-Regions are followed with the patterns of the response template; what stands in a region of calls that is not JSON is
-read by transformers' `ResponseParser` once the region has closed. Knows no tokens and no stop strings.
+The patterns of the response template find the regions. If the calls in a region are not JSON, transformers'
+`ResponseParser` reads them once the region has closed. Knows no tokens and no stop strings.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from inferd.server.tools.pieces import CallArguments, CallBegun, CallEnded, Cont
 
 @dataclass(frozen=True, slots=True)
 class ParserConfig:
-    """How the answers of one request are read."""
+    """How the answers of one request are parsed."""
 
     format: Format
     with_calls: bool
-    """Whether calls are looked for."""
+    """Whether to look for calls."""
     tools: tuple[Mapping[str, object], ...] = ()
     prefill: str = ""
-    """What of the answer stands in the prompt already."""
+    """Beginning of the answer that is already in the prompt."""
     max_calls: int | None = None
-    """After so many calls the answer ends."""
+    """Number of calls after which the answer ends; None: no bound."""
     shows_reasoning: bool = True
     kept_ids: frozenset[int] = frozenset()
-    """Special tokens that the reader has to see."""
+    """Special tokens that the parser must see."""
     names_function: bool = False
-    """Whether `tool_choice` names the function that is called."""
+    """Whether `tool_choice` names the function to call."""
     begun: AnswerParser | None = field(default=None, compare=False, repr=False)
-    """A reader that has read `prefill`, for `new_parser` to copy."""
+    """A parser that has read `prefill`; `new_parser` copies it."""
 
     def with_prefill_parsed(self) -> ParserConfig:
-        """The same, with the prompt's part of the answer read once for all choices."""
+        """The same config, with `prefill` parsed once for all choices."""
         return replace(self, begun=AnswerParser(self))
 
     def new_parser(self) -> AnswerParser:
@@ -62,21 +62,21 @@ class _Mode(Enum):
     """Outside of regions."""
     TEXT = auto()
     CALLS = auto()
-    """In a region of calls that are JSON."""
+    """In a region of JSON calls."""
     CLOSING = auto()
     """After the JSON, before the marker that closes the region."""
     WHOLE = auto()
-    """In a region of calls that is read when it has closed."""
+    """In a region of calls that is parsed when it has closed."""
 
 
 class AnswerParser:
-    """Reads one answer."""
+    """Parses one answer."""
 
     def __init__(self, parser_config: ParserConfig) -> None:
         self.num_calls = 0
-        """Complete ones."""
+        """Number of complete calls."""
         self.reasoning_spans: list[tuple[int, int]] = []
-        """[start, end) of reasoning in characters of the text, markers included, closed ones only."""
+        """[start, end) of each closed stretch of reasoning, in characters of the text, markers included."""
         self._config = parser_config
         self._watched = parser_config.format.watched(with_calls=parser_config.with_calls)
         self._pieces: list[Piece] = []
@@ -85,7 +85,7 @@ class AnswerParser:
             self._begin_after(parser_config.prefill)
 
     def copy(self) -> AnswerParser:
-        """One that stands where this one stands, outside of calls and with nothing found yet."""
+        """A copy in the same state. Call it outside of calls, before anything was found."""
         assert self._mode in (_Mode.FREE, _Mode.TEXT) and not (self._pieces or self._text or self.reasoning_spans)
         other = copy.copy(self)
         other.reasoning_spans, other._pieces, other._shown = [], [], set(self._shown)
@@ -93,47 +93,47 @@ class AnswerParser:
 
     @property
     def reasoning_start(self) -> int | None:
-        """Where the reasoning that is still open began."""
+        """The character at which the open reasoning began; None outside of reasoning."""
         return self._region_start if self._region is not None and self._region.role == "reasoning" else None
 
     @property
     def is_full(self) -> bool:
-        """No further call is wanted: the answer ends here."""
+        """Whether the answer ends here, because no further call is wanted."""
         return self._config.max_calls is not None and self.num_calls >= self._config.max_calls
 
     def feed(self, text: str) -> list[Piece]:
-        """What is certain after this much more text."""
+        """The pieces that are certain after this text."""
         self._text += text
         return self._run(is_end=False)
 
     def finish(self) -> list[Piece]:
-        """What is left, once no more text comes."""
+        """The last pieces, when no more text comes."""
         return self._run(is_end=True)
 
     def _reset(self) -> None:
         self._mode = _Mode.FREE
         self._text = ""
-        """Not yet taken."""
+        """Text that is not parsed yet."""
         self._position = 0
-        """Of `_text` in the answer."""
+        """Position of `_text` in the answer, in characters."""
         self._blanks = ""
-        """Since the last character of content."""
+        """Blanks since the last character of content."""
         self._region: Region | None = None
         self._region_start = 0
         self._opening = ""
-        """The marker of a region that may turn out to be none."""
+        """Opening marker of a region that may turn out to be none."""
         self._body: list[str] = []
         self._captures: Mapping[str, str] = {}
         self._calls = JsonCalls()
         self._is_bare_possible = self._config.format.is_bare and self._config.with_calls
         self._held = ""
-        """Blanks at the end of what was read of a region of text."""
+        """Blanks at the end of the text of an open region."""
         self._shown: set[str] = set()
-        """Roles of regions that had text."""
+        """Roles of the regions so far that had text."""
         self._touches_marker = self._has_content = self._is_region_start = False
 
     def _begin_after(self, prefill: str) -> None:
-        """Stand where the prompt's part of the answer ends; of what it held back, nothing will be shown again."""
+        """Parse the prompt's part of the answer, and drop its text that is still held back."""
         self.feed(prefill)
         if self._mode not in (_Mode.FREE, _Mode.TEXT):
             self._reset()
@@ -159,7 +159,7 @@ class AnswerParser:
         self._position += num_chars
         return taken
 
-    # Each step below returns whether it went on to something that another step may now do more of.
+    # Each step below returns whether another step may follow now.
 
     def _free(self, is_end: bool) -> bool:
         separators = BLANK + ";" if self._is_bare_possible and self.num_calls else BLANK
@@ -177,7 +177,8 @@ class AnswerParser:
         return False
 
     def _next_region(self, is_end: bool) -> tuple[Region | None, Found | None, int]:
-        """(the region that opens first, its marker, characters before it or before what may become one)."""
+        """(region that opens first, its marker, number of characters before it). Without a region, the number counts
+        the characters before a possible marker."""
         best: tuple[int, int] | None = None
         opened: tuple[Region, Found] | None = None
         held = len(self._text)
@@ -194,7 +195,7 @@ class AnswerParser:
         return *opened, opened[1].start
 
     def _content(self, text: str) -> None:
-        """Outside of regions: the blanks at its end are held back, they may be a marker's."""
+        """Add text outside of regions. Blanks at its end are held back, because they may belong to a marker."""
         body = text.rstrip(BLANK)
         if body:
             before = self._blanks if self._has_content or not self._touches_marker else self._blanks.strip(BLANK)
@@ -240,14 +241,14 @@ class AnswerParser:
         return True
 
     def _region_text(self, region: Region, text: str) -> None:
-        """Text between markers, without the blanks beside them."""
+        """Add text between markers, without the blanks beside them."""
         if self._is_region_start:
             text = text.lstrip(BLANK)
         body = text.rstrip(BLANK)
         if body:
             before = self._held
             if self._is_region_start and region.role in self._shown:
-                before = region.joint
+                before = region.separator
             self._pieces.append(_text_piece(region, before + body))
             self._held, self._is_region_start = "", False
             self._shown.add(region.role)
@@ -277,11 +278,11 @@ class AnswerParser:
     def _begin_call(self, name: str) -> None:
         self._touches_marker = True
         if self._region is None:
-            self._blanks = ""  # and the separator between two calls without markers
+            self._blanks = ""  # also drops the separator between two calls without markers
         self._pieces.append(CallBegun(name))
 
     def _give_back(self, text: str) -> None:
-        """The region was none: its marker and what was read of it are content."""
+        """The region was none: its marker and its text are content."""
         text = self._opening + text
         self._mode, self._region, self._opening = _Mode.FREE, None, ""
         self._is_bare_possible = False
@@ -337,7 +338,8 @@ class AnswerParser:
         self._mode, self._region = _Mode.FREE, None
 
     def _whole_unread(self, body: str, closing: str) -> None:
-        """Arguments that cannot be read, or were cut off: as they were written, where their call has begun."""
+        """Handle a region that cannot be parsed or was cut off. If its call has begun, its text becomes the arguments
+        as it is; else the region is content."""
         if "name" not in self._captures:
             self._give_back(body + closing)
             return

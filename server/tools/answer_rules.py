@@ -1,4 +1,5 @@
-"""What a chat request asks of reasoning and calls: what the template is shown, how the answer is read, what it may be.
+"""Reasoning and calls of a chat request: what the template is given, how the answer is parsed, and which language it
+has.
 
 Pure functions of the request's fields, the model's format and the rendered prompt. Knows no engine.
 """
@@ -25,21 +26,21 @@ Tool = Mapping[str, object]
 LACKS_TOOLS = "the chat template does not show tools, so the server writes them into the prompt as text"
 
 _SWITCHES = ("enable_thinking", "thinking")
-"""How templates name the variable that turns reasoning on, where it has no levels."""
+"""Names of the template variable that turns reasoning on, in templates without levels of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """How an answer is read, and what it may be."""
+    """How an answer is parsed, and which texts it may be."""
 
     parser_config: ParserConfig | None
-    """None: it is one text."""
+    """None: the answer is plain text."""
     answer: AnswerLanguage | None
-    """None: any text."""
+    """None: any text is allowed."""
 
 
 def check_tools(wire: ChatRequest) -> None:
-    """What the fields of tools say together. Raises `RequestError`."""
+    """Check the fields about tools together. Raises `RequestError`."""
     choice = wire.tool_choice
     for name, is_given in (
         ("tool_choice", choice is not None and choice.mode != "none"),
@@ -56,12 +57,12 @@ def check_tools(wire: ChatRequest) -> None:
 
 
 def tools_shown(wire: ChatRequest) -> tuple[Tool, ...] | None:
-    """The tools as the template is given them."""
+    """The tools that the template is given."""
     return None if _choice(wire).mode == "none" else wire.tools
 
 
 def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | None:
-    """`chat_template_kwargs` with `reasoning_effort` under the template's own name for it. Raises `RequestError`."""
+    """`chat_template_kwargs`, with `reasoning_effort` under the template's name for it. Raises `RequestError`."""
     effort, name = _effort(wire), _switch(template)
     if effort is None or not name:
         return wire.chat_template_kwargs
@@ -74,7 +75,7 @@ def template_kwargs(wire: ChatRequest, template: str) -> Mapping[str, object] | 
 
 
 def warnings_of(wire: ChatRequest, model: ServedModel) -> tuple[str, ...]:
-    """What of these fields has no effect on this model, in words for a header."""
+    """Warnings for a header: fields that have no effect with this model."""
     template = "" if model.template is None else model.template.source
     found = []
     if _effort(wire) is not None and not _switch(template):
@@ -87,21 +88,21 @@ def warnings_of(wire: ChatRequest, model: ServedModel) -> tuple[str, ...]:
 
 
 def _effort(wire: ChatRequest) -> str | None:
-    """How much reasoning is asked for; the first of the two names wins."""
+    """The requested effort of reasoning; the first of its two field names wins."""
     if wire.reasoning_effort is not None or wire.reasoning is None:
         return wire.reasoning_effort
     return wire.reasoning.effort
 
 
 def _switch(template: str) -> str:
-    """The template's own name for `reasoning_effort`; empty where it has none."""
+    """The template's name for `reasoning_effort`; empty if it has none."""
     return next((name for name in ("reasoning_effort", *_SWITCHES) if name in template), "")
 
 
 def answer_rules(wire: ChatRequest, model: ServedModel, prompt: str, answer: AnswerLanguage | None) -> AnswerRules:
-    """`prompt`: as it was rendered. `answer`: what the other fields say it may be.
+    """The rules for the answer. `prompt`: the rendered text. `answer`: the language that other fields ask for.
 
-    Raises `RequestError` for what cannot be enforced as asked.
+    Raises `RequestError` if a rule cannot be enforced.
     """
     form, tokens, special_ids = model.format, model.tokenizer.added_tokens, model.tokenizer.special_ids
     budget = wire.thinking_token_budget
@@ -152,7 +153,7 @@ def _rules(choice: ToolChoice, tools: tuple[Tool, ...], wire: ChatRequest) -> Ca
 
 
 def _needs_plain_calls(form: Format, rules: CallRules, answer: AnswerLanguage | None) -> bool:
-    """Where calls must be written by a grammar, and the model's own way is not known or cannot be written by one."""
+    """Whether calls under a grammar must be plain JSON, because no grammar for the model's own syntax is known."""
     if form.call_syntax is not None:
         return False
     return not form.reads_calls or rules.is_required or answer is not None
@@ -167,7 +168,7 @@ def _before(config: ParserConfig, tokens: Mapping[str, int], budget: int | None)
 
 
 def _choice(wire: ChatRequest) -> ToolChoice:
-    """OpenAI's default: the model decides."""
+    """The request's choice, or OpenAI's default: the model decides."""
     return wire.tool_choice or ToolChoice("auto")
 
 

@@ -1,7 +1,7 @@
-"""The formats that published models use and whose checkpoints do not say so themselves: response templates by name.
+"""Formats of published models whose checkpoints declare none: response templates by name.
 
-Markers are written as the families' chat templates write them. A new format is one entry here, one rule in `detect` and
-one sample in the tests.
+The markers are those of the families' chat templates. A new format is one entry here, one rule in `detect` and one
+sample in the tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Field = Mapping[str, object]
 NONE = "none"
 HARMONY = "harmony"
 PLAIN = "json"
-"""Calls as JSON without a marker: what is used where a call is required of a model whose format is not known."""
+"""Calls as JSON without a marker: used if a call is required of a model whose format is not known."""
 
 START_ANCHORS = (
     "<|im_start|>assistant<|im_sep|>",
@@ -30,7 +30,7 @@ START_ANCHORS = (
     "<\uff5cAssistant\uff5c>",
     "[/INST]",
 )
-"""What stands before an assistant's turn."""
+"""Texts that begin an assistant's turn."""
 
 _OBJECT = {"type": "function", "function": "{content}"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -43,14 +43,14 @@ class CallFormat:
 
     field: Field | None
     syntax: CallSyntax | None = None
-    """None: no grammar can write it, so a required call is written as `PLAIN`."""
+    """None: no grammar can describe it, so a required call is written as `PLAIN`."""
     is_bare: bool = False
     has_short_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How reasoning is written, and the answer beside it where that has markers of its own."""
+    """How reasoning is written, and the answer too if it has markers of its own."""
 
     fields: Mapping[str, Field]
     syntax: ReasoningSyntax | None = None
@@ -82,7 +82,7 @@ CALLS: dict[str, CallFormat] = {
         _json("<tool_call>", "</tool_call>"),
         CallSyntax("<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     ),
-    # Qwen3-Coder, Qwen 3.5. The outer tag is forgotten at times, and so is the end of an argument.
+    # Qwen3-Coder, Qwen 3.5. These models sometimes forget the outer tag, or the end of an argument.
     "qwen3_coder": CallFormat(
         {
             "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]{1,128})>",
@@ -101,7 +101,7 @@ CALLS: dict[str, CallFormat] = {
     "llama3_json": CallFormat(
         _json("<|python_tag|>"), CallSyntax("", '{"name": "', '", "parameters": ', "}", separator="; "), is_bare=True
     ),
-    # Mistral: a list of calls, and since the eleventh tokenizer the name before its arguments.
+    # Mistral: a list of calls; since the eleventh tokenizer, the name before its arguments.
     "mistral": CallFormat(
         _named(rf"\[TOOL_CALLS\](?:{_NAME}(?:\[CALL_ID\]\w{{1,64}})?\[ARGS\]|(?=\s*\[\s*\{{))"),
         CallSyntax("[TOOL_CALLS]", '{"name": "', '", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
@@ -186,7 +186,7 @@ REASONING: dict[str, ReasoningFormat] = {
     # Magistral and its successors.
     "mistral": _tagged("[THINK]", "[/THINK]"),
     "gemma4": _tagged("<|channel>thought\n", "<channel|>"),
-    # gpt-oss: what is said before a call is part of the answer.
+    # gpt-oss: text before a call is part of the answer.
     HARMONY: ReasoningFormat(
         {
             "reasoning_content": {

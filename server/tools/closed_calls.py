@@ -1,6 +1,6 @@
-"""Calls that can be read only when their region has closed, such as those in tags: transformers' parser reads them.
+"""Parses calls that can be read only when their region has closed, such as those in tags, by transformers' parser.
 
-One region at a time, so that what it cannot read is known to be that region's text, and nothing beside it.
+One region at a time, so that a failure concerns exactly this region's text.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from inferd.server.tools.format import Region
 def calls_of(
     region: Region, opening: str, body: str, closing: str, tools: Sequence[Mapping[str, object]]
 ) -> list[tuple[str, str]] | None:
-    """(name, arguments as JSON) of each call between two markers; None where that is no call, or where one of its
-    arguments would be lost.
+    """(name, arguments as JSON) of each call between two markers; None if the text is no call, or if an argument would
+    be lost.
 
-    `tools` say which arguments are numbers.
+    `tools`: their schemas tell which arguments are numbers.
     """
     if _leaves_text(region, body) or _repeats_argument(region, body):
         return None
     field = region.field
-    # The anchor tells a prompt from an answer, and there is no prompt here.
+    # The anchor separates a prompt from an answer, and there is no prompt here.
     alone = ResponseTemplate(defaults={}, fields={field.name: field}, start_anchor_re=None)
     try:
         parser = ResponseParser(alone, prefix="", tools=[dict(tool) for tool in tools])
@@ -40,12 +40,12 @@ def calls_of(
 
 
 def _leaves_text(region: Region, body: str) -> bool:
-    """Whether there is something between the tags that no argument stands for."""
+    """Whether there is text between the tags that belongs to no argument."""
     return region.tag_pattern is not None and bool(re.sub(region.tag_pattern, "", body, flags=re.DOTALL).strip())
 
 
 def _repeats_argument(region: Region, body: str) -> bool:
-    """Whether an argument is written twice in tags: JSON has a key once, and none of the two may be dropped."""
+    """Whether tags have an argument twice: JSON has each key once, and neither value may be dropped."""
     if region.tag_pattern is None:
         return False
     keys = [match.groupdict().get("key") for match in re.finditer(region.tag_pattern, body, flags=re.DOTALL)]
@@ -74,12 +74,13 @@ def _dumped(arguments: object) -> str:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:
         return _dumped(_without_nan(arguments))
-    # Half of a surrogate pair can be spelt in JSON and not in UTF-8.
+    # JSON can spell half of a surrogate pair, and UTF-8 cannot.
     return text if _is_utf8(text) else json.dumps(arguments)
 
 
 def _without_nan(value: object) -> object:
-    """Python reads NaN and Infinity as numbers and JSON does not: they are texts, as the model wrote them."""
+    """Replace NaN and Infinity, which Python reads as numbers and JSON does not have, by the text that the model
+    wrote."""
     if isinstance(value, dict):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list):

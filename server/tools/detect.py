@@ -1,6 +1,6 @@
-"""Finds a checkpoint's format: what it says itself, else what its chat template and its special tokens show.
+"""Finds a checkpoint's format: the one that it declares, else the one that its chat template and special tokens show.
 
-A setting has the last word; two formats that do not go together are refused by name.
+A setting overrides both. Two formats that do not fit together are refused by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inferd.server.tools.builtin import CALLS, HARMONY, NONE, PLAIN, PLAIN_SYNTA
 from inferd.server.tools.format import OWN, CallSyntax, Format, ReasoningSyntax
 
 AUTO = "auto"
-"""The name of what a checkpoint declares itself, in the `response_template` of its tokenizer."""
+"""Setting that takes the format from the checkpoint."""
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _FROM_OWN, _FROM_TEMPLATE, _FROM_SETTINGS = "the checkpoint's response_template", "the chat template", "settings"
@@ -21,16 +21,16 @@ _FROM_OWN, _FROM_TEMPLATE, _FROM_SETTINGS = "the checkpoint's response_template"
 
 @dataclass(frozen=True, slots=True)
 class Clues:
-    """What a checkpoint shows of its format."""
+    """Properties of a checkpoint that show its format."""
 
     chat_template: str = ""
-    """All of its templates."""
+    """Text of all its templates."""
     tokens: Collection[str] = ()
     """Texts of its added tokens."""
     model_type: str = ""
     response_template: Mapping[str, object] | None = None
     shows_tools: bool = True
-    """Whether the chat template shows the model its tools; else they are told as Hermes models are."""
+    """Whether the chat template shows tools. Otherwise the server shows them in the way of Hermes models."""
 
     def has(self, *texts: str) -> bool:
         return all(text in self.chat_template for text in texts)
@@ -51,7 +51,7 @@ _CALL_RULES: tuple[_Rule, ...] = (
     (lambda clues: clues.has("<|tool_call|>", "<|/tool_call|>"), "phi4"),
     (lambda clues: clues.has("<|tool_call|>"), "granite"),
     (lambda clues: clues.has("<|python_tag|>") or clues.has('"name": function name', '"parameters"'), "llama3_json"),
-    # A template that shows no calls, of a family that writes them with a token of its own.
+    # The template shows no calls, but the family writes them with a special token.
     (lambda clues: clues.model_type.startswith("mistral") and "[ARGS]" in clues.tokens, "mistral_args"),
     (lambda clues: clues.model_type.startswith("mistral") and "[TOOL_CALLS]" in clues.tokens, "mistral"),
     (lambda clues: clues.model_type.startswith("qwen") and "<tool_call>" in clues.tokens, "hermes"),
@@ -69,7 +69,7 @@ _REASONING_RULES: tuple[_Rule, ...] = (
 
 
 def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Format:
-    """The format of a checkpoint. Raises `ModelError` for a template that cannot be read, and names that cannot be."""
+    """The format of a checkpoint. Raises `ModelError` for an invalid response template, and for unknown names."""
     own = clues.response_template
     own_fields = (own or {}).get("fields", {})
     if not isinstance(own_fields, Mapping):
@@ -102,7 +102,7 @@ def _chosen(
 
 
 def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str) -> Format:
-    """A response template of the parts that were chosen, with what each of them knows besides."""
+    """A format that combines the chosen formats of calls and of reasoning."""
     own_fields = own.get("fields", {})
     assert isinstance(own_fields, Mapping)
     is_whole = OWN in (tools, reasoning)
@@ -133,13 +133,13 @@ def _syntax_of(reasoning: str) -> ReasoningSyntax | None:
 
 
 def _own_calls(field: object) -> CallSyntax | None:
-    """How to write the calls of a template that says how to read them: where the markers are literals around JSON."""
+    """The call syntax of a template's own `tool_calls` field; None unless its markers are literals around JSON."""
     if not isinstance(field, Mapping) or field.get("content") != "json" or field.get("content_args"):
         return None
     begin, end = field.get("open"), field.get("close", "")
     if not (isinstance(begin, str) and isinstance(end, str)):
         return None
-    # The spelling of a call between the markers that all published templates of this kind share.
+    # All published templates of this kind spell a call between the markers like this.
     return CallSyntax(begin, f'{begin}\n{{"name": "', '", "arguments": ', f"}}\n{end}" if end else "}")
 
 

@@ -1,7 +1,7 @@
 """Tools, calls and their results as text, for chat templates that do not show them.
 
-What a template shows is found out once, by rendering probes. What it does not show is written into the messages before
-they are rendered: tools as a system text, calls into the assistant's content, results as the user's. Knows no
+`probe` finds out once what a template shows, by rendering test messages. `Fallback` writes the rest into the messages
+before they are rendered: tools as a system text, calls into the assistant's content, results into the user's. Knows no
 templates and no requests.
 """
 
@@ -17,7 +17,7 @@ from inferd.server.tools.format import CallSyntax
 Message = Mapping[str, object]
 Tool = Mapping[str, object]
 Empty = Literal["text", "null", "absent"]
-"""How content that is not there is given to a template: "", None, or no key."""
+"""How missing content is given to a template: "", None, or no key."""
 
 Render = Callable[[Sequence[Message], Sequence[Tool] | None], str | None]
 """(messages, tools) -> the prompt; None: the template refuses them."""
@@ -27,20 +27,21 @@ _CONTENT: dict[Empty, dict[str, object]] = {"text": {"content": ""}, "null": {"c
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a chat template shows."""
+    """The parts of tool use that a chat template shows."""
 
     tools: bool = True
     calls: bool = True
-    """Calls of an assistant's earlier turns."""
+    """Whether it shows calls of an assistant's earlier turns."""
     results: bool = True
-    """Messages of role `tool`."""
+    """Whether it shows messages of role `tool`."""
     system: bool = True
+    """Whether it shows system messages."""
     empty: Empty = "text"
-    """How an assistant's missing content beside calls has to be given for the calls to be shown."""
+    """How missing content of a message with calls must be given so that the template shows the calls."""
     content_beside_calls: bool = True
-    """Whether a message that has both is shown with both."""
+    """Whether it shows both content and calls of one message."""
     several_calls: bool = True
-    """Whether a message may have more than one."""
+    """Whether it shows several calls of one message."""
 
 
 _NAME, _CITY, _OTHER_CITY = "probe_weather_7f3", "Paris-7f3", "Rome-7f3"
@@ -57,7 +58,7 @@ _PROBE_TOOL: Tool = {
         },
     },
 }
-# Some templates take ids of nine letters and digits only.
+# Some templates accept only ids of nine letters and digits.
 _CALL: Message = {
     "type": "function",
     "id": "probe7f3a",
@@ -81,7 +82,8 @@ _USER, _ANSWER = _said("user", "Hello."), _said("assistant", "Hello!")
 
 
 def probe(render: Render) -> Shown:
-    """What the template behind `render` shows. What cannot be told, because it refuses every probe, counts as shown."""
+    """Find out what the template behind `render` shows. If it refuses every probe of a part, that part counts as
+    shown."""
     has_system = _SYSTEM in (render([_said("system", _SYSTEM), _USER], None) or "")
     if not _shows_tools(render):
         return Shown(tools=False, calls=False, results=False, system=has_system)
@@ -89,12 +91,12 @@ def probe(render: Render) -> Shown:
         empty: render([_USER, {"role": "assistant", **content, "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL])
         for empty, content in _CONTENT.items()
     }
-    # The tool's own description has the name, and no city.
+    # The tool's description has the name, but no city.
     showing = {empty: prompt for empty, prompt in prompts.items() if prompt is not None and _CITY in prompt}
     if not showing:
         prompt = render([_USER, _ANSWER, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
         return Shown(calls=False, results=_RESULT in prompt, system=has_system)
-    # The shortest makes nothing of the content that is not there: neither "None" nor a turn without a word.
+    # The shortest prompt adds nothing for the missing content: neither "None" nor an empty turn.
     empty = min(showing, key=lambda empty: len(showing[empty]))
     both = render([_USER, {**_said("assistant", _SAID), "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
     calls = {"role": "assistant", **_CONTENT[empty], "tool_calls": [_CALL, _OTHER_CALL]}
@@ -109,7 +111,7 @@ def probe(render: Render) -> Shown:
 
 
 def _shows_tools(render: Render) -> bool:
-    """Whether tools are in every prompt that is made with them: some templates show them in one branch alone."""
+    """Whether every prompt with tools shows them: some templates show them only in one branch."""
     talks = ([_USER], [_said("system", _SYSTEM), _USER], [_USER, _ANSWER, _USER])
     rendered = (talk for talk in talks if render(talk, None) is not None)
     return all(_NAME in (render(talk, [_PROBE_TOOL]) or "") for talk in rendered)
@@ -117,36 +119,36 @@ def _shows_tools(render: Render) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Writes what a template does not show."""
+    """Writes into messages what a template does not show."""
 
     shown: Shown
     syntax: CallSyntax
-    """How the model is told to write calls, and how its earlier ones are written."""
+    """How the model is told to write calls, and how its earlier calls are written."""
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-        """The messages as the template is to be given them; with the tools, if it does not show tools itself."""
-        told: list[Message] = []
+        """The messages for the template, including the tools if it does not show them."""
+        rewritten: list[Message] = []
         results: list[str] = []
         for message in messages if self._keeps_turns else self._split(messages):
             if message["role"] == "tool" and not self.shown.results:
                 results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             elif results and message["role"] == "user":
-                # Templates that know no results know no two messages of the user's in a row either.
-                told.append({**message, "content": "\n".join((*results, str(message["content"])))})
+                # Templates without results do not take two user messages in a row either.
+                rewritten.append({**message, "content": "\n".join((*results, str(message["content"])))})
                 results = []
             else:
-                told += [_said("user", "\n".join(results))] if results else []
-                told.append(self._written(message))
+                rewritten += [_said("user", "\n".join(results))] if results else []
+                rewritten.append(self._written(message))
                 results = []
-        told += [_said("user", "\n".join(results))] if results else []
-        return self._with_tools(told, tools) if tools and not self.shown.tools else told
+        rewritten += [_said("user", "\n".join(results))] if results else []
+        return self._with_tools(rewritten, tools) if tools and not self.shown.tools else rewritten
 
     @property
     def _keeps_turns(self) -> bool:
         return not self.shown.calls or (self.shown.content_beside_calls and self.shown.several_calls)
 
     def _split(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """An assistant's turn as several, each with what the template shows of one, and results behind their call."""
+        """Split an assistant's turn into several that the template can show, with each call's results behind it."""
         at = 0
         while at < len(messages):
             message, calls = messages[at], messages[at].get("tool_calls")
@@ -167,7 +169,7 @@ class Fallback:
                 yield from _one_by_one(message, calls, results)
 
     def _written(self, message: Message) -> Message:
-        """With its calls in its content, or with its content as the template takes it."""
+        """The message with its calls written into its content, or with missing content as the template takes it."""
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not calls:
             return message
@@ -181,7 +183,7 @@ class Fallback:
         return {**{key: value for key, value in message.items() if key != "content"}, **_CONTENT[self.shown.empty]}
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-        """The tools' text behind the first system message's, or as one, or before what the user says first."""
+        """Add the text of the tools: to the first system message, as a new one, or before the first user message."""
         text = tools_text(self.syntax, tools)
         first = messages[0] if messages else _said("user", "")
         if first["role"] in ("system", "developer"):
@@ -194,7 +196,7 @@ class Fallback:
 
 
 def _one_by_one(message: Message, calls: list[Message], results: list[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, and its results behind it; those of no call at the end."""
+    """Each call in a message of its own with its results behind it; results without a call come last."""
     by_call: dict[object, list[Message]] = {}
     for result in results:
         by_call.setdefault(result.get("tool_call_id"), []).append(result)
@@ -207,7 +209,7 @@ def _one_by_one(message: Message, calls: list[Message], results: list[Message]) 
 
 
 def tools_text(syntax: CallSyntax, tools: Sequence[Tool]) -> str:
-    """Says which tools there are, and how to call them, as Hermes models are told."""
+    """Tells the model which tools there are and how to call them, in the words of Hermes models."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     arguments = "<arguments>" if syntax.arguments == "xml" else "<arguments as a JSON object>"
     form = _written_call(syntax, "<name of the function>", arguments)

@@ -1,5 +1,5 @@
-"""How one model writes reasoning, tool calls and content: a response template as transformers reads it, made ready to
-be followed token by token, and how calls are to be written where a grammar writes them.
+"""How one model writes reasoning, tool calls and content: a response template as transformers reads it, prepared for
+parsing text as it arrives, and the syntax of calls for grammars.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROLES: dict[str, Role] = {
 }
 
 _LEADING_BLANKS = re.compile(r"^(\\s\*)+")
-"""Blanks beside a marker are the reader's business, and a search that begins with them is quadratic in their number."""
+"""Blanks before a marker are left to the parser: a search that begins with them is quadratic in their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class CallSyntax:
     """How calls are written: `begin` name `between` arguments `end` for each of them."""
 
     trigger: str
-    """The marker at the beginning of the first call; empty: an answer that is a call begins with it."""
+    """Marker at the beginning of the first call; empty: calls have no marker and begin the answer."""
     begin: str
     between: str
     end: str
@@ -49,12 +49,12 @@ class CallSyntax:
     after_all: str = ""
     arguments: Literal["json", "xml"] = "json"
     is_single: bool = False
-    """The model's turn ends with a call."""
+    """Whether the model's turn ends after one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSyntax:
-    """What stands before and after reasoning, where the model writes it."""
+    """The markers before and after reasoning."""
 
     begin: str
     end: str
@@ -67,37 +67,37 @@ class Region:
     role: Role
     open: Marker
     close: Marker | None
-    """None: it ends with the answer or, for calls that are JSON, with the JSON."""
+    """None: the region ends with the answer or, for JSON calls, with the JSON."""
     field: ResponseTemplateField
     is_json: bool
-    """Calls: the text after the marker is JSON and can be read while it is written."""
-    joint: str
-    """Between two regions of one role."""
+    """Whether the region holds calls as JSON, which can be parsed while they are written."""
+    separator: str
+    """Text put between two regions of one role."""
 
     @property
     def tag_pattern(self) -> str | None:
-        """Of calls written in tags: what one argument is."""
+        """Pattern of one argument if calls are written in tags, else None."""
         pattern = self.field.content_args.get("tag_pattern") if self.field.content == "xml-inline" else None
         return pattern if isinstance(pattern, str) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What is known of a model's way to answer."""
+    """How a model writes its answers, as far as it is known."""
 
     tool_name: str
-    """Of the format of calls; "none" where none is known."""
+    """Name of the format of calls; "none" if it is not known."""
     reasoning_name: str
     source: str
-    """Where it was found, as the READY card says it."""
+    """Origin of the format in words, for the READY card."""
     template: ResponseTemplate | None = None
     regions: tuple[Region, ...] = ()
     is_bare: bool = False
-    """Calls may stand without a marker, where the answer begins."""
+    """Whether calls without a marker may begin an answer."""
     call_syntax: CallSyntax | None = None
     reasoning_syntax: ReasoningSyntax | None = None
     has_short_ids: bool = False
-    """The template takes ids of calls of nine letters and digits only."""
+    """Whether the template accepts only call ids of nine letters and digits."""
 
     @classmethod
     def of_template(cls, spec: Mapping[str, object], tool_name: str, reasoning_name: str, source: str) -> Self:
@@ -131,11 +131,11 @@ class Format:
         return any(region.role == "reasoning" for region in self.regions)
 
     def watched(self, *, with_calls: bool) -> tuple[Region, ...]:
-        """The regions that are looked for; without tools, what looks like a call is text."""
+        """The regions to look for. Without tools, text that looks like a call is content."""
         return tuple(region for region in self.regions if with_calls or region.role != "call")
 
     def special_markers(self, tokens: Iterable[str], *, with_calls: bool) -> frozenset[str]:
-        """Of these special tokens, those that markers are made of: a reader has to see them."""
+        """The special tokens in `tokens` that markers consist of: the parser must see them."""
         regions = self.watched(with_calls=with_calls)
         markers = [mark for region in regions for mark in (region.open, region.close) if mark is not None]
         arguments = [str(region.field.content_args) for region in regions if region.field.content_args]
@@ -146,7 +146,7 @@ class Format:
         )  # fmt: skip
 
     def prefill(self, prompt: str) -> str:
-        """What of the answer stands in the prompt already: after the last marker of an assistant's turn."""
+        """The beginning of the answer that is already in the prompt, behind the last start of an assistant's turn."""
         if self.template is None:
             return ""
         end = None
@@ -155,13 +155,14 @@ class Format:
         return self._opening_at_end(prompt) if end is None else prompt[end:]
 
     def _opening_at_end(self, prompt: str) -> str:
-        """Where nobody knows how a turn begins: a prompt that ends with an opening marker has opened that region."""
+        """Used if the start of a turn is not known: an opening marker at the end of the prompt, which opens its
+        region."""
         text = prompt.rstrip()
         literals = [text for region in self.regions for text in region.field.open_literals or ()]
         return next((literal for literal in literals if text.endswith(literal)), "")
 
     def with_plain_calls(self, plain: Format) -> Format:
-        """This format's reasoning with calls written as `plain` has them."""
+        """This format's reasoning, with the calls of `plain`."""
         return replace(
             self,
             tool_name=plain.tool_name,
@@ -178,12 +179,12 @@ def _region(field: ResponseTemplateField, role: Role) -> Region:
 
 
 def _marker(pattern: object, literals: list[str] | None) -> Marker:
-    """The pattern with the blanks before it left out."""
+    """A marker for the pattern, without its leading blanks."""
     compiled = cast("re.Pattern[str]", pattern)
     source = compiled.pattern
     trimmed = _LEADING_BLANKS.sub("", source)
     if literals is None and trimmed and trimmed != source:
-        # `re` has no partial matches: the library's own compiler is the one that made the pattern.
+        # transformers compiles it, because `re` has no partial matches.
         compiled = _recompiled(trimmed)
     is_final = literals is not None and not any(a != b and a.startswith(b) for a in literals for b in literals)
     return Marker(compiled, is_final)
@@ -195,7 +196,7 @@ def _recompiled(source: str) -> re.Pattern[str]:
 
 
 def _is_plain(transform: object) -> bool:
-    """Whether the JSON is a call, a list of calls, or the arguments of a call whose name the marker has."""
+    """Whether the JSON is a call, a list of calls, or the arguments of a call whose name is in the marker."""
     if transform is None:
         return True
     if not isinstance(transform, dict):

@@ -1,8 +1,8 @@
-"""Calls written as JSON, read while they are written: the name, then the arguments piece by piece.
+"""Parses calls written as JSON while they arrive: the name, then the arguments piece by piece.
 
-`{"name": ..., "arguments": {...}}`, one or a list of them, or the arguments alone where the name stood before. Models
-also say `parameters`, put the name last, leave empty arguments out, or write them as a string. Every character is read
-once. Knows no markers.
+The text is `{"name": ..., "arguments": {...}}`, a list of these, or the arguments alone if the marker had the name.
+Models also write `parameters`, put the name last, leave out empty arguments, or write them as a string. Every character
+is read once. Knows no markers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Next(Enum):
 
 
 class JsonCalls:
-    """Reads calls. `is_done` after the last character of the last, `is_broken` at the first that fits no call."""
+    """Parses calls. `is_done` is set after the last character of the last call, `is_broken` at the first wrong one."""
 
     def __init__(self, name: str | None = None, known_names: Collection[str] | None = None) -> None:
-        """`name`: of the one call whose arguments are read. `known_names`: another name is no call."""
+        """`name`: name of the one call, if only its arguments are read. `known_names`: any other name is no call."""
         self.is_done = self.is_broken = False
         self.unread: list[str] = []
-        """The text that no piece stands for yet; where it is broken, what is no call after all."""
+        """Text that no piece covers yet. If the call is broken, this text is content."""
         self._known_names = known_names
         self._is_list, self._is_nameless = False, name is not None
         self._next = _Next.ARGUMENTS if name is not None else _Next.START
@@ -53,7 +53,7 @@ class JsonCalls:
         self._pieces: list[Piece] = []
 
     def take(self, text: str) -> tuple[list[Piece], int]:
-        """(what was found, index of the first character that was not read)."""
+        """(pieces found, index of the first character that was not read)."""
         at = 0
         while at < len(text) and not (self.is_done or self.is_broken):
             at = self._in_span(text, at) if self._span is not None else self._structure(text, at)
@@ -81,7 +81,7 @@ class JsonCalls:
         return at + self._step(char)
 
     def _step(self, char: str) -> int:
-        """Characters taken: 1, or 0 where a value begins with this one or it fits no call."""
+        """Number of characters taken: 1, or 0 if this one begins a value or fits no call."""
         match self._next, char:
             case _Next.START, "[":
                 self._is_list, self._next = True, _Next.OBJECT
@@ -158,7 +158,7 @@ class JsonCalls:
             self._pieces.append(CallArguments(self._arguments))
 
     def _arguments_read(self, value: str) -> None:
-        """What was not streamed: null, a string that holds them, or what came before the name."""
+        """Handle arguments that were not streamed: null, a string that holds them, or an object before the name."""
         if value == "null":
             value = "{}"
         elif value.startswith('"'):
@@ -195,5 +195,5 @@ class JsonCalls:
 
 
 def _is_text(value: str) -> bool:
-    """False for halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    """False if the value has half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in value)

@@ -1,4 +1,4 @@
-"""One JSON value in a text that arrives in pieces: where it ends, and whether it still is JSON.
+"""Finds the end of one JSON value in a text that arrives in pieces, and notices text that is no JSON.
 
 Reads every character once, so the result does not depend on how the text was cut. Knows no calls and no schema.
 """
@@ -9,7 +9,7 @@ import re
 from enum import Enum, auto
 
 MAX_DEPTH = 128
-"""Objects and arrays within each other; deeper is no argument of a call, but a model that repeats itself."""
+"""Most nested objects and arrays. Deeper nesting is no argument of a call, but a model that repeats itself."""
 
 _BLANK = " \t\n\r"
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -20,7 +20,7 @@ _STRING_EVENT = re.compile('["\\\\\x00-\x1f]')
 
 
 class _Next(Enum):
-    """What the next character may be."""
+    """The characters that may come next."""
 
     VALUE = auto()
     VALUE_OR_END = auto()
@@ -35,10 +35,10 @@ class _Next(Enum):
 
 
 class JsonSpan:
-    """Reads one value. `is_done` once its last character was read, `is_broken` at the first that fits no JSON.
+    """Reads one value. `is_done` is set after its last character, `is_broken` at the first that fits no JSON.
 
-    A line break or another control character inside a string, which models write and JSON forbids, is read as its
-    escape, so that `take` gives valid JSON for it.
+    Models write line breaks and other control characters in strings, which JSON forbids. `take` returns their escapes,
+    so that its result is valid JSON.
     """
 
     __slots__ = ("_escape", "_is_key", "_next", "_open", "_token", "_word", "is_broken", "is_done")
@@ -49,7 +49,7 @@ class JsonSpan:
         self._open: list[str] = []
         self._is_key = False
         self._escape = 0
-        """Hexadecimal digits still to come in a \\u escape."""
+        """Number of hexadecimal digits still to come in a \\u escape."""
         self._word = self._token = ""
 
     def take(self, text: str, start: int) -> tuple[str, int]:
@@ -71,12 +71,12 @@ class JsonSpan:
         return "".join(pieces), at
 
     def end(self) -> None:
-        """No more text: a number may end here."""
+        """Called when no more text comes: a number may end here."""
         if self._next is _Next.NUMBER and not self._open and _NUMBER.fullmatch(self._token):
             self.is_done = True
 
     def _read(self, char: str) -> int:
-        """Characters read: 1, or 0 where this one ends a number, ends the value or breaks it."""
+        """Number of characters read: 1, or 0 if this one ends a number, ends the value or breaks it."""
         if self._next is _Next.STRING:
             self._in_string(char)
             return 1

@@ -1,7 +1,7 @@
-"""The markers that open and close a region of an answer, found in a text that arrives in pieces.
+"""Finds the markers that open and close a region of an answer, in a text that arrives in pieces.
 
-A marker is a literal, one of several, or a regular expression of the `regex` library, which can tell a text that holds
-none from one that may hold one when more has come. The answer depends on the text alone, not on how it was cut.
+A marker is a literal, one of several literals, or a regular expression of the `regex` library. Its partial matches show
+whether the end of a text may become a marker. The result depends only on the text, not on how it was cut.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_MARKER_CHARS = 512
-"""A longer match is text: what is held back for a marker, and searched again with each token, stays bounded."""
+"""A longer match is text. This bounds the text that is held back for a marker and searched again with each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A marker at `text[start:end]`; `end` None: perhaps one, it depends on what follows."""
+    """A marker at `text[start:end]`. `end` None: it may become a marker, depending on the text that follows."""
 
     start: int
     end: int | None
@@ -30,10 +30,10 @@ class Marker:
     pattern: Any
     """A compiled pattern of the `regex` library, which has no types."""
     is_final: bool
-    """A complete match cannot grow: literals, none of which begins another."""
+    """Whether a complete match cannot grow: literals, none of which begins with another."""
 
     def find(self, text: str, start: int, *, is_end: bool) -> Found | None:
-        """The first one in `text[start:]`; `is_end`: no more text will come."""
+        """The first marker in `text[start:]`; `is_end`: no more text will come."""
         while True:
             match = self.pattern.search(text, start, partial=not is_end)
             found = self._judged(match, text, is_end=is_end)
@@ -42,7 +42,7 @@ class Marker:
             start = found.start + 1
 
     def at(self, text: str, start: int, *, is_end: bool) -> Found | None:
-        """The one that begins at `start`, if one does."""
+        """The marker that begins at `start`, if there is one."""
         return self._judged(self.pattern.match(text, start, partial=not is_end), text, is_end=is_end)
 
     def mentions(self, token: str) -> bool:
@@ -51,7 +51,7 @@ class Marker:
 
     def _judged(self, match: Any, text: str, *, is_end: bool) -> Found | None:
         if match is None or match.start() == len(text):
-            return None  # of an incomplete match of nothing, nothing has to be held back
+            return None  # an empty partial match holds nothing back
         if is_end:
             return _found(match)
         if match.partial or self._may_grow(match, text):

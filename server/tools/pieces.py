@@ -1,4 +1,4 @@
-"""What a reader finds in an answer's text."""
+"""The pieces that the parser finds in an answer's text."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that is shown as the answer."""
+    """Text of the answer proper."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote to itself."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call of which the name is known. Its arguments follow, until the next call begins."""
+    """A call whose name is known. Its arguments follow until the next call begins."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of the call that began last, as JSON."""
+    """Further text of the arguments of the current call, as JSON."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The call that began last is complete."""
+    """The current call is complete."""
 
 
 Piece = Content | Reasoning | CallBegun | CallArguments | CallEnded
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind as one."""
+    """The same pieces, with neighbours of one kind joined."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None

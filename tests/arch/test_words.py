@@ -25,6 +25,7 @@ PLAIN = (
     "server/structured",
     "server/supervision",
     "server/text",
+    "server/tools",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
     "engine/cache",
