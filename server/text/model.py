@@ -17,7 +17,7 @@ from inferd.server.text.time_limit import OvertimeError, TimeLimited
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
-from inferd.server.tools.fallback import Fallback, Shown
+from inferd.server.tools.fallback import Fallback, ToolSupport
 from inferd.server.tools.format import Format
 
 logger = logging.getLogger("inferd.server")
@@ -78,18 +78,18 @@ class ServedModel:
         tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
         templates = _templates_of(pretrained.chat_template)
         template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
-        shown = _shown(template)
+        support = _tool_support(template)
         generation, config = _generation_of(path), read_json(path / "config.json")
         clues = Clues(
             chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
             tokens=tokenizer.added_tokens,
             model_type=str(config.get("model_type", "")),
             response_template=_object_or_none("response_template", pretrained.response_template),
-            shows_tools=shown.tools,
+            shows_tools=support.tools,
         )
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
-            template = template.with_fallback(Fallback(shown, found.call_syntax or PLAIN_SYNTAX))
+            template = template.with_fallback(Fallback(support, found.call_syntax or PLAIN_SYNTAX))
         info = {"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")}
         return cls(
             names=names,
@@ -107,16 +107,16 @@ class ServedModel:
         )
 
 
-def _shown(template: ChatTemplate | None) -> Shown:
+def _tool_support(template: ChatTemplate | None) -> ToolSupport:
     """The parts of tool use that the template shows. A template whose probes take too long counts as showing
     everything."""
     if template is None:
-        return Shown()
+        return ToolSupport()
     try:
         return TimeLimited(template.probe, _PROBE_LIMIT_S)()
     except OvertimeError as error:
         logger.warning("cannot tell whether the chat template shows tools (%s); the server assumes that it does", error)
-        return Shown()
+        return ToolSupport()
 
 
 def _templates_of(given: object) -> str | dict[str, str] | None:

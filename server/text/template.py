@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from inferd.engine.api.errors import ModelError, RequestError
 from inferd.server.errors import table as errors
-from inferd.server.tools.fallback import Fallback, Message, Shown, Tool, probe
+from inferd.server.tools.fallback import Fallback, Message, Tool, ToolSupport, probe
 
 MAX_RENDERED_CHARS = 2**26
 """Most characters that one rendering may join, those of macros and `set` blocks included: four times the largest body
@@ -92,9 +92,9 @@ class ChatTemplate:
     @property
     def lacks_tools(self) -> bool:
         """Whether the server writes tools into the messages, because the template does not show them."""
-        return self._fallback is not None and not self._fallback.shown.tools
+        return self._fallback is not None and not self._fallback.support.tools
 
-    def probe(self) -> Shown:
+    def probe(self) -> ToolSupport:
         """Find out which parts of tool use the template shows. Renders probes, for as long as the template takes."""
 
         def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:

@@ -26,7 +26,7 @@ _CONTENT: dict[Empty, dict[str, object]] = {"text": {"content": ""}, "null": {"c
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ToolSupport:
     """The parts of tool use that a chat template shows."""
 
     tools: bool = True
@@ -81,12 +81,12 @@ def _said(role: str, content: str) -> Message:
 _USER, _ANSWER = _said("user", "Hello."), _said("assistant", "Hello!")
 
 
-def probe(render: Render) -> Shown:
+def probe(render: Render) -> ToolSupport:
     """Find out what the template behind `render` shows. If it refuses every probe of a part, that part counts as
     shown."""
     has_system = _SYSTEM in (render([_said("system", _SYSTEM), _USER], None) or "")
     if not _shows_tools(render):
-        return Shown(tools=False, calls=False, results=False, system=has_system)
+        return ToolSupport(tools=False, calls=False, results=False, system=has_system)
     prompts = {
         empty: render([_USER, {"role": "assistant", **content, "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL])
         for empty, content in _CONTENT.items()
@@ -95,13 +95,13 @@ def probe(render: Render) -> Shown:
     showing = {empty: prompt for empty, prompt in prompts.items() if prompt is not None and _CITY in prompt}
     if not showing:
         prompt = render([_USER, _ANSWER, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
-        return Shown(calls=False, results=_RESULT in prompt, system=has_system)
+        return ToolSupport(calls=False, results=_RESULT in prompt, system=has_system)
     # The shortest prompt adds nothing for the missing content: neither "None" nor an empty turn.
     empty = min(showing, key=lambda empty: len(showing[empty]))
     both = render([_USER, {**_said("assistant", _SAID), "tool_calls": [_CALL]}, _RESULT_MESSAGE], [_PROBE_TOOL]) or ""
     calls = {"role": "assistant", **_CONTENT[empty], "tool_calls": [_CALL, _OTHER_CALL]}
     several = render([_USER, calls, _RESULT_MESSAGE, _OTHER_RESULT_MESSAGE], [_PROBE_TOOL]) or ""
-    return Shown(
+    return ToolSupport(
         results=_RESULT in showing[empty],
         system=has_system,
         empty=empty,
@@ -121,7 +121,7 @@ def _shows_tools(render: Render) -> bool:
 class Fallback:
     """Writes into messages what a template does not show."""
 
-    shown: Shown
+    support: ToolSupport
     syntax: CallSyntax
     """How the model is told to write calls, and how its earlier calls are written."""
 
@@ -130,7 +130,7 @@ class Fallback:
         rewritten: list[Message] = []
         results: list[str] = []
         for message in messages if self._keeps_turns else self._split(messages):
-            if message["role"] == "tool" and not self.shown.results:
+            if message["role"] == "tool" and not self.support.results:
                 results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             elif results and message["role"] == "user":
                 # Templates without results do not take two user messages in a row either.
@@ -141,11 +141,11 @@ class Fallback:
                 rewritten.append(self._written(message))
                 results = []
         rewritten += [_said("user", "\n".join(results))] if results else []
-        return self._with_tools(rewritten, tools) if tools and not self.shown.tools else rewritten
+        return self._with_tools(rewritten, tools) if tools and not self.support.tools else rewritten
 
     @property
     def _keeps_turns(self) -> bool:
-        return not self.shown.calls or (self.shown.content_beside_calls and self.shown.several_calls)
+        return not self.support.calls or (self.support.content_beside_calls and self.support.several_calls)
 
     def _split(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Split an assistant's turn into several that the template can show, with each call's results behind it."""
@@ -160,10 +160,10 @@ class Fallback:
             while at < len(messages) and messages[at]["role"] == "tool":
                 results.append(messages[at])
                 at += 1
-            if message.get("content") and not self.shown.content_beside_calls:
+            if message.get("content") and not self.support.content_beside_calls:
                 yield {key: value for key, value in message.items() if key != "tool_calls"}
                 message = {key: value for key, value in message.items() if key != "content"}
-            if self.shown.several_calls or len(calls) == 1:
+            if self.support.several_calls or len(calls) == 1:
                 yield from (message, *results)
             else:
                 yield from _one_by_one(message, calls, results)
@@ -174,13 +174,13 @@ class Fallback:
         if not isinstance(calls, list) or not calls:
             return message
         content = message.get("content") or ""
-        if not self.shown.calls:
+        if not self.support.calls:
             written = written_calls(self.syntax, calls)
             text = f"{content}\n{written}" if content else written
             return {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text}
         if content:
             return message
-        return {**{key: value for key, value in message.items() if key != "content"}, **_CONTENT[self.shown.empty]}
+        return {**{key: value for key, value in message.items() if key != "content"}, **_CONTENT[self.support.empty]}
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
         """Add the text of the tools: to the first system message, as a new one, or before the first user message."""
@@ -188,7 +188,7 @@ class Fallback:
         first = messages[0] if messages else _said("user", "")
         if first["role"] in ("system", "developer"):
             return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
-        if self.shown.system:
+        if self.support.system:
             return [_said("system", text), *messages]
         if first["role"] == "user":
             return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]

@@ -13,7 +13,7 @@ from inferd.server.text.template import ChatTemplate, Conversation
 from inferd.server.tools.answer_parser import AnswerParser, ParserConfig
 from inferd.server.tools.builtin import CALLS
 from inferd.server.tools.detect import AUTO, Clues, detect
-from inferd.server.tools.fallback import Fallback, Shown, tools_text
+from inferd.server.tools.fallback import Fallback, ToolSupport, tools_text
 from inferd.server.tools.format import CallSyntax
 
 TURN = "<{{ m.role }}>{{ m.content }}"
@@ -48,22 +48,22 @@ ONE_CALL = (
     + TURN
     + "{% endif %}{% endfor %}"
 )
-NONE_SHOWN = Shown(tools=False, calls=False, results=False)
+NONE_SHOWN = ToolSupport(tools=False, calls=False, results=False)
 
-TEMPLATES: dict[str, tuple[str, Shown]] = {
+TEMPLATES: dict[str, tuple[str, ToolSupport]] = {
     "chatml": (CHATML, NONE_SHOWN),
     "no system": (NO_SYSTEM, replace(NONE_SHOWN, system=False)),
     "system unread": (SYSTEM_UNREAD, replace(NONE_SHOWN, system=False)),
     "tools in one branch alone": (ONE_BRANCH, NONE_SHOWN),
-    "tools, and neither calls nor results": (TOOLS_ALONE, Shown(calls=False, results=False, system=False)),
-    "native": (NATIVE.replace("CONTENT", "{{ m.content }}"), Shown()),
-    "content is trimmed": (NATIVE.replace("CONTENT", "{{ m.content | trim }}"), Shown()),
-    "content is added to": (NATIVE.replace("CONTENT", "{{ m.content + '!' }}"), Shown()),
-    "calls as text with long ids": (LONG_IDS, Shown()),
-    "calls beside null alone": (NULL_ALONE, Shown(empty="null", content_beside_calls=False)),
-    "one call a turn and no content": (ONE_CALL, Shown(content_beside_calls=False, several_calls=False)),
-    "a stray turn for empty content": (STRAY_TURN, Shown(empty="null")),
-    "refuses everything": ("{{ raise_exception('no') }}", Shown(calls=False, results=False, system=False)),
+    "tools, and neither calls nor results": (TOOLS_ALONE, ToolSupport(calls=False, results=False, system=False)),
+    "native": (NATIVE.replace("CONTENT", "{{ m.content }}"), ToolSupport()),
+    "content is trimmed": (NATIVE.replace("CONTENT", "{{ m.content | trim }}"), ToolSupport()),
+    "content is added to": (NATIVE.replace("CONTENT", "{{ m.content + '!' }}"), ToolSupport()),
+    "calls as text with long ids": (LONG_IDS, ToolSupport()),
+    "calls beside null alone": (NULL_ALONE, ToolSupport(empty="null", content_beside_calls=False)),
+    "one call a turn and no content": (ONE_CALL, ToolSupport(content_beside_calls=False, several_calls=False)),
+    "a stray turn for empty content": (STRAY_TURN, ToolSupport(empty="null")),
+    "refuses everything": ("{{ raise_exception('no') }}", ToolSupport(calls=False, results=False, system=False)),
 }  # fmt: skip
 
 TOOL: dict[str, Any] = {
