@@ -20,7 +20,7 @@ In these sums:
 
 - dtype, hidden and vocabulary are sizes. A head of K or V has head_dim numbers in the dtype, or in 8 bits and a scale.
 - A pair is a query and a key that it sees. A row has min(p + 1, w) pairs for each position p, with a window of w;
-without a window p + 1.
+  without a window p + 1.
 - Keys are those that any query of a row sees: min(s + n, n - 1 + w). They are read once for each row, so a prefix that
   rows share counts for each of them.
 - An addition and a multiplication are two operations.
