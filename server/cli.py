@@ -101,7 +101,7 @@ def serve(
     given = {name: value for name, value in {"model": model, **flags}.items() if value not in (None, [])}
     settings = Settings.load(given, config)
 
-    with garbage.unwatched():
+    with garbage.collector_paused():
         from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
         from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
 

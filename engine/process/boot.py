@@ -77,7 +77,7 @@ def _engine(*, is_urgent: bool) -> ModuleType:
 
 
 def _read_engine() -> ModuleType:
-    with garbage.unwatched():
+    with garbage.collector_paused():
         return importlib.import_module(_ENGINE)
 
 

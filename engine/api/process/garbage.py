@@ -12,7 +12,7 @@ objects die with their last reference. With one cycle a request, megabytes would
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Switches the collector off while libraries are imported, and then exempts their objects from it for good.
 
     Otherwise it would scan hundreds of thousands of lasting objects again and again. 7,000 of 190,000 objects are
