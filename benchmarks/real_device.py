@@ -58,7 +58,7 @@ class RealMachine:
         assert not any(window is not None for window in worker.cache_windows), "runs count with a cache of no windows"
         work = WorkModel.of(worker.arch, precision_of(config), ready.max_model_len)
         decode, chunked = work.seconds(ready.peaks)
-        garbage.settle()
+        garbage.freeze_objects()
         return cls(Seed(Coefficients(*decode), Coefficients(*chunked)), ready.num_blocks, worker, thread)
 
     def begin(self, seed: int) -> tuple[ThreadExecutor, RealClock]:

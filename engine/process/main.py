@@ -122,7 +122,7 @@ def main(line: bytes, promoted: threading.Event) -> int:
             link.send(Failed(type(error).__name__, str(error)))
             link.close()
             return error.exit_code
-        garbage.settle()
+        garbage.freeze_objects()
         _be_killed_with_the_server(launch)
         link.send(ready)
         heartbeat.phase = EnginePhase.SERVING

@@ -236,7 +236,7 @@ class _Service:
 
     async def _announce(self) -> None:
         await self._router.became_ready.wait()
-        garbage.settle()
+        garbage.freeze_objects()
         warning = deviation(self._router.ready)
         if warning is not None:
             logger.warning(warning)

@@ -29,7 +29,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Call at the end of a start: collects once more, and then exempts all present objects from the collector.
 
     Otherwise every full collection scans all objects of torch, FastAPI and pydantic in the middle of an answer. With
