@@ -60,7 +60,7 @@ class EngineHandle:
         watchdog = Watchdog(time.monotonic())
         while True:
             await asyncio.sleep(TICK_S)
-            reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.traffic)
+            reason = watchdog.look(self.supervisor.pulse(), time.monotonic(), self.client.frame_counts)
             if reason is not None:
                 self.is_external_kill = not watchdog.is_step_endless
                 return reason

@@ -8,7 +8,7 @@ has sent and received. A lost frame is noticed when the next one comes, and a lo
 from __future__ import annotations
 
 from inferd.engine.api.process.heartbeat import EnginePhase, Pulse
-from inferd.engine.api.wire.client import Traffic
+from inferd.engine.api.wire.client import FrameCounts
 
 TICK_S = 0.25
 """How often to look."""
@@ -33,10 +33,10 @@ class Watchdog:
         self.is_step_endless = False
         """Whether `look` gave the engine up because a step ran too long."""
 
-    def look(self, pulse: Pulse | None, now: float, traffic: Traffic) -> str | None:
+    def look(self, pulse: Pulse | None, now: float, frame_counts: FrameCounts) -> str | None:
         """Why the engine must be replaced, or None. Call it every tick.
 
-        `traffic`: counters of the server's end of the wire.
+        `frame_counts`: counters of the server's end of the wire.
         """
         passed_s, self._now = min(now - self._now, _MAX_TICK_S), now
         self._silent_s += passed_s
@@ -55,16 +55,16 @@ class Watchdog:
         self.is_step_endless = is_same_step and self._step_s > pulse.step_limit_s > 0.0
         if self.is_step_endless:
             return f"has not ended a step within {pulse.step_limit_s:.0f} s"
-        return self._lost(pulse, traffic, min(passed_s, TICK_S) if has_run else 0.0, is_same_step)
+        return self._lost(pulse, frame_counts, min(passed_s, TICK_S) if has_run else 0.0, is_same_step)
 
-    def _lost(self, pulse: Pulse, traffic: Traffic, run_s: float, is_same_step: bool) -> str | None:
+    def _lost(self, pulse: Pulse, frame_counts: FrameCounts, run_s: float, is_same_step: bool) -> str | None:
         """The frame that was lost, in words, or None. `run_s`: seconds since the last look in which both sides ran."""
-        awaited_s = run_s if traffic.is_awaited else 0.0
-        if self._to_server.is_lost(pulse.num_frames_sent, traffic.num_received, awaited_s):
-            return f"has sent frame {traffic.num_received}, which never came"
+        awaited_s = run_s if frame_counts.is_awaited else 0.0
+        if self._to_server.is_lost(pulse.num_frames_sent, frame_counts.num_received, awaited_s):
+            return f"has sent frame {frame_counts.num_received}, which never came"
         # A serving engine reads between two steps.
         awaited_s = run_s if pulse.phase is EnginePhase.SERVING and not is_same_step else 0.0
-        if self._to_engine.is_lost(traffic.num_sent, pulse.num_frames_received, awaited_s):
+        if self._to_engine.is_lost(frame_counts.num_sent, pulse.num_frames_received, awaited_s):
             return f"was sent frame {pulse.num_frames_received}, which it has never seen"
         return None
 

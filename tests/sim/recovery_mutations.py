@@ -279,8 +279,8 @@ def late_frame_is_a_lost_one(patch: Patch) -> None:
 
 def _see_traffic(patch: Patch, **fields: int) -> None:
     """Have the watchdog be told wrongly what went through the wire."""
-    traffic = EngineClient.traffic.fget
-    patch.setattr(EngineClient, "traffic", property(lambda self: replace(traffic(self), **fields)))  # type: ignore[misc]
+    frame_counts = EngineClient.frame_counts.fget
+    patch.setattr(EngineClient, "frame_counts", property(lambda self: replace(frame_counts(self), **fields)))  # type: ignore[misc]
 
 
 @plant

@@ -17,7 +17,7 @@ from inferd.engine.api.process.flight_recorder import FlightReader, FlightRecord
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, Pulse
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.shared_memory import allocate
-from inferd.engine.api.wire.client import Traffic
+from inferd.engine.api.wire.client import FrameCounts
 from inferd.engine.api.wire.messages import Delta, Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.process.step_watch import StepWatch
@@ -182,7 +182,7 @@ def pulse(num_beats: int, *, started_s: float = 0.0, limit_s: float = 10.0, num_
     return Pulse(num_beats, 0.0, started_s, limit_s, num_steps, EnginePhase.SERVING, True)
 
 
-QUIET = Traffic()
+QUIET = FrameCounts()
 """Nothing was sent either way."""
 
 
@@ -265,7 +265,7 @@ class Wire:
             pulse = Pulse(
                 tick * beats + 1, 0.0, float(self.in_a_step), 99.0, 0, self.phase, True, self.sent, self.taken
             )
-            reason = watchdog.look(pulse, tick * look_s, Traffic(self.told, self.arrived, self.is_awaited))
+            reason = watchdog.look(pulse, tick * look_s, FrameCounts(self.told, self.arrived, self.is_awaited))
             if reason:
                 return tick * look_s, reason
         return None
@@ -296,9 +296,9 @@ def test_nobody_misses_a_frame_while_it_could_not_be_seen(wire: Wire) -> None:
 def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
     """The engine was stopped with a frame on its way, or the server was: a look counts a quarter second at most."""
     watchdog = Watchdog(0.0)
-    stopped = [watchdog.look(pulse_with(1, sent=5), tick * TICK_S, Traffic(0, 4, True)) for tick in range(1, 12)]
+    stopped = [watchdog.look(pulse_with(1, sent=5), tick * TICK_S, FrameCounts(0, 4, True)) for tick in range(1, 12)]
     assert stopped == [None] * 11
-    assert watchdog.look(pulse_with(2, sent=5), 3600.0, Traffic(0, 4, True)) is None
+    assert watchdog.look(pulse_with(2, sent=5), 3600.0, FrameCounts(0, 4, True)) is None
     num_looks = MAX_LATE_S / TICK_S + 2
     assert Wire().given_up(look_s=60.0) == (num_looks * 60.0, "has sent frame 4, which never came")
 
@@ -307,7 +307,7 @@ def test_frames_that_go_on_coming_are_none_of_them_late() -> None:
     """A server that is behind reads on: a gap would be seen by its number."""
     watchdog = Watchdog(0.0)
     for tick in range(1, 400):
-        behind = Traffic(3 * tick, tick, True)
+        behind = FrameCounts(3 * tick, tick, True)
         assert watchdog.look(pulse_with(tick, sent=2 * tick, taken=2 * tick), tick * TICK_S, behind) is None
 
 

@@ -33,7 +33,7 @@ def from_engine_endpoint(run_dir: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class FrameCounts:
     """Numbers of frames that one end of a wire has sent and received."""
 
     num_sent: int = 0
@@ -74,9 +74,9 @@ class EngineClient:
             raise StartError(f"cannot create sockets in {run_dir}: {error.strerror}; {way_out}") from error
 
     @property
-    def traffic(self) -> Traffic:
+    def frame_counts(self) -> FrameCounts:
         """Numbers of frames here, to be compared with those that the engine reports."""
-        return Traffic(self._num_sent, self._num_received, self._is_awaited)
+        return FrameCounts(self._num_sent, self._num_received, self._is_awaited)
 
     def send(self, message: ToEngine) -> None:
         """Hand a message to the socket; never blocks. Raises `EngineDeadError` if the engine no longer reads."""
