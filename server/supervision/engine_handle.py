@@ -30,7 +30,7 @@ class EngineHandle:
         """Start the process. Raises `StartError`, and leaves nothing behind, if the system refuses."""
         supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby)
         try:
-            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.seal)
+            client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.remove_run_dir)
         except BaseException:
             supervisor.discard()
             raise

@@ -54,7 +54,7 @@ class SimulatedSupervisor:
         assert not self.is_discarded, "the flight record of what was discarded is read"
         return self._flight.in_flight()
 
-    def seal(self) -> None:
+    def remove_run_dir(self) -> None:
         """Names are taken away; nobody looks for them."""
 
     def kill(self) -> None:

@@ -106,7 +106,7 @@ class Supervisor:
             self._pulse, self._flight = HeartbeatReader(self._shared[0]), FlightReader(self._shared[1])
         except OSError as error:
             self._close_shared()
-            self.seal()
+            self.remove_run_dir()
             reason = f"cannot create shared memory for the engine process: {error.strerror or error}"
             raise StartError(
                 f"{reason}; free memory, or raise the limits on memory and open files (ulimit -a)"
@@ -138,7 +138,7 @@ class Supervisor:
         `discard`."""
         return self._flight.in_flight()
 
-    def seal(self) -> None:
+    def remove_run_dir(self) -> None:
         """Remove the run directory once the engine has connected its sockets; open sockets go on working."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
@@ -233,7 +233,7 @@ class Supervisor:
         self._pulse.close()
         self._flight.close()
         self._close_shared()
-        self.seal()
+        self.remove_run_dir()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
