@@ -20,7 +20,7 @@ LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """A temperature too small for fp32 would become 0, and 0 / 0 is NaN. The least fp32 number draws the greedy token."""
 
 
-def temper(logits: Tensor, temperatures: Tensor) -> Tensor:
+def apply_temperature(logits: Tensor, temperatures: Tensor) -> Tensor:
     """(logits - the row's largest) / temperature, [R, V]. Subtracting first keeps small temperatures from overflow."""
     floored = temperatures.clamp_min(LEAST_TEMPERATURE)
     return (logits - logits.amax(dim=-1, keepdim=True)).div_(floored[:, None])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import LEAST_TEMPERATURE, asks_for_cut, cut, temper
+from inferd.engine.sample.filters import LEAST_TEMPERATURE, asks_for_cut, cut, apply_temperature
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
 from inferd.kernels.argmax import argmax
@@ -149,7 +149,7 @@ class Sampler:
         if sampled:
             params = [states[row].params for row in sampled]
             rows = self._tensor(sampled, torch.int64)
-            scores = temper(logits[rows], self._tensor([row.temperature for row in params], torch.float32))
+            scores = apply_temperature(logits[rows], self._tensor([row.temperature for row in params], torch.float32))
             cut(scores, params)
             seeds = self._tensor([row.seed for row in params], torch.int64)
             token_ids[rows] = sample(scores, seeds, self._tensor([positions[row] for row in sampled], torch.int64))

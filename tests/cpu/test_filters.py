@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import cut, temper
+from inferd.engine.sample.filters import cut, apply_temperature
 
 NEVER = float("-inf")
 
@@ -20,7 +20,7 @@ def params(**options: Any) -> SamplingParams:
 
 
 def tempered(scores: Tensor) -> Tensor:
-    return temper(scores, torch.ones(len(scores)))
+    return apply_temperature(scores, torch.ones(len(scores)))
 
 
 def cut_of(scores: Tensor, *rows: SamplingParams) -> Tensor:
@@ -86,10 +86,10 @@ def test_a_row_is_its_own() -> None:
 
 def test_temperature() -> None:
     logits = torch.tensor([[1.0, 3.0, NEVER], [-5.0, -5.0, 5.0]])
-    assert temper(logits, torch.tensor([0.5, 2.0])).tolist() == [[-4.0, 0.0, NEVER], [-5.0, -5.0, 0.0]]
+    assert apply_temperature(logits, torch.tensor([0.5, 2.0])).tolist() == [[-4.0, 0.0, NEVER], [-5.0, -5.0, 0.0]]
 
 
 def test_the_smallest_temperature_leaves_the_largest_logit() -> None:
-    scores = temper(torch.tensor([[60.0, 59.999, -60.0]]), torch.tensor([1e-45]))
+    scores = apply_temperature(torch.tensor([[60.0, 59.999, -60.0]]), torch.tensor([1e-45]))
     assert scores[0, 0] == 0.0
     assert scores[0, 1] < -1e30 and scores[0, 2] < -1e30
