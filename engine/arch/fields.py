@@ -32,7 +32,7 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], owner: str) -> None:
         self._values, self.owner = values, owner
 
-    def defaulting(self, **defaults: Any) -> Fields:
+    def with_defaults(self, **defaults: Any) -> Fields:
         """A copy in which absent fields (not null ones) have the values given here: the family's defaults, which its
         checkpoints omit."""
         return Fields({**defaults, **self._values}, self.owner)

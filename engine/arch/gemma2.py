@@ -19,7 +19,7 @@ NAMES = TensorNames(
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    fields = fields.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     arch = gemma(architecture, fields)
     windowed = windowed_layers(fields, arch.num_layers, default=lambda layer: layer % 2 == 0)
     return dataclasses.replace(
@@ -31,7 +31,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
 
 def gemma(architecture: str, fields: Fields, rope: Rope | None = None) -> Arch:
     """The description that Gemma 2 and 3 share, with one rope in all layers."""
-    fields = fields.defaulting(
+    fields = fields.with_defaults(
         head_dim=256,
         hidden_activation="gelu_pytorch_tanh",
         num_key_value_heads=4,

@@ -17,7 +17,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(head_dim=256, sliding_window=4096, sliding_window_pattern=6)
+    fields = fields.with_defaults(head_dim=256, sliding_window=4096, sliding_window_pattern=6)
     if fields.has("attn_logit_softcapping"):
         raise fields.refuse("attn_logit_softcapping", "must be null in this family")
     full, local = _ropes(fields)

@@ -11,7 +11,7 @@ from inferd.engine.arch.windows import in_every_layer
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(sliding_window=4096, num_key_value_heads=8)
+    fields = fields.with_defaults(sliding_window=4096, num_key_value_heads=8)
     if fields.has("layer_types"):
         raise fields.refuse("layer_types", "is not supported in this family: every layer has the same window")
     arch = base(architecture, fields)

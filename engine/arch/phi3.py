@@ -19,7 +19,7 @@ _ROPE_TYPES = {"default": "default", "longrope": "longrope", "su": "longrope", "
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(original_max_position_embeddings=4096)
+    fields = fields.with_defaults(original_max_position_embeddings=4096)
     num_heads, _ = fields.heads()
     rope = read_rope(fields, fields.head_dim(num_heads), types=_ROPE_TYPES, has_partial_rotation=True)
     arch = base(architecture, fields, rope=rope)

@@ -17,7 +17,7 @@ def describe(architecture: str, fields: Fields) -> Arch:
 
 def late_windows(fields: Fields, arch: Arch) -> Windows:
     """If `use_sliding_window` is true, layers from `max_window_layers` on have a window."""
-    fields = fields.defaulting(sliding_window=4096, max_window_layers=28)
+    fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
 
     def is_windowed(layer: int) -> bool:
         return layer >= fields.integer("max_window_layers", minimum=0)

@@ -13,7 +13,7 @@ _HAS_ROPE = {0: False, 1: True}
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(
+    fields = fields.with_defaults(
         num_key_value_heads=4, rope_theta=2_000_000.0, tie_word_embeddings=True, no_rope_layer_interval=4
     )
     arch = llama.describe(architecture, fields)

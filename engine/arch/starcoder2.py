@@ -15,7 +15,7 @@ NAMES = TensorNames(up="c_fc", down="c_proj")
 
 
 def describe(architecture: str, fields: Fields) -> Arch:
-    fields = fields.defaulting(
+    fields = fields.with_defaults(
         hidden_act="gelu_pytorch_tanh", norm_epsilon=1e-5, num_key_value_heads=2, tie_word_embeddings=True
     )
     arch = base(architecture, fields, norm_eps="norm_epsilon")
