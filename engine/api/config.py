@@ -45,7 +45,7 @@ from inferd.engine.api.served import (
     served_device,
     served_kv_cache,
     served_precisions,
-    settled_dtype,
+    resolved_dtype,
 )
 from inferd.engine.arch.description import Arch
 
@@ -138,7 +138,7 @@ def resolve(
     if device != config.device:
         chosen["device"] = (device, why)
     machine, auto = machine.on(device), _AUTO[device]
-    dtype = settled_dtype(config.dtype, facts, machine)
+    dtype = resolved_dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype[:2]
     deterministic, why = deterministic_on(config.deterministic, device)

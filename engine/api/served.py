@@ -109,7 +109,7 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
     )
 
 
-def settled_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
+def resolved_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
     """(dtype of weights and activations, why, dtype that was asked for)."""
     dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
     served, reason = served_dtype(dtype, machine)
