@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.api.cost.step_cost import VisibleKeys, WorkModel
+from inferd.engine.api.cost.step_cost import AttentionCost, WorkModel
 from inferd.engine.api.wire.messages import Delta, StepOutput, Submit, SubmitChoices
 from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.engine.cache.table import KVCache
@@ -251,7 +251,7 @@ def test_what_the_worker_raises_is_raised() -> None:
 # -- work --------------------------------------------------------------------------------------------------------------
 
 UNITS = WorkModel(
-    token_flops=1, logits_flops=1000, attention=(VisibleKeys(None, pair_flops=10**6, key_bytes=1),), weight_bytes=10**6,
+    token_flops=1, logits_flops=1000, attention=(AttentionCost(None, pair_flops=10**6, key_bytes=1),), weight_bytes=10**6,
 )  # fmt: skip
 
 

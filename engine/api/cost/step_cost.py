@@ -61,7 +61,7 @@ class StepWork(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VisibleKeys:
+class AttentionCost:
     """The attention of all layers that see the same keys."""
 
     window: int | None
@@ -86,7 +86,7 @@ class WorkModel:
     """Bytes of layers and norms, biases included, which every step reads."""
     head_bytes: int = 0
     """Bytes of the head, which steps with logits read."""
-    attention: tuple[VisibleKeys, ...] = ()
+    attention: tuple[AttentionCost, ...] = ()
 
     @classmethod
     def of(cls, arch: Arch, precision: Precision, max_model_len: int) -> Self:
@@ -103,7 +103,7 @@ class WorkModel:
             weight_bytes=sum(parts[name] for name in ("attention", "MLP", "norms")),
             head_bytes=parts["head"],
             attention=tuple(
-                VisibleKeys(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
+                AttentionCost(window, 4 * arch.q_size * num_layers, kv_bytes * num_layers)
                 for window, num_layers in windows.items()
             ),
         )
