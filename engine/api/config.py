@@ -42,10 +42,10 @@ from inferd.engine.api.served import (
     deterministic_on,
     fp8_kv_refusal,
     quantization_of,
+    resolved_dtype,
     served_device,
     served_kv_cache,
     served_precisions,
-    resolved_dtype,
 )
 from inferd.engine.arch.description import Arch
 

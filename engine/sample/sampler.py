@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import LEAST_TEMPERATURE, asks_for_cut, cut, apply_temperature
+from inferd.engine.sample.filters import LEAST_TEMPERATURE, apply_temperature, asks_for_cut, cut
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
 from inferd.kernels.argmax import argmax

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import cut, apply_temperature
+from inferd.engine.sample.filters import apply_temperature, cut
 
 NEVER = float("-inf")
 
