@@ -251,8 +251,11 @@ def test_what_the_worker_raises_is_raised() -> None:
 # -- work --------------------------------------------------------------------------------------------------------------
 
 UNITS = WorkModel(
-    token_flops=1, logits_flops=1000, attention=(AttentionCost(None, pair_flops=10**6, key_bytes=1),), weight_bytes=10**6,
-)  # fmt: skip
+    token_flops=1,
+    logits_flops=1000,
+    attention=(AttentionCost(None, pair_flops=10**6, key_bytes=1),),
+    weight_bytes=10**6,
+)
 
 
 def outputs_of(core: EngineCore, *submits: Submit) -> list[StepOutput]:
