@@ -45,9 +45,9 @@ from inferd.server.auth.origins import Origins
 from inferd.server.auth.quota_middleware import Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
+from inferd.server.dispatch.router import Router
 from inferd.server.errors import table as errors
 from inferd.server.generate.intake import Intake
-from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.observability.metrics import Metrics

@@ -21,11 +21,11 @@ from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
 from inferd.server.auth.quotas import UNLIMITED
+from inferd.server.dispatch.router import Router
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.intake import Caller
-from inferd.server.generate.ports import Router
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.generation import GenerationFields, StreamOptions

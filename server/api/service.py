@@ -9,8 +9,8 @@ from typing import Literal
 
 from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.store import ResponseStore
+from inferd.server.dispatch.router import Router
 from inferd.server.generate.intake import Intake
-from inferd.server.generate.ports import Router
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.targets import NO_TARGETS, Targets

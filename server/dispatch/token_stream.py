@@ -31,6 +31,7 @@ class TokenStream:
         self.journal = Journal(submit)
         self.num_waiting_tokens = len(submit.prompt_ids) if num_waiting_tokens is None else num_waiting_tokens
         self.scheduled_s: float | None = None
+        """When its first step began (`time.monotonic`, as all times here); None before."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.abort_reason: FinishReason | None = None
@@ -51,6 +52,7 @@ class TokenStream:
 
     @property
     def num_generated(self) -> int:
+        """Tokens that have come so far, read or not."""
         return len(self.journal.emitted_ids)
 
     @property

@@ -16,10 +16,11 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure, Submit
 from inferd.engine.api.wire.params import Pooling, SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
+from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.intake import Caller
-from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.schema.embeddings import EmbeddingRequest
 

@@ -15,7 +15,6 @@ from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
 from inferd.server.generate.deadline import Deadline
-from inferd.server.generate.ports import Grammars
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
 from inferd.server.generate.request import GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
@@ -24,6 +23,7 @@ from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.schema.targets import NO_TARGETS, Targets
+from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel
 from inferd.server.text.stops import StopTables
@@ -90,7 +90,7 @@ class Intake:
     """Takes requests for one model."""
 
     def __init__(
-        self, model: ServedModel, prompts: PromptReader, grammars: Grammars, targets: Targets = NO_TARGETS
+        self, model: ServedModel, prompts: PromptReader, grammars: GrammarChecker, targets: Targets = NO_TARGETS
     ) -> None:
         """`targets`: the server's, for requests that name none."""
         self._model, self._prompts, self._grammars, self._targets = model, prompts, grammars, targets

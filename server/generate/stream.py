@@ -13,9 +13,10 @@ from msgspec import structs
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Delta
+from inferd.server.dispatch.router import Router
+from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
-from inferd.server.generate.ports import Router, TokenStream
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.text.token_bytes import TokenBytes
 
