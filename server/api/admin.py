@@ -13,7 +13,7 @@ from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
 from inferd.server.text.json_bytes import any_json
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[..., Awaitable[Response]]
 
 
 class AdminApi:
@@ -45,31 +45,25 @@ def not_served(why: str) -> Handler:
     return refuse
 
 
-def admin_only(handler: Handler) -> Handler:
-    """`handler` for callers whom the `Keys` middleware knows as administrators, and for nobody else.
+async def admin_only(request: Request) -> None:
+    """A dependency of a route that only administrators may call, as the `Keys` middleware knows them.
 
-    Stands around the handler, so that no spelling of the path goes around it.
+    It belongs to the route, so that no spelling of the path goes around it. Raises `RequestError`.
+    """
+    role = request.state.role
+    if role != "admin":
+        raise _refused(role, has_admin_keys=request.state.has_admin_keys)
+
+
+def at_port(port: int, *, is_there: bool) -> Callable[[Request], Awaitable[None]]:
+    """A dependency of a route that is served at the local `port` alone, or at every other port; elsewhere it is a 404.
+
+    It asks for the socket that the connection came to, which no header can change.
     """
 
-    async def check(request: Request) -> Response:
-        role = request.state.role
-        if role != "admin":
-            raise _refused(role, has_admin_keys=request.state.has_admin_keys)
-        return await handler(request)
-
-    return check
-
-
-def at_port(handler: Handler, port: int, *, is_there: bool) -> Handler:
-    """`handler` for connections to the local `port` alone, or to every other; elsewhere there is no such route.
-
-    By the socket that the connection came to, of which no header tells.
-    """
-
-    async def check(request: Request) -> Response:
+    async def check(request: Request) -> None:
         if (request.scope["server"][1] == port) is not is_there:
             raise HTTPException(404)
-        return await handler(request)
 
     return check
 

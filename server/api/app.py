@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, Self
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -31,7 +32,7 @@ from inferd.server.api.completions import CompletionsApi
 from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.models import ModelsApi
-from inferd.server.api.openapi import OpenApi
+from inferd.server.api.openapi import OpenApi, operation_of
 from inferd.server.api.render import RenderApi
 from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.routes import ResponsesApi
@@ -170,11 +171,12 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
 
     app = FastAPI(
         title="inferd",
-        openapi_url=None,
+        openapi_url=None,  # the document is a row of the table
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=_middleware(options, metrics, keyring),
     )
+    app.state.service = service
     add_routes(app, handlers_of(service), options.admin_port)
     check_labels(app)
     app.add_exception_handler(RequestError, _on_refusal)
@@ -214,7 +216,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.VERSION: health.version,
         routes.METRICS: health.metrics,
         routes.STATE: StateApi(service).get,
-        routes.OPENAPI: OpenApi(service.version).get,
+        routes.OPENAPI: OpenApi(service).get,
         routes.CONFIG: admin.config,
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
     }
@@ -226,25 +228,17 @@ def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int 
     if set(handlers) != served:
         paths = sorted(f"{route.method} {route.path}" for route in set(handlers) ^ served)
         raise RuntimeError(f"a row of the table without a handler, or a handler without a row: {', '.join(paths)}")
-    by_path: dict[str, dict[str, Handler]] = {}
     for route in routes.ROUTES:
         handler = not_served(route.missing) if route.missing else handlers[route]
-        guarded = admin_only(handler) if route.access is Access.ADMIN else handler
+        checks = []
         if admin_port is not None and route.access is not Access.PUBLIC:
-            guarded = at_port(guarded, admin_port, is_there=route.access is Access.ADMIN)
-        by_path.setdefault(route.path, {})[route.method] = guarded
-    for path, by_method in by_path.items():
-        app.router.add_route(path, _by_method(by_method), methods=list(by_method))
-
-
-def _by_method(handlers: Mapping[str, Handler]) -> Handler:
-    """One handler for a path: only so is a method that it does not have refused with all those that it has."""
-
-    async def handle(request: Request) -> Response:
-        # HEAD is served where GET is.
-        return await handlers["GET" if request.method == "HEAD" else request.method](request)
-
-    return handle
+            checks.append(Depends(at_port(admin_port, is_there=route.access is Access.ADMIN)))
+        if route.access is Access.ADMIN:
+            checks.append(Depends(admin_only))
+        add = partial(app.router.add_api_route, route.path, handler, dependencies=checks, response_class=Response)
+        add(methods=[route.method], **operation_of(route))
+        if route.method == "GET":
+            add(methods=["HEAD"], include_in_schema=False)
 
 
 def check_labels(app: FastAPI) -> None:
@@ -301,7 +295,7 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {errors.clip(request.url.path, errors.MAX_ECHO)}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(routes.methods_of(request.url.path))
         message = (
             f"Not allowed to {where}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
         )

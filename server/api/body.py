@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from fastapi import Depends
 from starlette.requests import ClientDisconnect, Request
 
 from inferd.engine.api.errors import RequestError
@@ -50,6 +51,19 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
     if len(raw) <= _INLINE_BYTES:
         return work()
     return await unless_disconnected(request.receive, service.lanes.run(work, len(raw)))
+
+
+def body_of(model: type[R]) -> Any:
+    """A dependency of FastAPI's: the body, read as `read_body` does.
+
+    A body that FastAPI itself parses is read before any other dependency, and by a parser that is not strict.
+    """
+
+    async def parsed(request: Request) -> Body[R]:
+        service: Service = request.app.state.service
+        return await read_body(request, service, model)
+
+    return Depends(parsed)
 
 
 def parse_object(raw: bytes) -> dict[str, object]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import admit, respond, shape_of, while_asked
 from inferd.server.api.service import Service
@@ -31,10 +33,9 @@ class ChatApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
-        body = await read_body(request, service, ChatRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, body.wire.n or 1)
         taken = await while_asked(request, caller.deadline, service.intake.chat(body.wire, caller))

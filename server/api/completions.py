@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
 from inferd.server.api.respond import admit, respond, shape_of, while_asked
@@ -36,10 +37,11 @@ class CompletionsApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def create(self, request: Request) -> Response:
+    async def create(
+        self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
+    ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
-        body = await read_body(request, service, CompletionRequest)
         shape = shape_of(body.wire, service.intake.check_model(body.wire.model))
         caller = admit(request, service, body.wire.timeout, len(body.wire.prompt) * (body.wire.n or 1))
         taken = await while_asked(request, caller.deadline, service.intake.completion(body.wire, caller))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
+from typing import Annotated
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.embed import EmbedIntake, embed
@@ -27,10 +28,11 @@ class EmbeddingsApi:
         self._service = service
         self._intake = EmbedIntake(service.prompts)
 
-    async def create(self, request: Request) -> Response:
+    async def create(
+        self, request: Request, body: Annotated[Body[EmbeddingRequest], body_of(EmbeddingRequest)]
+    ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
-        body = await read_body(request, service, EmbeddingRequest)
         name = service.intake.check_model(body.wire.model)
         # The engine is given its inputs as others leave it room: one place in the queue is enough to begin.
         caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)

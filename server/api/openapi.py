@@ -1,22 +1,253 @@
-"""/openapi.json: the interface described by its own tables. Made when it is first asked for, with keys or without."""
+"""/openapi.json: FastAPI's document of the routes, with this server's errors, headers and other names of fields.
+
+It is made when it is first asked for, with keys or without.
+"""
 
 from __future__ import annotations
 
-import functools
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import orjson
+from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
-from inferd.server.api.openapi_document import document
+from inferd.server.api.body import WARNING_HEADER
+from inferd.server.api.routes import EMBEDDINGS, HEALTH, READY, ROUTES, Access, Route
+from inferd.server.api.service import Service
+from inferd.server.errors import anthropic as anthropic_errors
+from inferd.server.errors import table as errors
+from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.kinds import Text
+from inferd.server.schema.model import RequestModel
+from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER
+from inferd.server.schema.timeouts import HEADER, TIMEOUT
 from inferd.server.text.json_bytes import exact
+
+_ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
+"""What every route may answer: the head, the method or the body of a request may be wrong, and so may the server."""
+_ANSWERED_WITH_BODY = (404, 429, 503)
+_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,)}
+"""What a route may answer besides: an engine need not give hidden states."""
+
+_SECONDS, _MILLISECONDS, _TEXT = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 1}, Text().schema()
+_RETRY: dict[str, Schema] = {"Retry-After": _SECONDS, "Retry-After-Ms": _MILLISECONDS}
+_HEADERS: dict[int, dict[str, Schema]] = {
+    200: {"x-request-id": _TEXT, WARNING_HEADER: _TEXT},
+    401: {"WWW-Authenticate": _TEXT},
+    405: {"Allow": _TEXT},
+    429: _RETRY,
+    501: {"X-Should-Retry": _TEXT},
+    503: _RETRY,
+    anthropic_errors.OVERLOADED: _RETRY,
+}
 
 
 class OpenApi:
     """The route's handler."""
 
-    def __init__(self, version: str) -> None:
-        self._body = functools.cache(lambda needs_key: exact(orjson.dumps(document(version, needs_key=needs_key))))
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._bodies: dict[bool, bytes] = {}
 
     async def get(self, request: Request) -> Response:
-        return Response(self._body(request.state.needs_key), media_type="application/json")
+        needs_key = request.state.needs_key
+        if needs_key not in self._bodies:
+            make = partial(document, request.app.routes, self._service.version, needs_key=needs_key)
+            made = await self._service.lanes.run(make, 0, is_begun=True)
+            self._bodies[needs_key] = exact(orjson.dumps(made))
+        return Response(self._bodies[needs_key], media_type="application/json")
+
+
+def document(routes: Sequence[BaseRoute], version: str, *, needs_key: bool = True) -> dict[str, Any]:
+    """FastAPI's document of `routes`, with this server's errors, schemas and keys.
+
+    `version` is inferd's. `needs_key`: whether keys are set, so that callers need one.
+    """
+    made = get_openapi(
+        title="inferd",
+        version=version,
+        summary="An OpenAI-compatible LLM serving daemon.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        routes=routes,
+    )
+    for route in ROUTES:
+        operation = made["paths"][_path(route)][route.method.lower()]
+        operation["security"] = _security(route, needs_key=needs_key)
+        operation.pop("description", None)  # FastAPI takes the handler's docstring for it
+        answers = operation["responses"]
+        answers |= {status: {"$ref": one["$ref"]} for status, one in answers.items() if "$ref" in one}
+    models = {route.fields for route in ROUTES if route.fields is not None}
+    schemas = {model.__name__: body_schema(model) for model in sorted(models, key=lambda model: model.__name__)}
+    made["components"] = {
+        "schemas": {**schemas, "Error": _error_schema(), "AnthropicError": _anthropic_error_schema()},
+        "responses": _refusals(),
+        "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        },
+    }
+    return made
+
+
+def operation_of(route: Route) -> dict[str, Any]:
+    """What FastAPI is told of a route for its document."""
+    parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
+    extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
+    if route.fields is not None:
+        extra["requestBody"] = {"required": True, "content": _json_content(route.fields.__name__)}
+    return {
+        "operation_id": _operation_id(route),
+        "tags": [route.area],
+        "summary": route.about,
+        "status_code": 501 if route.missing else None,
+        "responses": _responses(route),
+        "openapi_extra": extra,
+    }
+
+
+def body_schema(model: type[RequestModel]) -> Schema:
+    """A request body, as its readers need it."""
+    schema = schema_of(model)
+    return {**schema, "properties": {name: _property(value) for name, value in schema["properties"].items()}}
+
+
+def default_of(unset: str) -> object:
+    """What holds if a field is not given, if that is one value for every model and request; else None."""
+    try:
+        value = json.loads(unset)
+    except ValueError:
+        return None
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def _property(field: Schema) -> Schema:
+    """Without the keys that only the documentation reads."""
+    schema = {key: value for key, value in field.items() if not key.startswith("x-")}
+    default = default_of(field["x-unset"])
+    return {**schema, "description": _described(field)} | ({} if default is None else {"default": default})
+
+
+def _described(field: Schema) -> str:
+    text, unset = field["description"], field["x-unset"]
+    if not field["x-has-effect"]:
+        text = f"Accepted, and without effect. {text}".strip()
+    return f"{text} Where it is not given: {unset}." if unset and default_of(unset) is None else text
+
+
+def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
+    """Each alone is enough; an admin's route needs a key also where nothing else does."""
+    if route.access is Access.PUBLIC or (route.access is Access.KEY and not needs_key):
+        return []
+    own: list[dict[str, list[str]]] = [{"x-api-key": []}]
+    return [{"key": []}, *(own if anthropic_errors.is_anthropic(route.path) else ())]
+
+
+def _responses(route: Route) -> dict[int | str, Any]:
+    statuses = {*_ANY_REQUEST, *((404,) if "{" in route.path else ()), *_MORE.get(route, ())}
+    statuses |= {Access.PUBLIC: set(), Access.KEY: {401}, Access.ADMIN: {401, 403}}[route.access]
+    if route.fields is not None:
+        statuses |= set(_ANSWERED_WITH_BODY)
+    if route.missing:
+        return _refused(statuses | {501}, "Error")
+    content: dict[str, Any] = {"text/plain": {}} if route.path == "/metrics" else {"application/json": {}}
+    if route.fields is not None and "stream" in route.fields.names and not route.path.endswith("/render"):
+        content["text/event-stream"] = {}
+    done: dict[int | str, Any] = {200: {"description": "Done.", "headers": _headers(200), "content": content}}
+    if anthropic_errors.is_anthropic(route.path):
+        statuses = {anthropic_errors.OVERLOADED if status == 503 else status for status in statuses}
+        return done | _refused(statuses, "AnthropicError")
+    return done | _refused(statuses, "Error")
+
+
+def _refused(statuses: Iterable[int], envelope: str) -> dict[int | str, Any]:
+    return {status: {"$ref": f"#/components/responses/{envelope}{status}"} for status in sorted(statuses)}
+
+
+def _refusals() -> dict[str, Any]:
+    """One response for each status and envelope, with the codes that it may have."""
+    found: dict[str, Any] = {}
+    for row in errors.ROWS.values():
+        status = row.status
+        overloaded = anthropic_errors.OVERLOADED if status == 503 else status
+        for envelope, seen in (("Error", status), ("AnthropicError", overloaded)):
+            response = found.setdefault(f"{envelope}{seen}", {"description": "", "content": _json_content(envelope)})
+            response["description"] = f"{response['description']} {row.about}".strip()
+            if seen in _HEADERS:
+                response["headers"] = _headers(seen)
+    return found
+
+
+def _headers(status: int) -> dict[str, Any]:
+    return {name: {"schema": schema} for name, schema in _HEADERS[status].items()}
+
+
+def _path(route: Route) -> str:
+    return route.path.replace(":path}", "}")
+
+
+def _operation_id(route: Route) -> str:
+    words = [route.method.lower(), *_path(route).replace("{", "").replace("}", "").strip("/").split("/")]
+    return "_".join(words).replace(".", "_")
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    if "{" not in route.path:
+        return []
+    name = _path(route).partition("{")[2].partition("}")[0]
+    return [{"name": name, "in": "path", "required": True, "schema": Text(1).schema()}]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    """Lists are given by naming them again."""
+    fields = {} if route.query is None else body_schema(route.query)["properties"]
+    return [
+        {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+        for name, schema in fields.items()
+    ]
+
+
+def _header_parameters(route: Route) -> list[dict[str, Any]]:
+    """Of routes that generate, or read what would be generated from."""
+    text = "Seconds from the request's arrival to the end of its answer"
+    if route.fields is not None and "timeout" in route.fields.names:
+        text += "; if `timeout` is given too, the shorter one counts"
+    elif not anthropic_errors.is_anthropic(route.path):
+        return []
+    ttft = "Target for the time from the request's arrival to its first token, in milliseconds."
+    tpot = "Target for the mean time of each token after the first, in milliseconds."
+    parameters = ((HEADER, f"{text}.", TIMEOUT), (TTFT_HEADER, ttft, TARGET_MS), (TPOT_HEADER, tpot, TARGET_MS))
+    return [
+        {"name": name, "in": "header", "description": about, "schema": kind.schema()}
+        for name, about, kind in parameters
+    ]
+
+
+def _json_content(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _anthropic_error_schema() -> Schema:
+    told = {
+        "type": {"enum": sorted(set(anthropic_errors.TYPES.values()))},
+        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
+    }
+    shape = {"type": "object", "properties": told, "required": list(told), "additionalProperties": False}
+    whole = {"type": {"const": "error"}, "error": shape, "request_id": {"type": "string"}}
+    return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
+
+
+def _error_schema() -> Schema:
+    codes = sorted({row.wire_code for row in errors.ROWS.values() if row.wire_code})
+    error = {
+        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
+        "type": {"enum": sorted({row.type for row in errors.ROWS.values()})},
+        "param": {"type": ["string", "null"], "maxLength": errors.MAX_ECHO},
+        "code": {"enum": [*codes, None]},
+    }
+    shape = {"type": "object", "properties": error, "required": list(error), "additionalProperties": False}
+    return {"type": "object", "properties": {"error": shape}, "required": ["error"], "additionalProperties": False}

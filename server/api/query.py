@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from inferd.server.errors import table as errors
@@ -16,6 +17,15 @@ MAX_PARAMETERS = 64
 """Parameters of one URL, counted before any of them is read."""
 
 _WORDS: dict[str, object] = {"true": True, "false": False}
+
+
+def query_of(model: type[R]) -> Any:
+    """A dependency of FastAPI's: the query, read as `read_query` does."""
+
+    async def parsed(request: Request) -> R:
+        return read_query(request, model)
+
+    return Depends(parsed)
 
 
 def read_query(request: Request, model: type[R]) -> R:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import caller_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.intake import Caller
@@ -27,19 +27,20 @@ class RenderApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
         """`{"token_ids": [...]}`. Raises `RequestError` for what is refused as a request, and `ClientGoneError`."""
-        return await self._render(request, ChatRequest, self._service.intake.chat, is_list=False)
+        return await self._render(request, body, self._service.intake.chat, is_list=False)
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(
+        self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
+    ) -> Response:
         """One `{"token_ids": [...]}` for each prompt. Raises likewise."""
-        return await self._render(request, CompletionRequest, self._service.intake.completion, is_list=True)
+        return await self._render(request, body, self._service.intake.completion, is_list=True)
 
     async def _render(
-        self, request: Request, kind: type[R], take: Callable[[R, Caller], Awaitable[GenerateRequest]], *, is_list: bool
+        self, request: Request, body: Body[R], take: Callable[[R, Caller], Awaitable[GenerateRequest]], *, is_list: bool
     ) -> Response:
         service = self._service
-        body = await read_body(request, service, kind)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request, body.wire.timeout)
         taken = await while_asked(request, caller.deadline, take(body.wire, caller))

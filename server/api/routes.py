@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from starlette.routing import compile_path
+
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -151,3 +153,11 @@ ROUTES = (
     HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, CONFIG, RESET_PREFIX_CACHE,
     LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
+
+_PATTERNS = tuple((compile_path(route.path)[0], route.method) for route in ROUTES)
+
+
+def methods_of(path: str) -> list[str]:
+    """The methods that a path has, in the order of the alphabet. HEAD is served where GET is."""
+    found = {method for pattern, method in _PATTERNS if pattern.match(path)}
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))

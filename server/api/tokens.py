@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import while_asked
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
@@ -27,10 +29,11 @@ class TokensApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(
+        self, request: Request, body: Annotated[Body[TokenizeRequest], body_of(TokenizeRequest)]
+    ) -> Response:
         """Raises `RequestError`."""
         service = self._service
-        body = await read_body(request, service, TokenizeRequest)
         wire = body.wire
         service.intake.check_model(wire.model)
         token_ids = await while_asked(request, None, self._ids(wire))
@@ -49,10 +52,11 @@ class TokensApi:
         data = await service.lanes.run(work, len(token_ids))
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(
+        self, request: Request, body: Annotated[Body[DetokenizeRequest], body_of(DetokenizeRequest)]
+    ) -> Response:
         """Raises `RequestError`."""
         service = self._service
-        body = await read_body(request, service, DetokenizeRequest)
         wire = body.wire
         service.intake.check_model(wire.model)
 

@@ -95,5 +95,5 @@ def or_null(schema: Schema) -> Schema:
         return {**schema, "type": [schema["type"], "null"]}
     options = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
     # Among a few values, null is one of them.
-    null = {"type": "null", "const": None} if "enum" in schema else {"type": "null"}
+    null = {"type": "null", "enum": [None]} if "enum" in schema else {"type": "null"}
     return {"anyOf": [*options, null]}

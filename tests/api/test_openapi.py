@@ -7,26 +7,33 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from inferd.server.api.app import AppOptions
-from inferd.server.api.openapi_document import default_of, document
+from inferd.server.api.app import AppOptions, create_app
+from inferd.server.api.openapi import default_of, document
 from inferd.server.api.routes import ROUTES, Access
 from inferd.server.errors import table as errors
+from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.json_schema import schema_of
 
 
-@pytest.fixture(scope="module")
-def described() -> dict[str, Any]:
-    return document("1.2.3")
+@pytest.fixture
+def app(model: Any, router: Any) -> FastAPI:
+    return create_app(model, router, Metrics("tiny"), AppOptions())
 
 
-def test_it_is_valid(described: dict[str, Any], http: httpx.Client) -> None:
+@pytest.fixture
+def described(app: FastAPI) -> dict[str, Any]:
+    return document(app.routes, "1.2.3")
+
+
+def test_it_is_valid(described: dict[str, Any], app: FastAPI, http: httpx.Client) -> None:
     OpenAPIV31SpecValidator(described).validate()
     served = http.get("/openapi.json").json()
-    assert served["paths"] == document("1.2.3", needs_key=False)["paths"]
+    assert served["paths"] == document(app.routes, "1.2.3", needs_key=False)["paths"]
     assert served["info"]["version"] == http.get("/version").json()["version"]
 
 

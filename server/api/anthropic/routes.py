@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Shape
 from inferd.server.api.anthropic.answer import MessageRendering
 from inferd.server.api.anthropic.chat_request import chat_of, has_late_system, in_anthropic_words, prompt_of
-from inferd.server.api.body import read_body
+from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
@@ -30,10 +30,11 @@ class MessagesApi:
         self._service = service
         self._late_system: bool | None = None
 
-    async def create(self, request: Request) -> Response:
+    async def create(
+        self, request: Request, body: Annotated[Body[MessagesRequest], body_of(MessagesRequest)]
+    ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
-        body = await read_body(request, service, MessagesRequest)
         wire = body.wire
         name = service.intake.check_model(wire.model)
         caller = admit(request, service, None, num_choices=1)
@@ -44,10 +45,11 @@ class MessagesApi:
         rendering = MessageRendering(taken, name, wire.max_tokens, request.state.request_id)
         return await respond(request, service, taken, _shape(name, wire), rendering, body.headers)
 
-    async def count_tokens(self, request: Request) -> Response:
+    async def count_tokens(
+        self, request: Request, body: Annotated[Body[CountTokensRequest], body_of(CountTokensRequest)]
+    ) -> Response:
         """`{"input_tokens": n}`, also of more than the context holds. Raises `RequestError`; needs no engine."""
         service = self._service
-        body = await read_body(request, service, CountTokensRequest)
         service.intake.check_model(body.wire.model)
         caller = caller_of(request)
         reads = await self._reads_late_system(body.wire)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Annotated
 
 import orjson
 from starlette.requests import Request
@@ -11,8 +12,8 @@ from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.answer import Json, Shape
-from inferd.server.api.body import read_body, warned
-from inferd.server.api.query import read_query
+from inferd.server.api.body import Body, body_of, warned
+from inferd.server.api.query import query_of
 from inferd.server.api.respond import admit, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import check, in_callers_words
@@ -44,10 +45,11 @@ class ResponsesApi:
     def __init__(self, service: Service) -> None:
         self._service, self._store, self._background = service, service.responses, service.background
 
-    async def create(self, request: Request) -> Response:
+    async def create(
+        self, request: Request, body: Annotated[Body[ResponsesRequest], body_of(ResponsesRequest)]
+    ) -> Response:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
-        body = await read_body(request, service, ResponsesRequest)
         wire = body.wire
         model = service.intake.check_model(wire.model)
         caller = admit(request, service, wire.timeout, num_choices=1)
@@ -66,9 +68,9 @@ class ResponsesApi:
         shape = Shape(model, bool(wire.stream), False, False, False, None)
         return await respond(request, service, taken, shape, rendering, body.headers)
 
-    async def get(self, request: Request) -> Response:
-        """A response as it is now. Raises `RequestError`."""
-        read_query(request, RetrieveQuery)
+    async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
+        """A response as it is now; no query changes what it shows. Raises `RequestError`."""
+        del query
         return _json(self._find(request).response)
 
     async def cancel(self, request: Request) -> Response:
@@ -86,9 +88,10 @@ class ResponsesApi:
         self._store.delete(request.state.tenant, found.id)
         return _json(orjson.dumps({"id": found.id, "object": "response", "deleted": True}))
 
-    async def input_items(self, request: Request) -> Response:
+    async def input_items(
+        self, request: Request, query: Annotated[InputItemsQuery, query_of(InputItemsQuery)]
+    ) -> Response:
         """What came before a response's output, newest first unless asked otherwise. Raises `RequestError`."""
-        query = read_query(request, InputItemsQuery)
         found = self._find(request)
         work, size = partial(_page, found.context, query), len(found.context)
         return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
