@@ -42,6 +42,7 @@ PLAIN = (
     "tests/aot",
     "tests/benchmarks",
     "tests/deploy",
+    "tests/kernels",
     "tests/mutants",
     "server/lifecycle",
     "server/errors/anthropic.py",

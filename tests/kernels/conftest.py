@@ -1,9 +1,10 @@
-"""Random inputs are the same in every run. One thread: these shapes are too small to share out.
+"""Fixtures of the kernels' tests. Random inputs are the same in every run, on one thread: the shapes are too small to
+share.
 
-Tests that use `implementation` run once with the plain PyTorch references, once with the Triton kernels in Triton's
-interpreter, and once with the C++ kernels for each of the instruction sets that this processor has: the best of them,
-all with `--long`. `--device interpreter` leaves the second of these and the tests that are of a Triton kernel alone;
-`--device cuda` runs the same ones on a GPU, where kernels are compiled, and tensors are if nothing else is said.
+Tests that use `implementation` run three times: with the plain PyTorch references, with the Triton kernels in Triton's
+interpreter, and with the C++ kernels. The latter are those for this processor's best instruction set, or with `--long`
+for each that it has. `--device interpreter` runs only the interpreted ones, and tests of Triton kernels alone.
+`--device cuda` runs the same tests on a GPU: kernels are compiled there, and tensors are made there by default.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.conftest import KERNEL_CACHE
 from tests.kernels import interpreter
 
 REFERENCE, TRITON, COMPILED = "reference", "triton", "triton compiled"
-"""What a test is told that it runs: interpreted Triton takes what is small, compiled Triton what C++ takes."""
+"""Names of what a test runs. Interpreted Triton gets small cases, compiled Triton the cases of C++."""
 
 
 def is_on_gpu(config: pytest.Config) -> bool:
@@ -36,7 +37,7 @@ def is_triton_alone(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not is_on_gpu(config):
-        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported: when it is first chosen
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported, at the kernel's first use
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_triton(item: pytest.Item) -> bool:
-    """Whether it runs a Triton kernel: by a fixture, or all of its file does."""
+    """Whether the test runs a Triton kernel, by a fixture or because its whole file does."""
     return item.path.stem.endswith("_triton") or not {"implementation", "interpreted"}.isdisjoint(
         getattr(item, "fixturenames", ())
     )
@@ -77,7 +78,8 @@ def is_of_triton(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """On a GPU a kernel refuses some forms that the interpreter takes, float32 on the tensor cores for one."""
+    """Skip tests whose form a kernel refuses on a GPU and not in the interpreter, such as float32 on the tensor
+    cores."""
     try:
         return (yield)
     except registry.KernelError as error:
@@ -88,7 +90,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With `--device cuda`: tensors are made on the GPU, and what is made on the host for it stays there."""
+    """With `--device cuda`: make tensors on the GPU, and keep those on the host that are made on the host for it."""
     if not is_on_gpu(request.config):
         yield
         return
@@ -105,7 +107,7 @@ def on_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """`reference`, or the level of the C++ kernels that run where they can."""
+    """`reference`, the Triton names, or the level of the C++ kernels."""
     name: str = request.param
     if name == COMPILED:
         yield from forced(name, TRITON)
@@ -123,7 +125,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def forced(name: str, chosen: str) -> Iterator[str]:
-    """`name`, while every op that has it runs in implementation `chosen` and no other."""
+    """Yields `name`, while every op that has implementation `chosen` runs it and no other."""
     for op in registry.ops().values():
         op.force(chosen if chosen in op.implementation_names else None)
     yield name

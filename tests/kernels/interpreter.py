@@ -1,10 +1,12 @@
-"""Triton's interpreter, made to compute as GPUs do.
+"""Repairs Triton's interpreter so that it computes as GPUs do.
 
-It truncates float32 to bfloat16 and to 8 bits where the hardware rounds to the nearest, ties to even, and multiplies
-the bit patterns of bfloat16 matrices as integers (Triton 3.7): a kernel would be judged by errors that it does not
-make. torch converts as the hardware does. Matrices are multiplied in float64: numpy's library orders sums by the number
-of rows, which tensor cores do not, and in float64 that does not show. A sort is 55 reductions by exclusive or for 1024
-elements, which it would make an element at a time in Python.
+Triton 3.7 truncates float32 to bfloat16 and to 8 bits, but hardware rounds to nearest, ties to even. It also multiplies
+the bit patterns of bfloat16 matrices as integers. A kernel would be judged by errors that it does not make. torch
+converts as the hardware does.
+
+Matrices are multiplied in float64. numpy's library orders sums by the number of rows, which tensor cores do not, and
+float64 hides that. A sort of 1024 elements is 55 reductions by exclusive or, which Triton would compute in Python, one
+element at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _BITS = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
 
 def repair() -> None:
-    """Once for this process. Nothing to do where TRITON_INTERPRET is not set, and kernels are compiled."""
+    """Repair once in this process. Does nothing if TRITON_INTERPRET is not set, so that kernels are compiled."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     from triton.runtime import interpreter  # noqa: PLC0415
@@ -57,7 +59,7 @@ def _reduce(self: Any, given: Any) -> Any:
 
 
 def _multiply_and_add(_: object, x: Any, y: Any, z: Any) -> Any:
-    """Rounded once, but for a second rounding of what float64 cannot hold; Triton's rounds the product."""
+    """One rounding, except for digits that float64 cannot hold; Triton's own also rounds the product."""
     from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
 
     total = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)

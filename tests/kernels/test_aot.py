@@ -1,7 +1,7 @@
-"""Every Triton kernel compiles for every architecture without a GPU, and the committed table is what came out.
+"""Every Triton kernel compiles for every architecture without a GPU, and the committed table holds the results.
 
-`--long` compiles every form, otherwise one of each kernel for one architecture and all that are not in the table as
-they are now.
+`--long` compiles every form. Otherwise one form of each kernel is compiled for one architecture, and all forms that
+differ from the table.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ pytest.importorskip("triton")
 def test_every_form_compiles_without_faults_to_what_the_table_says(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Instructions of the tensor cores by kind and number, registers and memory: all of a row is compared. Another
-    version of Triton compiles to something else, and then faults alone count."""
+    """All of a row is compared: tensor core instructions by kind and number, registers and memory. Another version of
+    Triton gives other code, so then only faults count."""
     is_long = request.config.getoption("--long")
     written = tmp_path / "compiled.json"
     jobs = ["--jobs", str(min(2, os.cpu_count() or 1))]

@@ -1,4 +1,4 @@
-"""The greedy token against a search in Python, over chunks, ties and rows that have none."""
+"""The greedy token equals that of a search in Python, over chunks, ties and rows without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "vocab_size"), [(3, 1), (7, 100), (4, 2048), (3, 5001)])
 def test_it_is_the_first_of_the_largest(dtype: torch.dtype, rows: int, vocab_size: int) -> None:
-    """Rounded to whole numbers, so that most rows have several."""
+    """Logits are rounded to whole numbers, so that most rows have ties."""
     logits = (torch.randn(rows, vocab_size) * 2).round().to(dtype)
     ids, is_none = argmax(logits)
     assert ids.dtype == torch.int64 and is_none.dtype == torch.bool

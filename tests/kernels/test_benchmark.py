@@ -1,4 +1,5 @@
-"""The kernel benchmark's cases call every op as it is: a changed signature fails here and not on the day it is run."""
+"""The kernel benchmark's cases can call every op: a changed signature fails here, before somebody runs the
+benchmark."""
 
 from __future__ import annotations
 

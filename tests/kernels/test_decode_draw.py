@@ -1,4 +1,4 @@
-"""Rows that are drawn together are what `argmax` and `sample` give of each, by the options of their slots."""
+"""Rows drawn together equal those of `argmax` and `sample`, by the options of their slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options() -> tuple[Tensor, Tensor]:
 
 
 def expected(row: Tensor, slot: int, position: int) -> int:
-    """Greedy, or argmax of score + noise over all ids; ties to the lowest."""
+    """The greedy id, or the argmax of score + noise over all ids; the lowest id wins a tie."""
     temperature = 0.0 if slot < 0 else float(TEMPERATURES[slot])
     if temperature == 0.0:
         return row.tolist().index(max(row.tolist()))
@@ -44,7 +44,7 @@ def test_each_row_by_its_slot(vocab_size: int, slots: list[int], scale: float) -
 
 
 def test_ties_and_what_may_not_be_drawn() -> None:
-    """Few values, of which most are out; each of its own position."""
+    """Few values, most of them excluded, each at its own position."""
     logits = (torch.randn(40, 2100) * 2).round()
     logits[logits < 5.0] = -INF
     logits[:, 2060] = 7.0

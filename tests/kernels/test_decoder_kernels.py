@@ -1,5 +1,5 @@
-"""A whole decoder in the kernels of a GPU, interpreted: linear layers that take in what stands around them, and with
-invariant ones bits of a token that are its own."""
+"""A whole decoder on a GPU's kernels, interpreted. Linear layers are fused with their neighbours; invariant ones give a
+token bits that depend on it alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Linear layers and what they take in are Triton's, all else plain: it is quicker."""
+    """Run linear layers and their fused neighbours in Triton, and everything else in plain PyTorch, which is faster."""
     if is_on_gpu(request.config):
         pytest.skip("decoders of tests are the processor's; benchmarks.gpu.checks has those of a GPU")
     gpu.interpret(True)
@@ -48,7 +48,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 def decoder_of(
     case: Case, multiply: str, choices: Choices | None = None, quantization: str = "none", dtype: Any = torch.bfloat16
 ) -> Decoder:
-    """With weights that bfloat16 holds, so that every dtype has the same."""
+    """A decoder with weights that bfloat16 holds exactly, so that all dtypes have the same."""
     LINEAR.force(multiply)
     random = recipes(choices or Choices())[quantization]
     decoder = random_decoder(Case(case.name, case.model_type, SMALL | case.config), dtype, random)
@@ -57,7 +57,7 @@ def decoder_of(
 
 
 def hidden_of(decoder: Decoder, num_rows: int) -> Tensor:
-    """[num_rows, hidden] of a step that decodes one token in each of as many requests, behind 3 others."""
+    """[num_rows, hidden] of a step that decodes one token for each of as many requests, behind 3 tokens each."""
     pool = Pool(decoder, num_blocks=2 * num_rows, block_size=16)
     requests = [Request([(7 * row + 3 * place) % 61 for place in range(4)]) for row in range(num_rows)]
     with torch.inference_mode():
@@ -73,12 +73,12 @@ FAMILIES = [
     (Case("olmo2, norms only behind", "olmo2", {}), 0, 0),
     (Case("starcoder2, layer norms and no gate", "starcoder2", {"sliding_window": 70}), 0, 4),
 ]
-"""With how many products of two layers take in a norm, and how many an add."""
+"""(case, products of two layers that include a norm, products that include an add)."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each fused form of a layer was called."""
+    """Number of calls of each fused form of a layer."""
     counts: Counter[str] = Counter()
     for name in ("after_norm", "add_to"):
 
@@ -99,11 +99,11 @@ def distance(found: Tensor, exact: Tensor) -> float:
 def test_fused_layers_are_as_near_to_the_formula_as_plain_ones(
     case: Case, num_norms: int, num_adds: int, calls: Counter[str]
 ) -> None:
-    """They round less: 0.89 to 1.05 times as far off in these cases."""
+    """Fused layers round less often: their errors are 0.89 to 1.05 times those of plain ones in these cases."""
     exact = hidden_of(decoder_of(case, "onednn_packed", dtype=torch.float32), 3).float()
     decoder = decoder_of(case, "triton_few_rows")
     fused = hidden_of(decoder, 3)
-    # The prompt's step has 9 rows, more than few.
+    # The prompt's step has 9 rows, too many for the kernel for few.
     assert (calls["after_norm"], calls["add_to"]) == (num_norms, num_adds)
     for op in FUSED_OPS:
         op.force("plain")
@@ -140,7 +140,7 @@ def test_few_rows_are_few(num_rows: int, is_fused: bool, calls: Counter[str]) ->
 
 
 def test_a_layer_that_the_library_multiplies_faster_takes_nothing_in(calls: Counter[str]) -> None:
-    """And the others go on: where only one of two neighbours is fused, the stream is added between them."""
+    """The other layers still fuse: if only one of two neighbours is fused, the stream is added between them."""
     down = {case.name: LIBRARY for case in cases(32, 40, "torch.bfloat16")}
     decoder = decoder_of(FAMILIES[0][0], "triton_few_rows", Choices(table=Table("here", down)))
     mixed = hidden_of(decoder, 3)
@@ -150,7 +150,7 @@ def test_a_layer_that_the_library_multiplies_faster_takes_nothing_in(calls: Coun
 
 
 def test_float16_takes_in_adds_alone(calls: Counter[str]) -> None:
-    """A norm multiplies by its factor last, and float16 may not hold what lies before."""
+    """A norm multiplies by its factor last, and float16 might overflow before."""
     hidden_of(decoder_of(FAMILIES[0][0], "triton_few_rows", dtype=torch.float16), 3)
     assert (calls["after_norm"], calls["add_to"]) == (0, 4)
 
@@ -160,7 +160,8 @@ PROMPT = [(5 * place + 1) % 61 for place in range(12)]
 
 
 def logits_of(decoder: Decoder, chunks: list[int], num_neighbours: int) -> Tensor:
-    """[vocab] behind the prompt, computed in `chunks` among others that have a chunk of their own in every step."""
+    """[vocab] behind the prompt, computed in `chunks` among other requests that have a chunk of their own in every
+    step."""
     pool = Pool(decoder, num_blocks=4 * (num_neighbours + 1), block_size=16)
     target = Request(PROMPT)
     others = [Request([(11 * row + place) % 61 for place in range(12)]) for row in range(num_neighbours)]
@@ -176,7 +177,7 @@ def logits_of(decoder: Decoder, chunks: list[int], num_neighbours: int) -> Tenso
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("quantization", ["none", "fp8"])
 def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Counter[str]) -> None:
-    """Attention stays plain: interpreting it takes minutes, and its own tests hold it to the same."""
+    """Attention stays plain: interpreting it takes minutes, and its own tests check the same property."""
     for op in registry.ops().values():
         if "triton" in op.implementation_names and op is not PAGED_ATTENTION:
             op.force("triton")
@@ -188,6 +189,6 @@ def test_invariant_layers_give_a_token_its_own_bits(quantization: str, calls: Co
 
 
 def test_the_others_do_not() -> None:
-    """So that the comparison is one: few rows have a kernel that rounds elsewhere."""
+    """Shows that the comparison can fail: the kernel for few rows rounds differently."""
     decoder = decoder_of(ONE_LAYER, "triton_few_rows")
     assert not torch.equal(logits_of(decoder, [11, 1], 0), logits_of(decoder, [12], 0))

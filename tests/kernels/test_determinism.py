@@ -1,5 +1,5 @@
-"""Deterministic results on a GPU: for every op, what runs there computes a row from that row alone, or is refused by
-name. No GPU is needed to choose."""
+"""Deterministic results on a GPU: every op computes a row from that row alone, or is refused by name. Choosing needs no
+GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 
 NOT_CALLED = {
-    *("linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # a processor's
-    *("norm_linear", "linear_residual", "gate_up_act"),  # of layers that are bound for few rows
+    *("linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # run on a CPU only
+    *("norm_linear", "linear_residual", "gate_up_act"),  # belong to layers that are bound for few rows
 }
-"""Ops that a deterministic GPU does not come to; `test_decoder_kernels` counts the calls of the last three."""
+"""Ops that a deterministic GPU never calls; `test_decoder_kernels` counts the calls of the last three."""
 SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
 """Numbers in a key, by field; any other is 4,096."""
 
@@ -33,7 +33,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gpu.interpret(False)
     yield
     for op in registry.ops().values():
-        op.force(None)  # and with it what was chosen here
+        op.force(None)  # also forgets the choices of the test
 
 
 def ops() -> dict[str, registry.Op[Any, Any]]:
@@ -45,7 +45,7 @@ def ops() -> dict[str, registry.Op[Any, Any]]:
 
 
 def choose(name: str, **changed: object) -> Selection:
-    """What a GPU runs: deterministic, in bfloat16, and plain where nothing else is said."""
+    """The choice on a GPU: deterministic, in bfloat16 and without further options, unless `changed`."""
     op = registry.ops()[name]
     predicate = next(one.predicate for one in op._implementations if one.predicate is not always)
     key_type = importlib.import_module(predicate.__module__).Key
@@ -94,7 +94,7 @@ def test_the_same_on_a_processor_is_nobodys_concern() -> None:
 
 
 def test_an_invariant_product_is_never_the_librarys() -> None:
-    """Neither cuBLAS in 16 bits nor `torch._scaled_mm` in 8, whatever else is missing."""
+    """Neither cuBLAS in 16 bits nor `torch._scaled_mm` in 8 may run, even if no other kernel can."""
     ops()
     for name, library in (("linear", "torch"), ("linear", "triton_few_rows"), ("linear_fp8", "scaled_mm")):
         registry.ops()[name].force(library)

@@ -1,4 +1,4 @@
-"""The lookup beside torch's own, bit for bit, and what an id that does not exist gives."""
+"""The lookup equals torch's own bit for bit, and an id that does not exist gives NaN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_equals_torch(dtype: torch.dtype, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_id_that_does_not_exist_is_no_number(dtype: torch.dtype) -> None:
-    """In C++, which reads what it is told to."""
+    """C++ only: it does not check ids."""
     if native.prepare(KERNEL_CACHE).path is None:
         pytest.skip("there is no C++ compiler")
     rows = cpu.embed(torch.tensor([3, 50, -1]), torch.randn(50, 19).to(dtype))

@@ -1,5 +1,5 @@
-"""A pool of 8-bit floats, written and read again: what it costs against one of 16 bits, and that the bound on it sees
-wrong scales."""
+"""A pool of 8-bit floats, written and read: its error against 16 bits is bounded, and the bound detects wrong
+scales."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FP8 = torch.float8_e4m3fn
 ROWS = ((20, 1), (0, 24), (15, 2))
 BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 2, 32
 BOUND = 0.04
-"""Of the results' norm. A number is off by up to 2^-4 of itself, 2.2% in the mean square; so are the keys, which moves
-weights by as much again: 3.2% in all."""
+"""Share of the results' norm. A number is off by up to 2^-4 of itself, 2.2% in the mean square. Keys are off by the
+same, which changes weights by as much again: 3.2% in all."""
 
 
 class Step:
-    """Random tokens of three rows, all of whose keys one step writes and reads."""
+    """Random tokens of three rows. One step writes and reads all of their keys."""
 
     def __init__(self, size: float) -> None:
         counts = [start + count for start, count in ROWS]

@@ -1,4 +1,4 @@
-"""Gated activations against torch's own in fp64, and element by element the same bits in any shape."""
+"""Gated activations agree with torch's own in fp64, and each element has the same bits in any shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gelu's tanh form beside torch's own in fp64, and the same bits for any number of rows."""
+"""gelu's tanh form agrees with torch's own in fp64, with the same bits for any number of rows."""
 
 from __future__ import annotations
 

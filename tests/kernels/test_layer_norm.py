@@ -1,4 +1,4 @@
-"""Layer norm beside its definition in fp64."""
+"""Layer norm agrees with its definition in fp64."""
 
 from __future__ import annotations
 

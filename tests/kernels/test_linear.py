@@ -1,4 +1,4 @@
-"""Linear layers on a GPU, interpreted: the product, what is fused around it, and bits of a row that are its own."""
+"""Linear layers on a GPU, interpreted: the product, its fused neighbours, and bits that depend on the row alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 2e-6}
 """Relative to the largest result: one rounding to the dtype."""
 SHAPES = [(1, 1), (33, 7), (20, 300), (130, 64)]
-"""(out, in): with parts of a tile of 16 or 64 weight rows, of a step of 256 or 64 inputs."""
+"""(out, in), with incomplete tiles of 16 or 64 weight rows and incomplete steps of 256 or 64 inputs."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""The FP8 linear layer against its formula in fp64 on the numbers that are multiplied, and bits of a row its own."""
+"""The FP8 linear layer agrees with its formula in fp64 on the quantized numbers; a row's bits depend on that row
+alone."""
 
 from __future__ import annotations
 
@@ -27,26 +28,27 @@ pytestmark = pytest.mark.usefixtures("implementation", "plain_quantization")
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 """Relative to the largest result: the rounding of fp32 sums, or one to the dtype."""
 SHAPES = [(1, 1), (33, 7), (77, 100), (130, 300), (200, 128)]
-"""(out, in): with parts of a tile of 64 outputs, of a block of 128 x 128."""
+"""(out, in), with incomplete tiles of 64 outputs and incomplete blocks of 128 x 128."""
 
 
 @pytest.fixture
 def plain_quantization(implementation: str) -> Iterator[None]:
-    """Interpreted, a program for each row takes longer than what is tested here; it has a test of its own."""
+    """Quantize in plain PyTorch: interpreting a program for each row would take longest here, and has a test of its
+    own."""
     QUANTIZE_FP8.force("reference")
     yield
     QUANTIZE_FP8.force(None)
 
 
 def random_layer(out_size: int, in_size: int, has_blocks: bool) -> tuple[Tensor, Tensor]:
-    """Numbers and scales as a checkpoint has them: no relation between the two."""
+    """Unrelated numbers and scales, as in a checkpoint."""
     q = (torch.randn(out_size, in_size) * 50).to(FP8)
     shape = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if has_blocks else (out_size,)
     return q, torch.rand(shape) * 0.01 + 0.001
 
 
 def dequantized(q: Tensor, scales: Tensor) -> Tensor:
-    """[out, in] fp64; `scales` of rows, of blocks, or of a token's blocks of inputs."""
+    """[out, in] fp64, for `scales` of rows, of blocks, or of a token's blocks of inputs."""
     rows, columns = q.shape
     if scales.dim() == 1:
         return q.double() * scales.double()[:, None]
@@ -109,7 +111,7 @@ def test_a_quantized_weight_is_near_the_weight(dtype: torch.dtype) -> None:
     q, scales = quantize_weight(weight)
     assert q.dtype == FP8 and scales.shape == (50,)
     wide = weight.double()
-    # Half a unit of the last of four digits; below the smallest normal number, 2^-6, half a unit of 2^-9.
+    # Half a unit of the last of four binary digits; below the smallest normal number, 2^-6, half a unit of 2^-9.
     allowed = torch.maximum(wide.abs() * 2**-4, scales.double()[:, None] * 2**-10)
     assert ((dequantized(q, scales) - wide).abs() <= allowed * 1.0001).all()
     assert (q.float().abs().amax(1)[torch.arange(50) != 3] == 448).all()

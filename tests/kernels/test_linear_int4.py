@@ -1,4 +1,5 @@
-"""The 4 bit linear layer: bit for bit its plain PyTorch oracle at every level, and a row's bits are its own."""
+"""The 4-bit linear layer equals its plain PyTorch oracle bit for bit at every level; a row's bits depend on that row
+alone."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 32), (16, 32), (77, 96), (200, 1024), (64, 4096)]
-"""(out, in): with parts of a tile of 16 columns and of four tiles."""
+"""(out, in), with incomplete tiles of 16 columns and incomplete groups of four tiles."""
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -29,7 +30,7 @@ def dequantized(q: Tensor, scales: Tensor) -> Tensor:
 
 
 def error(q: Tensor, scales: Tensor, weight: Tensor) -> float:
-    """Of the squares, relative to those of the weights."""
+    """Squared error relative to the squares of the weights."""
     wide = weight.double()
     return float((dequantized(q, scales) - wide).square().sum() / wide.square().sum())
 

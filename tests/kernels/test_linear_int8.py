@@ -1,4 +1,5 @@
-"""The 8 bit linear layer: bit for bit its plain PyTorch oracle at every level, and a row's bits are its own."""
+"""The 8-bit linear layer equals its plain PyTorch oracle bit for bit at every level; a row's bits depend on that row
+alone."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("implementation")
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (33, 7), (32, 64), (77, 100), (200, 1030), (64, 4096)]
-"""(out, in): with parts of a tile of 32 columns, of four inputs, of a piece of 64 inputs."""
+"""(out, in), with incomplete tiles of 32 columns, sets of four inputs and pieces of 64 inputs."""
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

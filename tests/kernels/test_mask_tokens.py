@@ -1,4 +1,4 @@
-"""Packed masks against a look at each bit, by itself."""
+"""Packed masks agree with a check of each single bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_allowed(words: list[int], token_id: int) -> bool:
     ("vocab_size", "words"), [(1, 1), (31, 1), (32, 1), (33, 2), (100, 3), (100, 6), (2500, 79), (2500, 40), (70, 0)]
 )
 def test_every_bit_is_its_tokens(vocab_size: int, words: int, density: str) -> None:
-    """Masks of rows in another order, one of none; rows without a mask keep their bits."""
+    """Masks come in another order than rows, one without a row. Rows without a mask keep their bits."""
     masks = torch.randint(-(2**31), 2**31, (4, words)).to(torch.int32)
     for _ in range(4):
         other = torch.randint(-(2**31), 2**31, (4, words)).to(torch.int32)
@@ -40,7 +40,7 @@ def test_every_bit_is_its_tokens(vocab_size: int, words: int, density: str) -> N
 
 @pytest.mark.parametrize("bit", [0, 1, 30, 31])
 def test_the_sign_is_a_bit_too(bit: int) -> None:
-    """Words are signed, and bit 31 is the last token's of 32."""
+    """Words are signed; bit 31 belongs to the last of 32 tokens."""
     word = 1 << bit if bit < 31 else -(2**31)
     logits = torch.zeros(1, 96)
     mask_tokens(logits, torch.tensor([[0, word, 0]], dtype=torch.int32), torch.tensor([0]))

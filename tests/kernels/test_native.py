@@ -1,4 +1,4 @@
-"""The library of C++ kernels: what is loaded, what is refused and said, what is built anew."""
+"""The library of C++ kernels: which files are loaded, refused with a reason, or built again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOBODY = 65534
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Whatever a test leaves behind, the next one finds the cached library."""
+    """After a test, prepare the cached library again."""
     yield
     native.prepare(KERNEL_CACHE)
 
@@ -60,7 +60,7 @@ def test_a_damaged_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
 def test_of_those_that_build_at_once_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock belongs to whoever opened its file: threads stand for processes."""
+    """A lock belongs to the opener of its file, so threads represent processes."""
     commands: list[list[str]] = []
     together = threading.Barrier(3)
 
@@ -101,8 +101,8 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def bundled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What `python -m inferd.kernels.native` leaves under a strict umask, in a folder that every user can reach. One
-    instruction set stands for all; it was compiled before."""
+    """The output of `python -m inferd.kernels.native` under a strict umask, in a folder that every user can reach. One
+    instruction set, compiled before, represents all."""
     made = native.prepare(KERNEL_CACHE).path
     if made is None:
         pytest.skip(native.missing() or "")
@@ -152,7 +152,7 @@ def test_another_user_loads_what_an_image_brings(bundled: Path, mode: int, statu
 def test_every_reason_why_a_library_is_not_used_is_said(
     bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool
 ) -> None:
-    """Whatever is used in its place."""
+    """The reasons are given with and without a replacement."""
     (library,) = bundled.iterdir()
     library.write_bytes(b"another")
     (tmp_path / library.name).write_bytes(b"another")

@@ -1,5 +1,5 @@
-"""What torch's libraries would do on an older processor: they are told to take its instructions, and the tests of rows
-that keep their bits run again in plain PyTorch."""
+"""torch's libraries as on an older processor: limited to its instructions, they run the tests of rows that keep their
+bits again in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 LIBRARIES = (("SSE4_2", "SSE41"), ("AVX2", "AVX2"), ("AVX512", "AVX512_CORE"))
-"""What MKL and what oneDNN call it. MKL obeys on an Intel processor alone."""
+"""Names of the instruction sets in MKL and in oneDNN. MKL obeys on Intel processors only."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Paged attention against dense attention in fp64, over pools that are NaN wherever nothing was written."""
+"""Paged attention agrees with dense attention in fp64, over pools that are NaN in all unwritten places."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ pytestmark = pytest.mark.usefixtures("implementation")
 SPLIT = ATTENTION_SPLIT
 SPARE_BLOCKS = 20
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7}
-"""Absolute, for values below four: one rounding of the result to the dtype, and what rounded weights add to it."""
+"""Absolute, for values below four: one rounding of the result to the dtype, and the effect of rounded weights."""
 TOLERANCE_FP8 = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-6}
-"""With K and V in 8 bits: a weight is rounded a second time, when it has its value's scale."""
+"""For K and V in 8 bits: a weight is rounded a second time, after its value's scale is applied."""
 FP8 = torch.float8_e4m3fn
 KINDS = (
     (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, FP8), (torch.bfloat16, FP8),
 )  # fmt: skip
-"""(queries, K and V)."""
+"""(dtype of queries, dtype of K and V)."""
 
 ROWS: tuple[tuple[int, int], ...] = (
     (0, 1), (5, 1), (SPLIT - 1, 1), (SPLIT, 1), (700, 1), (0, 300), (513, 77), (SPLIT - 1, 2), (2, 3), (0, 129),
 )  # fmt: skip
-"""(start, tokens): decodes, prompts and chunks that end before, at and past borders of tiles and of query blocks."""
+"""(start, tokens): decodes, prompts and chunks that end before, at and behind borders of tiles and of query blocks."""
 
 
 SHORT_ROWS = ((0, 1), (SPLIT - 1, 1), (SPLIT + 20, 1), (SPLIT - 1, 2), (2, 3), (100, 9))
-"""What an interpreter gets through."""
+"""Few enough for an interpreter."""
 
 FEW = ((0, 1), (1, 1), (40, 1), (150, 1), (SPLIT - 1, 1), (SPLIT, 1), (SPLIT + 43, 1), (94, 3), (200, 60))
 """(start, tokens): decodes and short chunks within a prompt of SPLIT + 44 tokens."""
@@ -44,23 +44,21 @@ FEW = ((0, 1), (1, 1), (40, 1), (150, 1), (SPLIT - 1, 1), (SPLIT, 1), (SPLIT + 4
 
 @dataclass
 class Sequences:
-    """Random K and V of whole sequences, also laid out in pages at random places. In 8 bits heads are of all sizes."""
+    """Random K and V of whole sequences, also as pages at random places. In 8 bits heads differ in magnitude."""
 
     rows: Sequence[tuple[int, int]]
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    """Of K and V."""
+    """Dtype of K and V."""
 
     def __post_init__(self) -> None:
         num_blocks = sum(-(-(start + count) // self.block_size) for start, count in self.rows) + SPARE_BLOCKS
         shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
         self.kv = torch.full(shape, float("nan")).to(self.dtype)
         self.kv_scales = torch.full(shape[:4], float("nan")) if self.dtype == FP8 else None
-        free = [
-            block for block in torch.randperm(shape[0]).tolist() if block
-        ]  # 0 is what a hidden table entry may become
+        free = [block for block in torch.randperm(shape[0]).tolist() if block]  # a hidden table entry may become 0
         width = max(start + count for start, count in self.rows) // self.block_size + 1
         self.tables = torch.full((len(self.rows), width), -1, dtype=torch.int32)
         self.contents: list[Tensor] = []
@@ -79,7 +77,7 @@ class Sequences:
             self.contents.append(content.double() * scales[..., None])
 
     def _content(self, length: int) -> tuple[Tensor, Tensor]:
-        """K and V as they are stored, and their scales."""
+        """(K and V as stored, their scales)."""
         content = torch.randn(2, self.num_kv_heads, length, self.head_dim)
         if self.dtype != FP8:
             return content.to(self.dtype), torch.ones(content.shape[:3])
@@ -97,7 +95,7 @@ def attend(
 
 
 def dense(q: Tensor, content: Tensor, start: int, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    """[n, Hq, D] fp64: the whole score matrix at once, heads repeated."""
+    """[n, Hq, D] fp64, from the whole score matrix at once, with repeated KV heads."""
     repeat = q.shape[1] // content.shape[1]
     k, v = content.repeat_interleave(repeat, dim=1)
     scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
@@ -164,7 +162,7 @@ def test_the_tolerance_sees_a_wrong_window_cap_or_scale(window: int, softcap: fl
 def test_a_row_is_its_own(
     implementation: str, dtype: torch.dtype, kv_dtype: torch.dtype, heads: int, kv_heads: int, window: int | None
 ) -> None:
-    """Bitwise the same alone, in any order of rows, and however its tokens are split over calls."""
+    """A row has the same bits alone, in any order of rows, and with its tokens split over calls in any way."""
     if implementation == TRITON:
         pytest.skip("test_paged_attention_triton.py: by shapes that an interpreter gets through")
     sequences = Sequences(ROWS, kv_heads, 32, 16, kv_dtype)
@@ -204,7 +202,7 @@ def test_few_queries_have_the_bits_of_a_prompt(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """Decodes and short chunks, for which the C++ kernel goes another way, and a prompt's queries."""
+    """Decodes and short chunks, which take another path in the C++ kernel, have the bits of a prompt's queries."""
     if implementation == TRITON:
         pytest.skip("test_paged_attention_triton.py: by shapes that an interpreter gets through")
     length = SPLIT + 44
@@ -218,7 +216,7 @@ def test_few_queries_have_the_bits_of_a_prompt(
 
 
 EVEN_ROWS = ((3 * SPLIT - 1, 1),) * 5
-"""For two threads each is cut, and they are as many as can be: of 15 tiles a piece of work has one."""
+"""With two threads each row is cut as often as possible: a piece of work has one of the 15 tiles."""
 
 
 @pytest.mark.parametrize("rows", [ROWS, EVEN_ROWS], ids=["of all lengths", "as many cut as can be"])
@@ -240,7 +238,7 @@ def test_threads_do_not_change_a_bit(implementation: str, num_threads: int, rows
 
 
 def test_many_decodes_of_all_lengths_at_once() -> None:
-    """More rows than a group holds, in an order that is not that of their lengths."""
+    """More rows than a group holds, not ordered by their lengths."""
     rows = [(int(start), 1) for start in torch.randint(0, 3 * SPLIT, (41,))]
     sequences = Sequences(rows[:20], 1, 16, 64, torch.float32)
     order = torch.randint(0, 20, (41,)).tolist()

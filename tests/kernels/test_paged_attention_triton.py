@@ -1,5 +1,8 @@
-"""How the Triton kernel of paged attention shares out its work, and that no bit of a result depends on it. In Triton's
-interpreter, with tiles of 64 keys where nothing else is said: all that tiles do happens at a quarter of the length."""
+"""The Triton kernel of paged attention: how it shares out its work, on which no bit of a result depends.
+
+It runs in Triton's interpreter, by default with tiles of 64 keys: everything that tiles do happens at a quarter of the
+length.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ SHAPE = passes.Shape(num_kv_heads=8, group=4, head_dim=128, kv_bytes=2, window=N
 
 
 def launches(query_lens: Sequence[int], *, is_deterministic: bool = False, **changed: int) -> list[tuple[int, bool]]:
-    """(packed rows in a block, whether units are cut) of each."""
+    """(packed rows in a block, whether units are cut) of each launch."""
     shape = dataclasses.replace(SHAPE, **changed)
     found = passes.passes(shape, query_lens, 8192, is_deterministic=is_deterministic)
     return [(part.form.block_m, part.is_cut) for part in found]
@@ -110,11 +113,11 @@ class Piece:
     tiles: range
     is_whole: bool
     slots: range
-    """Where its partial results go: one, if it has the unit's first tile, else one a tile."""
+    """Slots of its partial results: one if it has the unit's first tile, else one for each tile."""
 
 
 def pieces(listed: work.Work) -> Iterator[Piece]:
-    """What the programs make of a list."""
+    """Pieces that the programs compute from a list."""
     units, segments = listed.units.tolist(), listed.segments.tolist()
     for segment, ((begin, unit, first_slot, _), (end, _, last_slot, _)) in enumerate(itertools.pairwise(segments)):
         while begin < end:
@@ -141,7 +144,7 @@ def combined(listed: work.Work) -> Iterator[tuple[int, int, range]]:
 def seen_tiles(
     rows: Sequence[tuple[int, int]], group: int, block_m: int, window: int | None, lens: range
 ) -> Iterator[tuple[int, int, range]]:
-    """(row, first packed row, tiles) of each unit, by its definition."""
+    """(row, first packed row, tiles) of each unit, by definition."""
     for row, (start, count) in enumerate(rows):
         for first in range(0, count * group if count in lens else 0, block_m):
             queries = [start + packed // group for packed in range(first, min(first + block_m, count * group))]
@@ -200,7 +203,7 @@ def test_every_tile_once_in_order_and_evenly(seed: int, num_segments: int) -> No
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_units_stay_whole_where_slots_are_too_few(seed: int, is_cut: bool) -> None:
-    """And where each is a segment of its own."""
+    """The same holds if each unit is a segment of its own."""
     rows, group, block_m, window, lens = random_case(seed)
     rows.append((900, max(lens.start, 1)))
     units = list(seen_tiles(rows, group, block_m, window, lens))
@@ -274,7 +277,7 @@ def test_bits_depend_on_nothing_but_the_sequence(
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None,
 ) -> None:
-    """Right, and the same for any number of programs, by either way of chunks, alone and in pieces."""
+    """Results are right, and the same for any number of programs, for both ways of chunks, alone and in pieces."""
     sequences = Sequences(ROWS, kv_heads, head_dim, block_size, kv_dtype or dtype)
     every = range(len(ROWS))
     starts = sequences.batch(every).query_start.tolist()
@@ -303,7 +306,7 @@ def test_bits_depend_on_nothing_but_the_sequence(
 
 
 def test_bits_show_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above sees: tiles of another size, or blocks of keys of another size within them."""
+    """The test above can fail: tiles of another size, or blocks of keys of another size within them, change bits."""
     sequences = Sequences([(300, 1)], 1, 64, 16, torch.float32)
     q = torch.randn(1, 4, 64)
     right = attend(sequences, q, [0], None, None)
@@ -340,7 +343,7 @@ def test_tiles_of_the_length_that_is_shipped(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_float16_weighs_values_of_8_bits_whose_scales_it_could_not_hold() -> None:
-    """Values of 2^-12: their scales, of 2^-20, times weights of 2^-8 lie below what float16 has."""
+    """Values of 2^-12: their scales of 2^-20 times weights of 2^-8 are too small for float16."""
     sequences = Sequences(((255, 1),), 1, 64, 16, FP8)
     q = torch.zeros(1, 4, 64, dtype=torch.float16)
     assert sequences.kv_scales is not None
@@ -352,7 +355,7 @@ def test_float16_weighs_values_of_8_bits_whose_scales_it_could_not_hold() -> Non
 
 
 def test_rows_without_queries_and_lengths_that_the_host_does_not_know() -> None:
-    """A graph's padding: the device finds fewer queries than there is room for."""
+    """A graph's padding: the device finds fewer queries than the graph has space for."""
     rows = ((200, 1), (90, 1), (40, 1))
     sequences = Sequences(rows, 1, 64, 16, torch.float32)
     q = torch.randn(4, 4, 64)

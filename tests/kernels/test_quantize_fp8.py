@@ -1,4 +1,4 @@
-"""Rows of 8-bit floats against the definition in fp64, and fused functions against the plain ones in turn."""
+"""Rows of 8-bit floats agree with the definition in fp64, and fused functions equal the plain ones in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(autouse=True)
 def plain_ops(implementation: str) -> None:
-    """What a fused function is held to. Where there is no Triton it is the reference too: C++ rounds otherwise."""
+    """The implementation of the plain ops that fused functions must equal. Without Triton it is the reference, because
+    C++ rounds differently."""
     if not implementation.startswith("triton"):
         for op in (RMS_NORM, ADD_RMS_NORM, SILU_MUL, GELU_MUL):
             op.force("reference")
@@ -39,7 +40,7 @@ def same(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 64), (3, 200), (2, 3, 1000)])
 def test_each_number_becomes_its_nearest(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """What e4m3 can hold next to a quotient lies an eighth of its power of two away, and 2^-9 near 0."""
+    """The neighbours of a quotient in e4m3 are an eighth of its power of two away, or 2^-9 near 0."""
     x = (torch.randn(shape) * torch.randn(*shape[:-1], 1).exp()).to(dtype)
     q, scales = quantize_fp8(x)
     assert (q.dtype, q.shape) == (torch.float8_e4m3fn, x.shape)
@@ -53,14 +54,14 @@ def test_each_number_becomes_its_nearest(dtype: torch.dtype, shape: tuple[int, .
 
 
 def test_quotients_are_rounded_as_a_division_is() -> None:
-    """Bit for bit, for rows of every size that fp32 has, and numbers of every size in them."""
+    """Quotients equal those of a division bit for bit, for rows and numbers of every magnitude in fp32."""
     x = torch.randn(64, 512) * 2.0 ** torch.randint(-12, 1, (64, 512)) * 2.0 ** torch.linspace(-140, 125, 64)[:, None]
-    x[:, ::7] = x.abs().amax(1, keepdim=True) * ((torch.arange(74) % 15 + 16.5) / 32)  # halfway, but for the scale
+    x[:, ::7] = x.abs().amax(1, keepdim=True) * ((torch.arange(74) % 15 + 16.5) / 32)  # halfway, except for the scale
     assert same(quantize_fp8(x), reference.quantize_fp8(x))
 
 
 def test_ties_go_to_even() -> None:
-    """Scale 1, and numbers halfway between two that 8 bits hold, as 1.0625 between 1 and 1.125."""
+    """The scale is 1, and numbers are halfway between two of 8 bits, as 1.0625 between 1 and 1.125."""
     x = torch.tensor([[448.0, 1.0625, 1.1875, -1.0625, 2.0**-10, 3 * 2.0**-10, 432.0]])
     q, scales = quantize_fp8(x)
     assert scales.tolist() == [1.0]

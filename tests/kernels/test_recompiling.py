@@ -1,8 +1,8 @@
-"""Nothing is compiled anew because a step has other rows: what Triton compiles a kernel by, besides its constants, is
-the same for every number of rows.
+"""A step with another number of rows compiles nothing: apart from constants, the properties by which Triton compiles a
+kernel are the same for all.
 
-That is which addresses and numbers are multiples of 16, and which numbers are 1 (`JITFunction.run`): a tensor that
-begins where another ends has an address that depends on the other's size. Launches are watched and not made.
+These are which addresses and numbers are multiples of 16, and which numbers are 1 (`JITFunction.run`). If a tensor
+begins at the end of another, its address depends on the other's size. Launches are recorded and not made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES = (
     (Case("gemma2, its block tables two of an odd width", "gemma2", SMALL | {"sliding_window": 20}), "none", "torch"),
     (Case("llama, in fp8", "llama", SMALL), "fp8", "torch"),
 )
-"""With what its weights are kept in, and by what they are multiplied."""
+"""(case, quantization of its weights, implementation of its products)."""
 CUT = SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, top_p=0.9, min_p=0.01)
 
 Forms = dict[tuple[str, object], set[tuple[tuple[str, object], ...]]]
@@ -60,7 +60,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def forms(monkeypatch: pytest.MonkeyPatch) -> Forms:
-    """By kernel and constants: what else it would be compiled by, of each launch. Results are zeros."""
+    """The other properties of each launch, by kernel and constants. Results are zeros."""
     from triton.runtime.interpreter import InterpretedFunction  # noqa: PLC0415
 
     found: Forms = defaultdict(set)
@@ -85,7 +85,7 @@ def _kind(value: object) -> object:
 
 
 def compiled_anew(forms: Forms, known: Forms) -> set[tuple[str, tuple[str, object]]]:
-    """What is not as in `known`, of kernels and constants that are known: (kernel, (argument, its kind))."""
+    """Properties that `known` does not have for a known kernel and constants: (kernel, (argument, its kind))."""
     return {
         (key[0], kind)
         for key, found in forms.items()
@@ -96,7 +96,7 @@ def compiled_anew(forms: Forms, known: Forms) -> set[tuple[str, tuple[str, objec
 
 
 class RunningDevice(CpuDevice):
-    """Pads, and records a step by keeping what runs it."""
+    """Pads steps, and records a step by keeping the function that runs it."""
 
     row_buckets: Sequence[int] = (1, 2, 4)
     records_all = True
@@ -124,7 +124,7 @@ def runner_of(case: Case, quantization: str, num_slots: int) -> Runner:
 
 
 def steps(num_rows: int, num_groups: int) -> Iterator[StepPlan]:
-    """Prompts of as many tokens as there are rows, and a token of each."""
+    """A step of prompts with as many tokens as rows, then a step of one token each."""
     admissions = tuple(Admission(slot, f"r{slot}", (3,) * num_rows, num_rows, CUT) for slot in range(num_rows))
     updates = tuple(
         TableUpdate(slot, group, 0, (group * num_rows + slot,))
@@ -137,7 +137,7 @@ def steps(num_rows: int, num_groups: int) -> Iterator[StepPlan]:
 
 @pytest.mark.parametrize(("case", "quantization", "multiply"), CASES, ids=[case.name for case, *_ in CASES])
 def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> None:
-    """One row is what a start runs."""
+    """A start runs one row."""
     LINEAR.force(multiply)
     known: Forms = {}
     for num_rows in (1, 2, 3, 4):
@@ -150,7 +150,7 @@ def test_steps(case: Case, quantization: str, multiply: str, forms: Forms) -> No
 
 
 def test_drawing(forms: Forms) -> None:
-    """Over a vocabulary of several chunks."""
+    """The vocabulary has several chunks."""
     known: Forms = {}
     for num_rows in (1, 2, 4):
         logits, asked = torch.randn(num_rows, 3000), torch.zeros(num_rows)

@@ -14,7 +14,7 @@ TestOp = Op[int, Callable[[], str]]
 
 @pytest.fixture
 def op() -> Iterator[TestOp]:
-    """Keys are ints: "even" runs for even ones, "small" below 10, "rest" never below 100."""
+    """An op with int keys: "even" runs for even ones, "small" below 10, "rest" never below 100."""
     yield Op(
         "test_op",
         [

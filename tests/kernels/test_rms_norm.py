@@ -1,4 +1,4 @@
-"""RMS norm against its formula in fp64, and row by row the same bits whatever rows are beside it."""
+"""RMS norm agrees with its formula in fp64, and a row has the same bits beside any other rows."""
 
 from __future__ import annotations
 

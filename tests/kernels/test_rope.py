@@ -1,4 +1,5 @@
-"""Rotation against complex multiplication in fp64, the optional norm before it, and the write into a poisoned pool."""
+"""Rotation agrees with complex multiplication in fp64, with the optional norm before it and the write into a poisoned
+pool."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def error(result: Tensor, expected: Tensor) -> float:
 
 @dataclass
 class Case:
-    """Random inputs of T tokens, at random positions, into random slots of a pool that is NaN elsewhere."""
+    """Random inputs of T tokens, at random positions, for random slots of a pool that is NaN elsewhere."""
 
     num_heads: int
     num_kv_heads: int
@@ -36,7 +37,7 @@ class Case:
     num_blocks: int = 5
     block_size: int = 16
     kv_dtype: torch.dtype | None = None
-    """The heads' where it is None."""
+    """Dtype of the pool; None: that of the heads."""
 
     def __post_init__(self) -> None:
         self.q = torch.randn(self.num_tokens, self.num_heads, self.head_dim).to(self.dtype)
@@ -67,7 +68,7 @@ class Case:
         return self.kv[blocks, plane, :, offsets].float(), self.kv_scales[blocks, plane, :, offsets]
 
     def rotated(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        """Pairs (x[i], x[i + r/2]) as complex numbers, turned by position * frequency."""
+        """Pairs (x[i], x[i + r/2]) as complex numbers, rotated by position * frequency."""
         wide = x.double()
         if norm is not None:
             wide = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
@@ -137,8 +138,8 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
 def test_an_8_bit_pool_holds_the_nearest_numbers_times_a_scale(
     dtype: torch.dtype, head_dim: int, rotary_dim: int, has_norm: bool
 ) -> None:
-    """Heads of every size, up to the largest numbers there are: by a scale of each head's own nothing overflows, and
-    steps are 2^-3 of what they lie at, or 2^-9 of 1/448 of the largest where that is more."""
+    """Heads of every magnitude, up to the largest number of the dtype. Each head has its own scale, so nothing
+    overflows. Steps are 2^-3 of a number, or 2^-9 of 1/448 of the largest if that is more."""
     case = Case(9, 3, head_dim, rotary_dim, dtype, has_norm, kv_dtype=FP8)
     sizes = 2.0 ** torch.linspace(-60, 60, case.v[:, :, 0].numel()).reshape(case.v.shape[:2])[..., None]
     case.k, case.v = (case.k * sizes).to(dtype), (case.v * sizes).to(dtype)
@@ -184,7 +185,7 @@ def test_no_other_scale_is_written() -> None:
 
 
 def nearest_8_bits(x: Tensor) -> Tensor:
-    """By search among all that there are; of two as near, the one whose last bit is 0."""
+    """The nearest of all 8-bit numbers, by search; of two as near, the one whose last bit is 0."""
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
     finite = numbers.isfinite() & ~((numbers == 0) & numbers.signbit())
     codes = torch.arange(256)[finite]

@@ -1,6 +1,6 @@
-"""Philox against its authors' test vectors, the noise against its definition, and pruned sampling against all of it.
+"""Philox equals its authors' test vectors, the noise its definition, and pruned sampling an unpruned search.
 
-Tests of the noise alone, which is the reference's, run once; tests of `sample` run for every implementation.
+Tests of the noise alone belong to the reference and run once; tests of `sample` run for every implementation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_noise_is_keyed_by_seed_position_and_token() -> None:
 
 
 def test_noise_has_the_same_bits_in_every_call_shape() -> None:
-    """All of its 2^24 values, through the vectorised and the strided logarithm, and shifted within a vector."""
+    """All 2^24 noises, through the vectorised and the strided logarithm, and shifted within a vector."""
     bits = torch.arange(2**24)
     whole = noise_of_bits(bits)
     assert float(whole.max()) == NOISE_MAX
@@ -68,7 +68,7 @@ def test_noise_has_the_same_bits_in_every_call_shape() -> None:
 
 
 def unpruned(scores: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The definition, over the whole vocabulary."""
+    """Sampling by definition, over the whole vocabulary."""
     noise = gumbel_noise(seeds[:, None], positions[:, None], torch.arange(scores.shape[1]))
     return (scores + noise).argmax(dim=-1)
 
@@ -87,13 +87,13 @@ def test_pruning_changes_nothing(implementation: str, spread: float, vocab_size:
 
 
 def peaked(rows: int, vocab_size: int) -> Tensor:
-    """What a model gives: a few tokens far above the rest."""
+    """Scores like a model's: a few tokens far above the rest."""
     scores = torch.randn(rows, vocab_size) * 2
     return scores.index_add_(1, torch.randint(vocab_size, (20,)), torch.full((rows, 20), 12.0))
 
 
 def masked(rows: int, vocab_size: int) -> Tensor:
-    """Nine tokens in ten at -inf, and one row without a choice."""
+    """Nine tokens in ten at -inf, and one row without an allowed token."""
     scores = torch.randn(rows, vocab_size).masked_fill_(torch.rand(rows, vocab_size) < 0.9, float("-inf"))
     scores[-1] = float("-inf")
     return scores
@@ -129,7 +129,8 @@ def test_equals_the_definition(implementation: str, kind: str, rows: int, vocab_
 
 @every_implementation
 def test_the_bound_holds_for_every_noise(implementation: str) -> None:
-    """All of its 2^24 values: the C++ noise is the reference's bit for bit, and its bound is above and of use."""
+    """All 2^24 noises: the C++ noise equals the reference's bit for bit, and its bound is above it and close enough to
+    help."""
     if implementation == "reference" or implementation.startswith("triton"):
         pytest.skip("the reference rules tokens out by the largest noise alone; Triton has a test of its own")
     bits = torch.arange(2**24, dtype=torch.int32)
@@ -155,7 +156,8 @@ def test_a_row_is_its_own(implementation: str) -> None:
 @every_implementation
 @pytest.mark.parametrize("vocab_size", [5, 40_003])
 def test_ties_go_to_the_lowest_id(vocab_size: int) -> None:
-    """fp32 numbers near 2^30 lie 64 apart, so that adding the noise gives back the score. 40,003 is five chunks."""
+    """fp32 numbers near 2^30 are 64 apart, so adding the noise does not change a score. 40,003 tokens are five
+    chunks."""
     scores = torch.full((3, vocab_size), 2.0**30)
     scores[0, 0] = scores[2, :-1] = 0.0
     scores[2, 3] = float("inf")

@@ -1,4 +1,5 @@
-"""What the Triton kernel's exactness rests on: its bits, its noise in fp32 with its margin, its noise in fp64."""
+"""The Triton kernel is exact because of three properties: its random bits, its fp32 noise within a margin, its fp64
+noise."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def _bits(seed, position, token_ids, out, BLOCK: tl.constexpr):
 @pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("first", range(0, 2**24, _BLOCK))
 def test_every_noise_is_within_the_margin_and_exact_where_it_has_to_be(first: int) -> None:
-    """All of its 2^24 values. The margin covers 4 times what it is off here: GPUs' logarithms are not these."""
+    """All 2^24 noises. The margin is 4 times the error found here, because GPUs have other logarithms."""
     interpreter.repair()
     near, exact = torch.full((2, _BLOCK), float("nan")).unbind()
     _noises[(1,)](near, exact, first, BLOCK=_BLOCK)

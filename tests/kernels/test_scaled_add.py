@@ -1,4 +1,4 @@
-"""Scaling and adding beside plain PyTorch, bit for bit."""
+"""Scaling and adding equal plain PyTorch bit for bit."""
 
 from __future__ import annotations
 

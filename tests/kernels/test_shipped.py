@@ -1,6 +1,5 @@
-"""What a predicate lets run on a GPU was compiled: for each op and each mix of dtypes that it takes there is a shipped
-form of those dtypes, and no form is of a mix that is refused.
-"""
+"""Every form that a predicate accepts on a GPU was compiled: each accepted mix of dtypes has a shipped form, and no
+shipped form has a refused mix."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
 
 
 class Case(NamedTuple):
-    """A Triton implementation, the shipped op of its kernel, and which arguments have the dtypes of its keys."""
+    """A Triton implementation, the shipped op of its kernel, and the arguments that have the dtypes of its keys."""
 
     op: str
     kernel: str
@@ -52,7 +51,7 @@ CASES = (
 
 
 def implementations() -> Iterator[tuple[registry.Op[Any, Any], registry.Implementation[Any, Any]]]:
-    """Every one that is Triton's, of every op."""
+    """Every Triton implementation of every op."""
     for path in (ROOT / "kernels").glob("*/*.py"):
         if "Op(" in path.read_text() or path.name == "__init__.py":
             importlib.import_module(f"inferd.kernels.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
@@ -61,7 +60,7 @@ def implementations() -> Iterator[tuple[registry.Op[Any, Any], registry.Implemen
 
 
 def hints_of(predicate: Callable[[Any], str | None]) -> tuple[Any, dict[str, Any]]:
-    """The kind of an op's keys, and the types of their fields."""
+    """The class of an op's keys, and the types of its fields."""
     kind = importlib.import_module(predicate.__module__).Key
     return kind, get_type_hints(kind)
 
@@ -78,7 +77,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keys(predicate: Callable[[Any], str | None]) -> Iterator[Any]:
-    """Every key of the op on a GPU, by all dtypes and switches."""
+    """Every key of the op on a GPU, over all dtypes and booleans."""
     kind, hints = hints_of(predicate)
     values: dict[Any, tuple[Any, ...]] = {torch.dtype: DTYPES, bool: (False, True)}
     axes = [values.get(hint, (SIZES.get(name, 4096),)) for name, hint in hints.items() if name != "device_type"]

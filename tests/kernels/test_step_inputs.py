@@ -1,4 +1,4 @@
-"""A decode step's inputs against a loop over rows in Python, padding among them, and several steps in a row."""
+"""A decode step's inputs equal those of a loop over rows in Python, with padding and over several steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_SLOTS, MAX_LEN, NUM_GROUPS, PADDING_BLOCK = 9, 70, 3, 777
 
 
 class State:
-    """Slots of requests of random ids, positions and block tables; rows of some of them in no order."""
+    """Slots of requests with random ids, positions and block tables, and rows for some of them in random order."""
 
     def __init__(self, slots: list[int], block_size: int, max_len: int = MAX_LEN) -> None:
         self.block_size = block_size
@@ -48,7 +48,7 @@ def test_tables_longer_than_a_program() -> None:
 
 
 def test_it_is_what_the_host_would_build() -> None:
-    """The tensors of `AttentionBatch.build` for the same rows."""
+    """They equal the tensors of `AttentionBatch.build` for the same rows."""
     state = State([8, 0, 3, 5], 16)
     made = step_inputs(state.slots, state.positions, state.token_ids, state.tables, 16, PADDING_BLOCK)
     for group in range(NUM_GROUPS):
@@ -61,11 +61,11 @@ def test_it_is_what_the_host_would_build() -> None:
 
 @pytest.mark.parametrize("num_rows", [4, 130])
 def test_steps_follow_each_other(num_rows: int) -> None:
-    """What was drawn for a position is what the next step reads; nothing else changes, twice or once, and padding
-    writes nothing, not even where its clamped slot is a row's."""
+    """A step reads the ids that the step before drew. Nothing else changes, even if a step is made twice. Padding
+    writes nothing, not even to the row of its clamped slot."""
     state = State([7, -1, 0, 5], 16)
     state.positions[2] = 0
-    if num_rows > 4:  # more than one program: padding, and a row in the second
+    if num_rows > 4:  # more than one program, with padding and a row in the second
         state.slots = torch.cat([state.slots, torch.full((num_rows - 5,), -1), torch.tensor([3])])
         state.positions = torch.cat([state.positions, torch.zeros(num_rows - 4, dtype=torch.int64)])
     expected_ids = state.token_ids.clone()

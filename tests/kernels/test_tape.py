@@ -1,4 +1,4 @@
-"""A recording replays what it was recorded from on new inputs, reuses memory, and refuses what it cannot repeat."""
+"""A recording repeats its run on new inputs, reuses memory, and refuses runs that it cannot repeat."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _native_kernels() -> None:
 
 
 def layers(count: int) -> Callable[[Tensor], Tensor]:
-    """A few kernels that pass tensors on, as a decoder does."""
+    """A few kernels that pass tensors on, like a decoder."""
     norm = torch.rand(SIZE)
     weights = [(linear(torch.randn(2 * SIZE, SIZE), None), linear(torch.randn(SIZE, SIZE), None)) for _ in range(count)]
 

@@ -1,4 +1,5 @@
-"""What is cut, against a search in Python over exact weights; weights against e^x; and rows that are their own."""
+"""Cuts equal those of a search in Python over exact weights, weights agree with e^x, and a row's bits depend on it
+alone."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ASKED = [
 
 @pytest.fixture(autouse=True)
 def few_to_sort(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
-    """Interpreted, chunks of 64 tokens: four in a row of 200."""
+    """In the interpreter chunks have 64 tokens: four in a row of 200."""
     if implementation == "triton":
         from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
 
@@ -38,7 +39,7 @@ def cuts(*asked: dict[str, float]) -> Cuts:
 
 
 def expected(scores: Tensor, asked: dict[str, float]) -> list[float]:
-    """Of one row, by sorting it all and adding up fractions."""
+    """The cut scores of one row, by sorting all of it and adding up fractions."""
     kept = scores.tolist()
     weight = dict(zip(kept, weights(scores).tolist(), strict=True))
     if 0 < asked.get("k", 0) < len(kept):
@@ -102,7 +103,7 @@ def test_the_search_is_told_from_one_token_more() -> None:
 
 
 def test_rows_take_the_cuts_of_their_slots(implementation: str) -> None:
-    """Untouched where a slot is below 0, or asks for nothing: bit for bit, NaN and zeros of both signs too."""
+    """A row is unchanged, bit for bit with NaN and zeros of both signs, if its slot is negative or asks for no cut."""
     asked = [{"k": 5}, {}, {"p": 0.4}, {"m": 0.3}]
     scores = tempered(torch.randn(6, 150))
     scores[1, 3:6] = torch.tensor([-0.0, float("nan"), NEVER])
@@ -116,7 +117,7 @@ def test_rows_take_the_cuts_of_their_slots(implementation: str) -> None:
 
 
 def test_a_row_is_its_own(implementation: str) -> None:
-    """The same bits as alone, whatever lies beside it: rows of NaN, of -inf, and of what breaks every rule."""
+    """A row has the same bits as alone beside rows of NaN, of -inf, or that break every rule."""
     asked = [{"k": 9, "p": 0.8}] if implementation == "triton" else [{"k": 9, "p": 0.8}, {"p": 0.6}] * 20
     scores = tempered(torch.randn(len(asked), 100) * 2)
     alone = [scores[row : row + 1].clone() for row in range(len(asked))]
@@ -130,14 +131,14 @@ def test_a_row_is_its_own(implementation: str) -> None:
 
 
 def test_zeros_of_both_signs_tie() -> None:
-    """One of them stays and so does the other, and both have weight."""
+    """If one of them stays, so does the other, and both have weight."""
     scores = torch.tensor([[-0.0, -1.0, 0.0, -3.0]]).repeat(3, 1)
     top_k_top_p(scores, cuts({"k": 1}, {"p": 0.4}, {"k": 1, "p": 0.999}))
     assert scores.tolist() == [[0.0, NEVER, 0.0, NEVER]] * 3
 
 
 def test_many_rows(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than are computed at once on a GPU."""
+    """More rows than a GPU computes at once."""
     count = 130
     if implementation == "triton":
         from inferd.kernels.top_k_top_p import triton  # noqa: PLC0415
@@ -152,7 +153,8 @@ def test_many_rows(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_weights_are_the_exponentials(implementation: str) -> None:
-    """To 3e-7 of each and one unit, over the range and beyond it; those of C++ are the reference's."""
+    """Each weight is right to 3e-7 of itself and one unit, in the range and beyond it; C++ weights equal the
+    reference's."""
     scores = torch.cat(
         [-torch.rand(60_000) * 33, torch.linspace(-0.01, 0, 3990), -(2.0 ** -torch.arange(0, 150, 15.0))]
     )

@@ -1,4 +1,4 @@
-"""What the Triton kernel's exactness rests on: its weights and images are those of the definition."""
+"""The Triton kernel is exact because its weights and images equal those of the definition."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_images_order_like_scores_and_weights_are_the_definitions() -> None:
 
 
 def test_at_its_full_size() -> None:
-    """Chunks of 1024, two and a bit of a third; as the reference does."""
+    """Two whole chunks of 1024 and a part of a third agree with the reference."""
     interpreter.repair()
     scores = torch.randn(1, 2300) * 2
     scores -= scores.amax(dim=-1, keepdim=True)
