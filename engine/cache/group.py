@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inferd.engine.arch.paging import num_dead_blocks
+from inferd.engine.arch.paging import max_blocks, num_dead_blocks
 from inferd.engine.cache.prefix import GONE, Node
 
 
@@ -41,14 +41,14 @@ class GroupBlocks:
         self.blocks = [GONE] * self.first + [node.block_ids[self.group] for node in nodes[self.first :]]
         return self.held
 
-    def num_tokens_at_start(self, num_cached: int, num_tokens: int, step_tokens: int) -> int:
-        """Positions that have a block when the first of `num_tokens` is computed behind `num_cached`.
+    def most_entries(self, num_cached: int, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        """Entries with which a table can compute `num_tokens` positions behind `num_cached` to the end.
 
-        Without a window, all of them. With one, those of a window and a step: later blocks replace those that die.
+        A group without a window needs one for each block. Once a window's group holds the most blocks that the window
+        can touch at once, those that die make up for new ones.
         """
-        if self.window is None:
-            return num_tokens
-        return min(num_tokens, max(num_cached, self.window - 1) + step_tokens)
+        num_dead = num_dead_blocks(self.window, num_cached, block_size)
+        return num_dead + max_blocks(self.window, num_tokens, step_tokens, block_size)
 
     def next_death(self, block_size: int) -> int:
         """Number of computed positions at which the first held block dies. Only for a group with a window."""

@@ -253,9 +253,10 @@ class BlockTable:
 
     def _entries_at_start(self, match: PrefixMatch, num_tokens: int) -> list[int]:
         """Number of entries of each group with which a request is admitted."""
-        cache, num_cached = self._cache, match.num_tokens
+        cache = self._cache
+        whole = cache.num_blocks_for(num_tokens)
         return [
-            cache.num_blocks_for(group.num_tokens_at_start(num_cached, num_tokens, cache.step_tokens))
+            min(whole, group.most_entries(match.num_tokens, num_tokens, cache.step_tokens, cache.block_size))
             for group in self._groups
         ]
 

@@ -152,12 +152,14 @@ def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
 @plant
 def admitted_without_room_in_a_window(patch: Patch) -> None:
     """Off by a step: a request starts with its hit and no block for its first row in a window."""
-    at_start = GroupBlocks.num_tokens_at_start
+    at_start = GroupBlocks.most_entries
 
-    def hit_only(self: GroupBlocks, num_cached: int, num_tokens: int, step_tokens: int) -> int:
-        return num_cached if self.window else at_start(self, num_cached, num_tokens, step_tokens)
+    def hit_only(self: GroupBlocks, num_cached: int, num_tokens: int, step_tokens: int, block_size: int) -> int:
+        if self.window:
+            return num_cached // block_size
+        return at_start(self, num_cached, num_tokens, step_tokens, block_size)
 
-    patch.setattr(GroupBlocks, "num_tokens_at_start", hit_only)
+    patch.setattr(GroupBlocks, "most_entries", hit_only)
 
 
 @plant

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferd.engine.cache.group import Appended
 from inferd.engine.cache.prefix import GONE, Node
@@ -76,6 +78,19 @@ def test_a_long_prompt_takes_a_window_and_a_step_at_a_time() -> None:
         running.compute(3)
         assert len(running.held(0)) <= 4
     assert running.request.computed == len(IDS)
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 30), st.data())
+def test_what_a_request_is_admitted_with_lasts_to_its_end(
+    window: int, step_tokens: int, num_tokens: int, data: st.DataObject
+) -> None:
+    """A suspect computes alone in the blocks that were free when it started, however its chunks fall."""
+    ids = tuple(range(100, 100 + num_tokens))
+    table = open_table(windowed(99, window, step_tokens=step_tokens), ids)
+    needed = table.num_free_needed(table.match(), num_tokens)
+    running = Running.start(windowed(needed, window, step_tokens=step_tokens), ids)
+    while num_left := num_tokens - running.request.computed:
+        running.compute(data.draw(st.integers(1, min(step_tokens, num_left))))
 
 
 def test_the_worker_is_told_of_each_group_and_not_of_what_is_dead() -> None:
