@@ -1,8 +1,9 @@
-"""Tries out callers' grammars before the engine sees them: whatever one of them does, its process can be killed.
+"""Compiles and tries callers' grammars before the engine sees them, each in a process that can be killed.
 
-Started by the server as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS`; frames of `engine.api.grammar` come
-on standard input and go to standard output. Each grammar has a process of its own, forked from this one, which has read
-the vocabulary. Its processor time, its time on the clock and its address space are bounded.
+The server starts it as `python -P -m inferd.engine.grammar.check CHECKPOINT ROWS`. Frames of
+`engine.api.wire.grammar_check` come on standard input and go to standard output. This process has read the vocabulary,
+and forks one process for each grammar. The processor time, the wall time and the address space of that process are
+bounded.
 """
 
 from __future__ import annotations
@@ -42,26 +43,27 @@ from inferd.engine.grammar.vocabulary import load_vocabulary
 _INPUT, _OUTPUT = 0, 1
 _PIECE_BYTES = 2**16
 _NICENESS = 10
-"""A tenth of what a process gets that nothing was done to. 19 would be a seventieth: nothing, on a busy machine."""
+"""A tenth of the processor share of a normal process. 19 would be a seventieth, which is nothing on a busy machine."""
 
 _PROBED_TOKENS = 256
 _PROBE_CPU_S = 0.5
-"""How far a grammar is followed, and the processor's time that this may take: a hundredth of it is usual. Limits that
-bite late would fail a request that was taken, and masks that take milliseconds would hold up everybody's steps."""
+"""How far a grammar is followed, and the most processor time for it; a hundredth of it is usual. A grammar that
+exceeded its limits later would fail a request that was accepted. Masks that take milliseconds would delay every
+request's steps."""
 
 _PROBE_STRIDE = 7919
-"""A prime: from mask to mask another of the allowed tokens is followed, the same ones each time."""
+"""A prime, so that each mask follows another of its allowed tokens; the choice is always the same."""
 
 
 @dataclass(slots=True)
-class _Trial:
-    """One grammar in its process."""
+class _Check:
+    """The check of one grammar, in its process."""
 
     number: int
     pid: int
     pipe: int
     end_s: float
-    """When it is stopped, on the clock."""
+    """Time (monotonic) at which it is stopped."""
     is_late: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
@@ -75,63 +77,63 @@ def main() -> int:
         _write(_OUTPUT, frame_of(Verdict(error=str(error)[:MAX_REASON], is_broken=True)))
         return 0
     _bound_memory()
-    gc.freeze()  # what is forked is not looked through, and so not copied
+    gc.freeze()  # the collector then leaves these pages alone, so that a fork shares them
     _write(_OUTPUT, frame_of(Verdict()))
-    trials: dict[int, _Trial] = {}
+    checks: dict[int, _Check] = {}
     with selectors.DefaultSelector() as ready:
         ready.register(_INPUT, selectors.EVENT_READ)
         try:
-            while _serve(vocabulary, ready, trials):
+            while _serve(vocabulary, ready, checks):
                 pass
         finally:
-            for trial in trials.values():
-                _kill(trial)
+            for check in checks.values():
+                _kill(check)
     return 0
 
 
-def _serve(vocabulary: LLTokenizer, ready: selectors.BaseSelector, trials: dict[int, _Trial]) -> bool:
-    """Wait for what happens next, and do what it asks for; False once the input has ended."""
-    next_end_s = min((trial.end_s for trial in trials.values() if not trial.is_late), default=None)
+def _serve(vocabulary: LLTokenizer, ready: selectors.BaseSelector, checks: dict[int, _Check]) -> bool:
+    """Wait for the next event and handle it. False once the input has ended."""
+    next_end_s = min((check.end_s for check in checks.values() if not check.is_late), default=None)
     timeout_s = None if next_end_s is None else max(0.0, next_end_s - time.monotonic())
     for key, _ in ready.select(timeout_s):
         if key.fd == _INPUT:
             question = _next_question()
             if question is None:
                 return False
-            trial = _begin(vocabulary, question)
-            trials[trial.pipe] = trial
-            ready.register(trial.pipe, selectors.EVENT_READ)
+            check = _start(vocabulary, question)
+            checks[check.pipe] = check
+            ready.register(check.pipe, selectors.EVENT_READ)
         elif piece := os.read(key.fd, _PIECE_BYTES):
-            trials[key.fd].answer += piece
+            checks[key.fd].answer += piece
         else:
             ready.unregister(key.fd)
-            _write(_OUTPUT, frame_of(_verdict_of(trials.pop(key.fd))))
+            _write(_OUTPUT, frame_of(_verdict_of(checks.pop(key.fd))))
     now_s = time.monotonic()
-    for trial in trials.values():
-        if trial.end_s <= now_s and not trial.is_late:
-            trial.is_late = True
-            _kill(trial)
+    for check in checks.values():
+        if check.end_s <= now_s and not check.is_late:
+            check.is_late = True
+            _kill(check)
     return True
 
 
-def _begin(vocabulary: LLTokenizer, question: Question) -> _Trial:
+def _start(vocabulary: LLTokenizer, question: Question) -> _Check:
     source, target = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             for inherited in (_INPUT, _OUTPUT):
-                os.close(inherited)  # the server takes the end of both for the end of this program
-            _try_out(vocabulary, question, target)
+                os.close(inherited)  # their closing tells the server that this program has ended
+            _run(vocabulary, question, target)
         finally:
             os._exit(1)
     os.close(target)
-    return _Trial(question.number, pid, source, time.monotonic() + question.wall_s)
+    return _Check(question.number, pid, source, time.monotonic() + question.wall_s)
 
 
-def _try_out(vocabulary: LLTokenizer, question: Question, target: int) -> None:
-    """In a process of its own, which the timer ends by a signal, also in the middle of native code."""
+def _run(vocabulary: LLTokenizer, question: Question, target: int) -> None:
+    """Runs in a process of its own, which the timer ends by a signal, even inside native code."""
     if question.is_nice:
-        _step_back()
+        _lower_priority()
     signal.setitimer(signal.ITIMER_PROF, question.cpu_s)
     frame = frame_of(judge(vocabulary, question.text))
     signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -139,33 +141,33 @@ def _try_out(vocabulary: LLTokenizer, question: Question, target: int) -> None:
     os._exit(0)
 
 
-def _verdict_of(trial: _Trial) -> Verdict:
-    """Of a process that has closed its pipe, which it does when it ends."""
-    os.close(trial.pipe)
-    _, status = os.waitpid(trial.pid, 0)
+def _verdict_of(check: _Check) -> Verdict:
+    """The verdict of a process that has closed its pipe, which it does when it ends."""
+    os.close(check.pipe)
+    _, status = os.waitpid(check.pid, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-        told = read_verdict(bytes(trial.answer[FRAME_HEADER_BYTES:]))
-        return Verdict(text=told.text, error=told.error, number=trial.number)
-    if trial.is_late:
-        return Verdict(stopped="wall", number=trial.number)
+        verdict = read_verdict(bytes(check.answer[FRAME_HEADER_BYTES:]))
+        return Verdict(text=verdict.text, error=verdict.error, number=check.number)
+    if check.is_late:
+        return Verdict(stopped="wall", number=check.number)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         reason = f"it takes more than {CHECK_CPU_S:g} s of processor time to compile; make it smaller or simpler"
-        return Verdict(error=reason, stopped="cpu", number=trial.number)
+        return Verdict(error=reason, stopped="cpu", number=check.number)
     reason = "it takes more memory to compile than one grammar may use; make it smaller or simpler"
-    return Verdict(error=reason, number=trial.number)
+    return Verdict(error=reason, number=check.number)
 
 
-def _kill(trial: _Trial) -> None:
+def _kill(check: _Check) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(trial.pid, signal.SIGKILL)
+        os.kill(check.pid, signal.SIGKILL)
 
 
-def _step_back() -> None:
-    """Let others have the processor first: the engine's steps share every core, and one core that is busy holds up all.
+def _lower_priority() -> None:
+    """Lower the priority of this process: the engine's steps use every core, and one busy core delays them all.
 
-    Beside a grammar without end another stream of some 700 tokens a second fell to 65 without this (embedded model, 2
-    cores of an AMD EPYC Zen 4, 2026-11-21). What it falls to with it was not measured.
-    Linux weighs sessions before it weighs the processes in one, where it groups by session.
+    Beside an endless grammar another stream of some 700 tokens a second fell to 65 without this (embedded model, 2
+    cores of an AMD EPYC Zen 4, 2026-11-21). What it falls to with it was not measured. If Linux groups by session, it
+    weighs sessions before the processes in one.
     """
     with contextlib.suppress(OSError):
         os.setsid()
@@ -174,7 +176,7 @@ def _step_back() -> None:
 
 
 def judge(vocabulary: LLTokenizer, text: str) -> Verdict:
-    """Compile a grammar and follow it a little."""
+    """Compile a grammar and follow it for some tokens."""
     try:
         normal = normal_form(text)
         if len(normal) > MAX_GRAMMAR_BYTES:
@@ -189,7 +191,7 @@ def judge(vocabulary: LLTokenizer, text: str) -> Verdict:
 
 
 def _probe(vocabulary: LLTokenizer, matcher: LLMatcher) -> None:
-    """Raises `GrammarError` where nothing can be generated, or where following it exceeds its limits soon."""
+    """Raises `GrammarError` if nothing can be generated, or if following it soon exceeds its limits."""
     grammar = MatchedGrammar(matcher, vocabulary, ())
     words = array("I", bytes(4 * -(-vocabulary.vocab_size // WORD_BITS)))
     started_s = time.process_time()
@@ -210,7 +212,7 @@ def _probe(vocabulary: LLTokenizer, matcher: LLMatcher) -> None:
 
 
 def _some_token(words: array[int], start: int) -> int | None:
-    """A token of the first word that allows one, from `start` on and around; None where nothing is allowed."""
+    """A token of the first word that allows one, from `start` on and around; None if nothing is allowed."""
     for offset in range(len(words)):
         place = (start + offset) % len(words)
         if words[place]:
@@ -220,7 +222,8 @@ def _some_token(words: array[int], start: int) -> int | None:
 
 
 def _bound_memory() -> None:
-    """What is taken now and `CHECK_MEMORY_BYTES`; a size that the system does not tell stays unbounded."""
+    """Bound the memory to what is used now and `CHECK_MEMORY_BYTES`. If the system does not report its use, it stays
+    unbounded."""
     try:
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -236,7 +239,7 @@ def _next_question() -> Question | None:
 
 
 def _read(num_bytes: int) -> bytes:
-    """So many bytes of the input, or none at its end."""
+    """Exactly so many bytes of the input, or none at its end."""
     parts = bytearray()
     while len(parts) < num_bytes:
         piece = os.read(_INPUT, num_bytes - len(parts))

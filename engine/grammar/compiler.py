@@ -1,7 +1,7 @@
-"""Grammar text -> a matcher that knows where it stands, within limits of its own.
+"""Compiles grammar text to a matcher with limits.
 
-The limits are counts of work, not of time, so that a grammar that is followed once is followed every time. Knows no
-requests and no processes.
+The limits count work, not time, so that a grammar is accepted or refused the same way every time. Knows no requests and
+no processes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ LIMITS = LLParserLimits(
     step_max_items=20_000,
     step_lexer_fuel=100_000,
     max_lexer_states=50_000,
-    # Parser states in a message tell a caller nothing and may be long.
+    # The parser states in a message are of no use to a caller, and may be long.
     verbose_errors=False,
 )
-"""The work of one mask and the memory of one matcher, at most; an object of 900 optional properties is within them."""
+"""Most work of one mask and most memory of one matcher. An object of 900 optional properties is within them."""
 
 _SOURCE_LINE = re.compile(r"\d+ \||\^+$")
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 def normal_form(text: str) -> str:
-    """The grammar with every part in Lark that was written in GBNF. Raises `GrammarError`."""
+    """The grammar with every part in GBNF converted to Lark. Raises `GrammarError`."""
     if not text.lstrip().startswith("{"):
         return _to_lark(text)
     whole = json.loads(text)
@@ -50,7 +50,7 @@ def _to_lark(text: str) -> str:
 
 
 def compile_grammar(vocabulary: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher at its beginning. Raises `GrammarError`."""
+    """A matcher at the start of the grammar. Raises `GrammarError`."""
     matcher = LLMatcher(vocabulary, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise GrammarError(brief(matcher.get_error()))
@@ -58,11 +58,11 @@ def compile_grammar(vocabulary: LLTokenizer, text: str) -> LLMatcher:
 
 
 _ENDLESS = "a reference or a rule leads back to itself before it allows any text"
-"""In place of the name that llguidance has for it."""
+"""Replaces llguidance's own name for this error."""
 
 
 def brief(reason: str) -> str:
-    """A complaint in one bounded line, without the source text that llguidance shows and what is for its developers."""
+    """An error of llguidance in one bounded line, without the source text and the notes for its developers."""
     if "NoExtensionBias" in reason:
         return _ENDLESS
     lines = (line.strip() for line in reason.replace("<non-verbose/>", "").splitlines())

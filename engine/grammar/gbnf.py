@@ -1,9 +1,10 @@
-r"""GBNF -> Lark, by llguidance's converter, with two of its ways mended.
+r"""Converts GBNF to Lark by llguidance's converter, with two corrections.
 
-Escapes stand for their characters (it writes `\u0042` as `\u42`, which is none). A grammar without recursion is one
-expression as a whole: letter by letter, as it writes `[^\n]+` of the root, takes ten times as long to follow (24 ms for
-3 on 256 tokens; one core, AMD EPYC Zen 4, 2026-11-22); and of two expressions in a row the first takes all that it can,
-so that `x "b"` could not end behind letters that a rule x allows.
+Escapes stand for their characters; the converter writes `\u0042` as `\u42`, which is no character.
+
+A grammar without recursion becomes one single expression. The converter writes `[^\n]+` of the root letter by letter,
+which takes ten times as long to follow (24 ms for 3 on 256 tokens; one core, AMD EPYC Zen 4, 2026-11-22). Also, of two
+expressions in a row the first takes all that it can. So `x "b"` could not end if the rule x allows letters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _CODE_POINT = re.compile(r"\\[uU]([0-9a-fA-F]*)")
 
 
 def lark_of(text: str) -> str:
-    """Raises `Exception`, as the converter does, for what is no grammar in GBNF."""
+    """The Lark text of a GBNF grammar. Raises `Exception`, as the converter does, if it is no GBNF."""
     rules = _Parser().parse(text)
     resolve(rules)
     start = rules["start"]
@@ -41,7 +42,7 @@ def _body(rule: RuleNode) -> str:
 
 
 class _Parser(GrammarParser):
-    """Reads escapes as the characters that they are."""
+    """A parser that reads escapes as the characters that they stand for."""
 
     _is_class = False
 
@@ -50,7 +51,7 @@ class _Parser(GrammarParser):
         code = _CODE_POINT.fullmatch(char)
         if code:
             return self._spelt(int(code[1] or "0", 16)), after
-        # Doubled, these are operators on classes in an expression of Rust's.
+        # Doubled, these are operators on classes in Rust's regular expressions.
         return (f"\\{char}" if self._is_class and char in ("&", "~") else char), after
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
@@ -61,7 +62,7 @@ class _Parser(GrammarParser):
             self._is_class = False
 
     def _spelt(self, code_point: int) -> str:
-        """Raises `ValueError` for what is no character."""
+        """Raises `ValueError` if the code point is no character."""
         char = chr(code_point)
         char.encode()
         return f"\\x{{{code_point:x}}}" if self._is_class else json.dumps(char, ensure_ascii=False)[1:-1]

@@ -1,4 +1,4 @@
-"""One request's place in its grammar, on llguidance: tokens in, the mask of the next token out."""
+"""State of one request in its grammar, on llguidance: takes tokens and gives the mask of the next token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from inferd.engine.grammar.ports import WORD_BITS
 
 
 class MatchedGrammar:
-    """Follows one generation. After a failure it allows nothing."""
+    """Follows one generation. After a failure it allows no token."""
 
     __slots__ = ("_end_ids", "_eos_ids", "_matcher", "_num_words", "failure")
 
     def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, ending_ids: Sequence[int]) -> None:
-        """`ending_ids` end this request; those of the vocabulary that do not are never drawn."""
+        """`ending_ids` end this request. Other ending ids of the vocabulary are never drawn."""
         self._matcher = matcher
         self._num_words = -(-vocabulary.vocab_size // WORD_BITS)
         self._end_ids = tuple(ending_ids)
@@ -39,7 +39,7 @@ class MatchedGrammar:
                 return
 
     def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens accepted: drafts that were not taken."""
+        """Remove the last tokens accepted: drafts that were rejected."""
         if not self._matcher.rollback(num_tokens):
             self._fail()
 

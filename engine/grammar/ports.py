@@ -1,4 +1,4 @@
-"""What the core asks of grammars, and no more: compile one, follow a request's tokens, say which may come next.
+"""The interface of grammars to the core: compile one, follow a request's tokens, mask the next token.
 
 Knows no llguidance, so that the core and its simulation run without it.
 """
@@ -14,46 +14,46 @@ WORD_BITS = 32
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be followed, and why, in words for its author."""
+    """A grammar that cannot be followed. The text says why, for its author."""
 
 
 class Grammar(Protocol):
-    """Where one request stands in its grammar."""
+    """State of one request in its grammar."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is complete and nothing may follow."""
+        """Whether the text is complete and no token may follow."""
         ...
 
     @property
     def is_accepting(self) -> bool:
-        """Whether it may end here."""
+        """Whether the text may end here."""
         ...
 
     @property
     def failure(self) -> str:
-        """Why it can be followed no further; empty while it can."""
+        """Why the grammar can be followed no further; empty if it can."""
         ...
 
     def accept(self, token_ids: Sequence[int]) -> None:
-        """Go on by tokens that were drawn."""
+        """Follow tokens that were drawn."""
         ...
 
     def fill(self, words: array[int], first_word: int) -> None:
-        """Write which tokens may come next into `words` from `first_word` on, the vocabulary rounded up to words."""
+        """Write the mask of the next token into `words` from `first_word` on, rounded up to whole words."""
         ...
 
 
 class PendingGrammar(Protocol):
-    """A grammar on its way."""
+    """A grammar that is being compiled."""
 
     @property
     def is_done(self) -> bool:
-        """Whether `take` would not wait."""
+        """Whether `take` would return at once."""
         ...
 
     def take(self) -> Grammar:
-        """The grammar. Raises `GrammarError`."""
+        """The compiled grammar. Raises `GrammarError`."""
         ...
 
 
@@ -61,13 +61,15 @@ class Grammars(Protocol):
     """Compiles grammars beside the core's loop."""
 
     def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> PendingGrammar:
-        """A request's own grammar, gone on by `token_ids`. An id of `ending_ids` may come wherever it may end. Tenants
-        take turns where several wait."""
+        """A grammar for one request, advanced by `token_ids`. An id of `ending_ids` may come wherever the text may end.
+
+        Tenants take turns if several wait.
+        """
         ...
 
 
 class NoGrammars:
-    """Where none are served."""
+    """Refuses every grammar."""
 
     def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> PendingGrammar:
         del text, token_ids, ending_ids, tenant

@@ -1,8 +1,8 @@
-"""Compiles grammars on a thread beside the engine's loop, and keeps the last ones.
+"""Compiles grammars on a thread beside the engine's loop, and keeps the most recent ones.
 
-llguidance lets go of the interpreter while it compiles. It does not while it reads a vocabulary (0.4 s and 77 MiB for
-152,000 tokens; one core of an AMD EPYC Zen 4, 2026-11-21), so that is done at once, when hardly anything runs, and not
-with the first grammar.
+llguidance releases the interpreter lock while it compiles, but not while it reads a vocabulary (0.4 s and 77 MiB for
+152,000 tokens; one core of an AMD EPYC Zen 4, 2026-11-21). So the vocabulary is read at the start, when little else
+runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inferd.engine.grammar.matcher import MatchedGrammar
 from inferd.engine.grammar.vocabulary import load_vocabulary
 
 _MAX_KEPT = 64
-"""Compiled grammars at their beginning, each of a few hundred kilobytes."""
+"""Number of compiled grammars kept, each of a few hundred kilobytes."""
 
 
 class _Pending:
@@ -49,7 +49,7 @@ class _Job:
 
 
 class GrammarThread:
-    """One thread; a tenant's grammars are compiled in the order in which they were opened, and tenants take turns."""
+    """One thread. A tenant's grammars are compiled in the order in which they were opened, and tenants take turns."""
 
     def __init__(self, model_path: Path, vocab_size: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inferd-grammar")
@@ -57,10 +57,12 @@ class GrammarThread:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """By tenant, the one whose turn is next first. One call of `_compile_next` is on its way for each."""
+        """Jobs by tenant; the tenant whose turn is next comes first. For each job, one call of `_compile_next` is
+        queued."""
 
     def open(self, text: str, token_ids: Sequence[int], ending_ids: Sequence[int], tenant: str = "") -> _Pending:
-        """A copy at once where the grammar was compiled before and nothing was drawn yet; else on the thread."""
+        """Returns a copy at once if the grammar was compiled before and no token was drawn yet. Otherwise it is
+        compiled on the thread."""
         if not token_ids:
             copy = self._copy_of(text)
             if copy is not None:
@@ -77,7 +79,7 @@ class GrammarThread:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile_next(self) -> None:
-        """Compiles the grammar whose turn it is. An error is set on the job's future."""
+        """Compile the grammar whose turn it is. An error is set on the job's future."""
         with self._lock:
             tenant, jobs = next(iter(self._waiting.items()))
             job = jobs.popleft()

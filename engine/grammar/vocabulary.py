@@ -1,7 +1,7 @@
-"""The checkpoint's vocabulary as llguidance reads it: the bytes of every token, and how text becomes tokens.
+"""The checkpoint's vocabulary for llguidance: the bytes of every token, and the tokenizer for text.
 
-Made from tokenizer.json, completed by the tokens that tokenizer_config.json alone adds. Rows of the embedding without a
-token are never allowed.
+Built from tokenizer.json, plus the tokens that only tokenizer_config.json adds. Embedding rows without a token are
+never allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from inferd.engine.grammar.ports import GrammarError
 
 
 def load_vocabulary(path: Path, vocab_size: int) -> LLTokenizer:
-    """For a checkpoint's folder and the rows of its embedding. Raises `GrammarError` for a tokenizer it cannot read."""
+    """`path`: the checkpoint's folder. `vocab_size`: number of embedding rows. Raises `GrammarError` for a tokenizer it
+    cannot read."""
     file = path / "tokenizer.json"
     if not file.is_file():
         raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")
@@ -29,7 +30,7 @@ def load_vocabulary(path: Path, vocab_size: int) -> LLTokenizer:
 
 
 def _with_added_tokens(text: str, config_file: Path) -> str:
-    """tokenizer.json, with what the configuration beside it adds."""
+    """The text of tokenizer.json, with the tokens that the configuration adds."""
     if not config_file.is_file():
         return text
     added = read_json(config_file).get("added_tokens_decoder")
@@ -45,7 +46,7 @@ def _with_added_tokens(text: str, config_file: Path) -> str:
 
 
 def _eos_ids(path: Path) -> list[int] | None:
-    """The ids that end an answer, as the checkpoint says; None leaves it to the tokenizer's own names."""
+    """The ids that end an answer according to the checkpoint; None leaves them to the tokenizer's own names."""
     ids: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
         file = path / name

@@ -1,8 +1,8 @@
-"""The engine process, from its first moment: what must hold while its libraries are still being read.
+"""Start of the engine process: all that must work while its libraries are still being imported.
 
-Reads the launch line from standard input and keeps that open: its end means the server is gone or wants this process
-gone, and then it exits at once and leaves no sockets behind; one more byte promotes a standby. Only then imports the
-engine, for a second or more.
+Reads the launch line from standard input and keeps that open. The end of the input means that the server is gone, or
+wants this process to end. Then the process exits at once and leaves no sockets behind. One more byte promotes a
+standby. Only then is the engine imported, which takes a second or more.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ logger = logging.getLogger("inferd")
 
 _ENGINE = "inferd.engine.process.main"
 _NICE = 10
-"""Of the thread that reads a standby's libraries: beside threads that never wait it gets a tenth of a core, and has
-1.4 s of work done in a quarter of a minute. Linux keeps it by thread, and those of the main one are as urgent as any:
-to be so again, a process would need a right."""
+"""Nice value of the thread that imports a standby's libraries. Beside busy threads it gets a tenth of a core, and does
+1.4 s of work in a quarter of a minute. On Linux each thread has its own value, and the main thread keeps the normal
+one. A process needs a privilege to raise its priority again, so the main thread is never lowered."""
 
 
 _MAX_TRIES, _TRY_S = 50, 0.1
-"""The kernel takes one such change in 0.1 s, of all users together."""
+"""The kernel takes one such change in 0.1 s, for all users together."""
 
 
 def main() -> int:
@@ -40,55 +40,57 @@ def main() -> int:
     if not line:
         return 0
     launch = json.loads(line)
-    promoted = _die_with_the_server(launch["run_dir"])
-    code: int = _engine(is_urgent=not launch["is_standby"]).main(line, promoted)
+    promoted = _exit_with_server(launch["run_dir"])
+    code: int = _load_engine(is_urgent=not launch["is_standby"]).main(line, promoted)
     return code
 
 
-def _die_with_the_server(run_dir: str) -> threading.Event:
-    """Exit at the end of standard input, which comes however the server ends. Set: something came before that.
+def _exit_with_server(run_dir: str) -> threading.Event:
+    """Exit at the end of standard input, which comes however the server ends. The event returned is set by any input
+    before that.
 
-    A terminal's Ctrl-C is the server's to handle: it lets running requests finish.
+    Ctrl-C in a terminal is left to the server, which lets running requests finish.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     promoted = threading.Event()
 
     def watch() -> None:
-        # Not through sys.stdin, whose lock this thread would hold while the interpreter ends.
+        # Not through sys.stdin: this thread would hold its lock while the interpreter ends.
         while os.read(0, 4096):
             promoted.set()
         shutil.rmtree(run_dir, ignore_errors=True)
         os._exit(0)
 
-    threading.Thread(target=watch, name="inferd-death-pipe", daemon=True).start()
+    threading.Thread(target=watch, name="inferd-stdin", daemon=True).start()
     return promoted
 
 
-def _engine(*, is_urgent: bool) -> ModuleType:
+def _load_engine(*, is_urgent: bool) -> ModuleType:
     if is_urgent or sys.platform != "linux":
-        return _read_engine()
+        return _import_engine()
     _set_nice_of_session(_NICE)
     try:
-        with ThreadPoolExecutor(1, initializer=_be_nice) as thread:
-            return thread.submit(_read_engine).result()
+        with ThreadPoolExecutor(1, initializer=_lower_priority) as thread:
+            return thread.submit(_import_engine).result()
     finally:
         if not _set_nice_of_session(0):
             logger.warning("the engine's session keeps nice %d: /proc/self/autogroup took no other value", _NICE)
 
 
-def _read_engine() -> ModuleType:
+def _import_engine() -> ModuleType:
     with garbage.collector_paused():
         return importlib.import_module(_ENGINE)
 
 
-def _be_nice() -> None:
+def _lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _set_nice_of_session(nice: int) -> bool:
-    """Where the kernel shares processors out by session first (sched(7), autogroups), a thread's own comes second.
+    """Set the nice value of this session. If the kernel groups by session (sched(7), autogroups), it comes before the
+    thread's own.
 
-    False: it did not take it.
+    Returns whether the kernel took it, or does not group by session.
     """
     for _ in range(_MAX_TRIES):
         try:
@@ -96,7 +98,7 @@ def _set_nice_of_session(nice: int) -> bool:
         except BlockingIOError:
             time.sleep(_TRY_S)
         except OSError:
-            return True  # it does not share them out so
+            return True  # it does not group by session
         else:
             return True
     return False

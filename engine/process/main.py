@@ -1,6 +1,6 @@
-"""The engine process: frames in, `EngineCore.step`, frames out, and a heartbeat beside it.
+"""The engine process: frames in, `EngineCore.step`, frames out, and a heartbeat.
 
-Entered by `boot`, which ends this process with its server's. It holds nothing that cannot be rebuilt.
+Called by `boot`, which ends this process together with its server. It holds nothing that cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _IDLE_POLL_MS = 1000
 _COMPILING_POLL_MS = 1
 """Grammars are compiled on a thread that cannot wake the loop."""
 _MOST_RECEIVED_BYTES = 2**20
-"""At once: some 500,000 ids, which take 60 ms to check and to queue. Behind a death all prompts come at once, and who
-takes them for seconds would be held for deaf."""
+"""Most bytes received at once: some 500,000 ids, which take 60 ms to check and to queue. After a restart all prompts
+come at once, and an engine that took them for seconds would count as hung."""
 _EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 _SEALED_POLL_S = 0.005
@@ -69,7 +69,7 @@ class EngineLink:
     """The engine's end of the wire."""
 
     def __init__(self, run_dir: Path, epoch: int, heartbeat: Heartbeat) -> None:
-        """`heartbeat` is told how many frames went each way: so a last one that is lost is missed, too."""
+        """`heartbeat` counts the frames of both directions, so that the loss of a last frame is noticed as well."""
         self._epoch, self._heartbeat = epoch, heartbeat
         self._num_sent = self._num_received = 0
         context = zmq.Context()
@@ -85,7 +85,7 @@ class EngineLink:
         self._heartbeat.num_frames_sent = self._num_sent
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
-        """Every message that has come, or as many as are taken in a moment; waits for the first up to `timeout_ms`."""
+        """The messages that have come, up to a bound. Waits for the first one up to `timeout_ms`."""
         messages: list[ToEngine] = []
         num_bytes = 0
         while num_bytes < _MOST_RECEIVED_BYTES and self._in.poll(0 if messages else timeout_ms):
@@ -97,13 +97,13 @@ class EngineLink:
         return messages
 
     def close(self) -> None:
-        """Send what is queued, then let go."""
+        """Send what is queued, then close."""
         self._in.close(linger=0)
         self._out.close(linger=1000)
 
 
 def main(line: bytes, promoted: threading.Event) -> int:
-    """`line`: a `Launch` as JSON; a standby waits for `promoted`. Returns only where the engine cannot start."""
+    """`line`: a `Launch` as JSON; a standby waits for `promoted`. Returns only if the engine cannot start."""
     launch = msgspec.json.decode(line, type=Launch)
     configure(launch.log_style)
     run_dir = Path(launch.run_dir)
@@ -111,11 +111,11 @@ def main(line: bytes, promoted: threading.Event) -> int:
     with Heartbeat(launch.heartbeat_fd) as heartbeat:
         os.close(launch.flight_fd)
         os.close(launch.heartbeat_fd)
-        # The sockets are connected before the first message: then the run directory is taken away.
+        # The sockets are connected before the first message, because the run directory is removed after it.
         link = EngineLink(run_dir, launch.epoch, heartbeat)
         started_s = launch.spawned_s
         if launch.is_standby:
-            started_s = stand_by(launch, link.send, _be_killed_with_the_server, promoted)
+            started_s = stand_by(launch, link.send, _bind_to_server, promoted)
         try:
             core, ready = build(launch, started_s, link, heartbeat, flight)
         except StartError as error:
@@ -123,7 +123,7 @@ def main(line: bytes, promoted: threading.Event) -> int:
             link.close()
             return error.exit_code
         garbage.freeze_objects()
-        _be_killed_with_the_server(launch)
+        _bind_to_server(launch)
         link.send(ready)
         heartbeat.phase = EnginePhase.SERVING
         try:
@@ -137,9 +137,9 @@ def main(line: bytes, promoted: threading.Event) -> int:
 def build(
     launch: Launch, started_s: float, link: EngineLink, heartbeat: Heartbeat, flight: FlightRecord
 ) -> tuple[EngineCore, Ready]:
-    """Load the worker, reporting each phase, and put the core in front of it. Raises `StartError`.
+    """Load the worker, report each phase, and build the core on it. Raises `StartError`.
 
-    `started_s`: when the first phase began (monotonic).
+    `started_s`: time at which the first phase began (monotonic).
     """
     config = launch.config
     thread = WorkerThread()
@@ -177,11 +177,12 @@ def serve(core: EngineCore, link: EngineLink, heartbeat: Heartbeat) -> NoReturn:
         waiting_ms = _COMPILING_POLL_MS if core.is_compiling else _IDLE_POLL_MS
         messages = link.receive(0 if core.has_work else waiting_ms)
         for message in messages:
-            _take(core, message)
+            _dispatch(core, message)
         if not messages and not core.has_work and not core.is_compiling:
-            # Proving a large pool takes a fifth of a second: only when nobody has asked for anything in a while.
+            # To check a large pool takes a fifth of a second, so this runs only when the engine has been idle for a
+            # while.
             core.check()
-        # Refusals and aborts do not wait for a step, which may be long.
+        # Refusals and aborts must not wait for a step, which may be long.
         _send(link, core.flush())
         heartbeat.has_work = core.has_work
         if not core.has_work:
@@ -198,7 +199,7 @@ def _send(link: EngineLink, output: StepOutput | None) -> None:
             link.send(part)
 
 
-def _take(core: EngineCore, message: ToEngine) -> None:
+def _dispatch(core: EngineCore, message: ToEngine) -> None:
     match message:
         case Submit():
             core.submit(message, time.monotonic())
@@ -210,12 +211,12 @@ def _take(core: EngineCore, message: ToEngine) -> None:
             core.reset_prefix_cache()
 
 
-def _be_killed_with_the_server(launch: Launch) -> None:
-    """Have the kernel end this process with the server's, also where it is stopped or a library holds the interpreter.
+def _bind_to_server(launch: Launch) -> None:
+    """Have the kernel end this process with the server, even if it is stopped or a library holds the interpreter.
 
-    Not before the supervisor has taken away what lies in the run directory, as it does at this process's first frame:
-    what dies so cleans nothing up. Waits for that as long as the server stands still; nobody would hear that this
-    process is ready.
+    That must not happen before the supervisor has removed the contents of the run directory, at this process's first
+    frame: a killed process cleans nothing up. So this waits, even while the server is suspended: nothing would read the
+    news that this process is ready.
     """
     if sys.platform != "linux":
         return

@@ -1,8 +1,8 @@
-"""An engine process that waits to be needed: its libraries are read, and nothing of the model is loaded.
+"""An engine process that waits to be promoted: its libraries are imported, and nothing of the model is loaded.
 
-Takes a second or two out of a restart, which is all of it for a small model, and no memory but that of the libraries:
-weights are asked into the system's file cache, which gives them up where anybody needs the room. On a GPU it holds
-nothing either: a context there would take memory that no plan counts.
+It saves a second or two of a restart, which for a small model is all of it. It takes no memory but that of the
+libraries. The weights are read into the system's file cache, which drops them if memory is needed elsewhere. On a GPU
+it holds nothing: a context there would take memory that no plan counts.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from inferd.engine.api.wire.messages import STANDBY, Phase
 def stand_by(
     launch: Launch, report: Callable[[Phase], None], bind_to_server: Callable[[Launch], None], promoted: threading.Event
 ) -> float:
-    """Be as hard to orphan as an engine that serves, say that this is ready, and wait.
+    """Bind this process to the server, report that it is ready, and wait.
 
-    `bind_to_server`: has the kernel end this process with that one, once something was reported. Returns when it was
-    promoted (monotonic), from where its phases are to be counted.
+    `bind_to_server` has the kernel end this process with the server; it may be called only after a report. Returns the
+    time of promotion (monotonic), from which the phases of the start are counted.
     """
     report(Phase("libraries", time.monotonic() - launch.spawned_s, "read"))
     bind_to_server(launch)
     report(Phase(STANDBY, time.monotonic() - launch.spawned_s, "waits to be promoted"))
-    _ask_into_file_cache(Path(launch.config.model_path))
+    _prefetch_weights(Path(launch.config.model_path))
     promoted.wait()
     return time.monotonic()
 
 
-def _ask_into_file_cache(checkpoint: Path) -> None:
-    """Weights that memory got short for are read again now, and not by those who wait for the next engine."""
+def _prefetch_weights(checkpoint: Path) -> None:
+    """Read weights that the file cache dropped now, so that the next engine's requests do not wait for them."""
     if sys.platform != "linux":
         return
     for file in checkpoint.glob("*.safetensors"):

@@ -34,7 +34,7 @@ PROGRAM = """
 import gc, json, os
 from inferd.engine.process import boot
 boot._ENGINE = "what_is_read"
-engine = boot._engine(is_urgent={is_urgent})
+engine = boot._load_engine(is_urgent={is_urgent})
 print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()]))
 """
 
@@ -61,7 +61,7 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
 def test_garbage_is_looked_for_again_where_libraries_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "_ENGINE", "no_such_module")
     with pytest.raises(ModuleNotFoundError):
-        boot._engine(is_urgent=True)
+        boot._load_engine(is_urgent=True)
     assert gc.isenabled()
     gc.unfreeze()
 
@@ -96,5 +96,5 @@ def test_a_session_that_cannot_be_made_urgent_again_is_told(
     monkeypatch.setattr(boot, "_TRY_S", 0.0)
     monkeypatch.setattr(boot, "_ENGINE", "json")
     with caplog.at_level(logging.WARNING, "inferd"):
-        assert boot._engine(is_urgent=False) is json
+        assert boot._load_engine(is_urgent=False) is json
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["the engine's session keeps nice 10"]

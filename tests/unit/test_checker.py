@@ -25,7 +25,7 @@ from inferd.engine.api.wire.grammar_check import (
     read_question,
     read_verdict,
 )
-from inferd.engine.grammar.check import _Trial, _verdict_of
+from inferd.engine.grammar.check import _Check, _verdict_of
 from inferd.server.errors import table as errors
 from inferd.server.structured import checker as checker_module
 from inferd.server.structured.checker import GrammarChecker
@@ -394,7 +394,7 @@ def test_what_its_process_dies_of_is_refused(signal_name: str) -> None:
     source, target = os.pipe()
     process = subprocess.Popen(["sh", "-c", f"kill -{signal_name} $$"])
     os.close(target)
-    verdict = _verdict_of(_Trial(7, process.pid, source, 0.0))
+    verdict = _verdict_of(_Check(7, process.pid, source, 0.0))
     process.returncode = -1  # it was waited for
     assert "more memory" in verdict.error and verdict.number == 7 and not verdict.stopped
 
