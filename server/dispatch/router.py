@@ -37,7 +37,8 @@ from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
-from inferd.server.observability.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics
+from inferd.server.observability.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
-"""How near the engine's steps come to what the device can do: sums since the start, and the last minute by phase.
+"""Compares the engine's steps with the device's peaks: sums since the start, and the last minute by phase.
 
     MFU = FLOPs / (seconds * peak FLOPs a second)      MBU = bytes / (seconds * peak bytes a second)
 
-over the steps of one phase and their own seconds, so that an idle engine changes neither. A model small enough for the
-processor's caches may read faster than memory, and so have an MBU above 1. Knows steps and peaks, and no names that
-Prometheus shows them under. Not thread-safe: it belongs to the event loop.
+Both count only the time of one phase's steps, so an idle engine changes neither. A model that fits the processor's
+caches may read faster than memory, which makes its MBU greater than 1. This file knows no Prometheus names. It belongs
+to the event loop and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ WINDOW_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSummary:
-    """The steps of one phase in the last `WINDOW_S` seconds, at least one."""
+    """The steps of one phase in the last `WINDOW_S` seconds. There is at least one."""
 
     num_steps: int
     seconds: float
-    """Their own times; steps that overlap are not counted twice."""
+    """Time of the steps, without counting overlaps twice."""
     mfu: float
     mbu: float
     floor_ratio: float
-    """The least time that their work takes, over the time it took: 1 is perfect."""
+    """Time at the device's peaks over measured time. 1 is perfect."""
     bound_by: Bound
-    """What held up the most of their time."""
+    """The bottleneck of most of the time."""
     median_step_s: float
     mean_predicted_s: float = 0.0
-    """Of a step, by the step-time model, before it was measured."""
+    """Mean time per step that the step-time model predicted."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Steps of one phase that ended in one second."""
+    """Sums over the steps of one phase that ended in one second."""
 
     flops: int = 0
     num_bytes: int = 0
@@ -79,14 +79,14 @@ class _Sums:
 
 
 class Efficiency:
-    """Takes every step that ended."""
+    """Sums up every step that ended."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: monotonic seconds."""
         self._clock = clock
         self._peaks: Peaks | None = None
         self._recent: deque[tuple[int, dict[StepPhase, _Sums]]] = deque()
-        """By second, those in which a step ended."""
+        """(second, sums by phase) of each second in which a step ended."""
         self.flops, self.bytes, self.seconds, self.floor_seconds = Counter(), Counter(), Counter(), Counter()
         for phase in PHASES:
             for counter in (self.flops, self.bytes, self.floor_seconds):
@@ -95,12 +95,12 @@ class Efficiency:
                 self.seconds.add(0, phase, bound)
 
     def engine_ready(self, peaks: Peaks) -> None:
-        """Steps from now on are this engine's: what another measured is no longer recent."""
+        """A new engine begins. The last minute of the old one is dropped."""
         self._peaks = peaks
         self._recent.clear()
 
     def step(self, output: StepOutput) -> None:
-        """Once per message of the engine; those of no step count nothing."""
+        """Called once per message of the engine. A message without a step counts nothing."""
         phase, own_s = output.step_phase, output.step_own_s
         if phase is None or own_s <= 0:
             return
@@ -121,7 +121,7 @@ class Efficiency:
         sums.durations_s.append(own_s)
 
     def last_minute(self) -> Mapping[StepPhase, PhaseSummary]:
-        """By phase; one that had no step is not there."""
+        """Summaries by phase. A phase without steps is missing."""
         self._forget(int(self._clock()))
         totals: dict[StepPhase, _Sums] = {}
         for _, phases in self._recent:

@@ -1,9 +1,9 @@
-"""Counters, gauges and histograms as plain numbers, read only when Prometheus asks.
+"""Counters, gauges and histograms as plain numbers. Prometheus samples are made from them only when it scrapes.
 
-The client library's histogram takes a lock and scans its buckets for every value: 1.1 us, which hundreds of streams pay
-at every step. Here a value is a binary search and two additions, 0.25 us, without a lock: one event loop writes and
-reads (Zen 4, 2026-11-21). One call counts all tokens of a gap, and one series is shown under two names. Knows no metric
-of this server.
+The client library's histogram locks and scans its buckets for every value. That takes 1.1 us, at every step of hundreds
+of streams. Here a value takes a binary search and two additions, 0.25 us (Zen 4, 2026-11-21). It needs no lock, because
+one event loop writes and reads. One call counts all tokens of a gap, and one series can have two names. This file knows
+no metric of this server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Labels = tuple[str, ...]
 
 
 class Histogram:
-    """Counts of values at most each bound, by label values; bounds ascend and the last bucket is open."""
+    """Number of values up to each bound, by label values. Bounds ascend, and the last bucket has none."""
 
     __slots__ = ("bounds", "cells")
 
@@ -29,7 +29,7 @@ class Histogram:
         self.cells: dict[Labels, HistogramCell] = {}
 
     def cell(self, *labels: str) -> HistogramCell:
-        """The series of these label values, made on first use; hold on to it where it is hot."""
+        """The series of these label values, made at first use. Hot code keeps the result."""
         found = self.cells.get(labels)
         if found is None:
             found = self.cells[labels] = HistogramCell(self.bounds)
@@ -37,7 +37,7 @@ class Histogram:
 
 
 class HistogramCell:
-    """One series."""
+    """One series of a histogram."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -47,12 +47,12 @@ class HistogramCell:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Add `value`, `count` times."""
+        """Count `value` `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(le, number of values at most le), as the exposition format has them."""
+        """(le, number of values up to le), as in the exposition format."""
         total, buckets = 0, []
         for bound, count in zip((*map(repr, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -70,7 +70,7 @@ class Counter:
 
     @classmethod
     def zero(cls) -> Self:
-        """Without labels, and shown from the start: a rate needs a zero to begin from."""
+        """A counter without labels that is shown from the start, because a rate needs a zero to begin with."""
         counter = cls()
         counter.values[()] = 0.0
         return counter
@@ -81,7 +81,7 @@ class Counter:
 
 
 class Gauge:
-    """Numbers as they are now, by label values."""
+    """Current numbers, by label values."""
 
     __slots__ = ("values",)
 
@@ -90,7 +90,7 @@ class Gauge:
 
     @classmethod
     def zero(cls) -> Self:
-        """Without labels, and shown from the start."""
+        """A gauge without labels that is shown from the start."""
         gauge = cls()
         gauge.values[()] = 0.0
         return gauge
@@ -100,14 +100,14 @@ class Gauge:
 
 
 class Export(Collector):
-    """Shows instruments under names. One instrument may be shown under several, each with constant labels in front."""
+    """Gives instruments names and help texts, with constant labels in front. One instrument may have several names."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._constant = dict(constant)
         self._shown: list[tuple[str, str, Labels, Counter | Gauge | Histogram]] = []
 
     def counter(self, name: str, about: str, counter: Counter, *labels: str) -> None:
-        """The page adds `_total` to the name."""
+        """Show a counter. The page adds `_total` to the name."""
         self._shown.append((name, about, labels, counter))
 
     def gauge(self, name: str, about: str, gauge: Gauge, *labels: str) -> None:

@@ -12,7 +12,8 @@ from msgspec import structs
 
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.server.observability.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics
+from inferd.server.observability.request_record import RequestRecord
 from tests.sim.process import SimulatedProcess
 
 MAX_DEATHS = 5

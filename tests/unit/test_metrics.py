@@ -19,8 +19,9 @@ from inferd.engine.api.cost.roofline import Peaks, StepPhase
 from inferd.engine.api.wire.messages import EngineStats, Phase, Ready, StepModel, StepOutput
 from inferd.engine.api.wire.params import SchedulingParams
 from inferd.server.observability.instruments import Histogram
-from inferd.server.observability.metrics import FINISH_REASONS, Metrics, RequestRecord
-from inferd.server.observability.vllm_names import ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
+from inferd.server.observability.metrics import Metrics
+from inferd.server.observability.request_record import RequestRecord
+from inferd.server.observability.server_instruments import FINISH_REASONS, ITERATION_TOKENS, ITL, REQUEST_LATENCY, TTFT
 
 PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain"
 PROMETHEUS_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.5"

@@ -34,7 +34,8 @@ from inferd.server.dispatch import router as router_module
 from inferd.server.dispatch.admission import Backlog, QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
 from inferd.server.dispatch.token_stream import TokenStream, merge
-from inferd.server.observability.metrics import Metrics, RequestRecord
+from inferd.server.observability.metrics import Metrics
+from inferd.server.observability.request_record import RequestRecord
 
 READY = Ready(
     num_blocks=8, block_size=16, max_model_len=64, vocab_size=32, weights_bytes=1, kv_bytes=1, planned_weights_bytes=1,

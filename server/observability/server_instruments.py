@@ -1,0 +1,85 @@
+"""Every instrument of one server, with its buckets. `metrics` updates them; `page` gives them Prometheus names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+from inferd.engine.api.wire.messages import FinishReason
+from inferd.server.observability.efficiency import Efficiency
+from inferd.server.observability.instruments import Counter, Gauge, Histogram
+
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+
+# Bucket bounds of vLLM's v1 engine. Our histograms have a superset of them, so that vLLM's dashboards work.
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0)  # fmt: skip
+ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+REQUEST_LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+                   480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+ITERATION_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+
+
+def _fine(low_s: float, peers: tuple[float, ...]) -> tuple[float, ...]:
+    """Seven buckets a decade from `low_s` to 100 s, and all buckets of `peers`."""
+    decades = (low_s * 10**power for power in range(6))
+    own = {round(decade * step, 6) for decade in decades for step in (1, 1.5, 2, 3, 4, 5, 7)}
+    return tuple(sorted({bound for bound in own if bound <= 100} | set(peers)))
+
+
+_COUNTS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
+
+
+class ServerInstruments:
+    """The instruments of one server. They belong to the event loop."""
+
+    def __init__(self, model_name: str, clock: Callable[[], float]) -> None:
+        self.model_name = model_name
+        self.efficiency = Efficiency(clock)
+        self._make_latency()
+        self._make_engine()
+        self._make_http()
+
+    def _make_latency(self) -> None:
+        self.ttft = Histogram(_fine(0.001, TTFT))
+        self.tpot = Histogram(_fine(0.0001, ITL))
+        self.itl = Histogram(_fine(0.0001, ITL))
+        self.e2e, self.queue, self.prefill, self.decode = (Histogram(_fine(0.001, REQUEST_LATENCY)) for _ in range(4))
+        self.request_prompt_tokens, self.request_generation_tokens = Histogram(_COUNTS), Histogram(_COUNTS)
+        self.finished = Counter()
+        for reason in FINISH_REASONS:
+            self.finished.add(0, reason)
+        for histogram in (self.ttft, self.tpot, self.itl, self.e2e, self.queue, self.prefill, self.decode):
+            histogram.cell()
+        self._ttft, self._itl = self.ttft.cell(), self.itl.cell()
+
+    def _make_engine(self) -> None:
+        self.running, self.waiting, self.kv_usage, self.up = (Gauge.zero() for _ in range(4))
+        self.standby = Gauge.zero()
+        self.blocks, self.phases, self.memory = Gauge(), Gauge(), Gauge()
+        self.prefix_queries, self.prefix_hits, self.preemptions, self.restarts = (Counter.zero() for _ in range(4))
+        self.prompt_tokens, self.computed_tokens, self.generation_tokens, self.steps = (
+            Counter.zero() for _ in range(4)
+        )
+        self.replayed = Counter.zero()
+        self.recovery = Histogram(_fine(0.001, ()))
+        self.recovery.cell()
+        self.step_duration = Histogram(_fine(0.0001, ()))
+        self.schedule_duration = Histogram(_fine(0.00001, ()))
+        self.step_tokens = Histogram(tuple(sorted({*_COUNTS[:16], *ITERATION_TOKENS})))
+        self._step_cells = self.step_duration.cell(), self.schedule_duration.cell(), self.step_tokens.cell()
+        self.cache_config = Gauge()
+        self.mfu, self.mbu, self.peak_reads, self.peak_flops = Gauge(), Gauge(), Gauge(), Gauge()
+        self.shed, self.goodput, self.goodput_tokens = Counter.zero(), Counter.zero(), Counter.zero()
+        self.slo, self.step_error = Counter(), Gauge()
+        self.tokens_waiting, self.prefill_rate = Gauge.zero(), Gauge.zero()
+
+    def _make_http(self) -> None:
+        self.arrived, self.http = Counter(), Counter()
+        self.http_duration = Histogram(_fine(0.001, ()))
+        self.loop = Histogram((0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
+        self._loop = self.loop.cell()
+        self.tasks = Gauge.zero()
+        self.keys, self.key_readings, self.key_age = Gauge.zero(), Counter(), Gauge.zero()
+        for outcome in ("good", "refused"):
+            self.key_readings.add(0, outcome)
