@@ -1,8 +1,8 @@
-"""A device that keeps what CUDA graphs promise and refuse, on the processor, for tests of what is recorded.
+"""A CPU device with the rules of CUDA graphs, for tests of recorded steps.
 
-What torch and C++ kernels do is kept operation by operation, with the very tensors that they were given, and done again
-without the Python around it: what is read at another address than at the capture, or from the host, is not seen. A
-replay finds memory that was taken while capturing full of NaN.
+It records the operations of torch and C++ kernels with the tensors that they were given, and repeats them without the
+Python code around them. A replay does not see data at other addresses than in the capture, or on the host. It finds
+memory that was allocated during the capture full of NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _Kernel = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 def waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the host would have to wait for an accelerator: a value is asked for, or a size that depends on one."""
+    """Whether the host would have to wait for a GPU: the operation asks for a value, or for a size that depends on
+    one."""
     name = func.name().removeprefix("aten::").split(".")[0]
     if name == "repeat_interleave":
         return isinstance(args[-1], Tensor) and kwargs.get("output_size") is None
@@ -40,7 +41,7 @@ def waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class CapturingDevice(CpuDevice):
-    """The processor as a GPU: it pads, records whole steps, and copies results while the next step runs."""
+    """The CPU as a GPU: it pads, records whole steps, and copies results while the next step runs."""
 
     row_buckets: Sequence[int] = (1, 2, 4, 7)
     records_all = True
@@ -48,9 +49,9 @@ class CapturingDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__(1)
         self.events: list[str] = []
-        """What the device was asked for."""
+        """Requests of the worker to the device, in order."""
         self.is_busy = False
-        """Whether it does what it was asked for: what else runs was launched from outside."""
+        """Whether the device is inside one of its own calls. Operations outside of them were launched by the worker."""
 
     @contextmanager
     def doing(self, event: str) -> Iterator[None]:
@@ -100,11 +101,11 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], None]] = []
         self.taken: list[Tensor] = []
-        """Whose memory is the recording's."""
+        """Memory that belongs to the recording."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Being skipped has torch import its compiler."""
+        """Without this, torch would import its compiler."""
         return False
 
     def keep_kernel(self, address: int, packed: bytes) -> None:
@@ -129,7 +130,7 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _again(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]) -> None:
-    """Into the memory that the first run's results lie in."""
+    """Repeats the operation into the memory of the first run's results."""
     for kept, result in zip(made, _tensors(func(*args, **kwargs)), strict=True):
         if _memory(kept) != _memory(result):
             kept.copy_(result)
@@ -140,5 +141,5 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """A packed weight says nothing of its own."""
+    """Addresses of the tensor's memory. A packed weight does not tell its own."""
     return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()

@@ -1,7 +1,7 @@
-"""The shapes in which every family is compared with transformers. Adding a family adds a row.
+"""The shapes in which every family is compared with transformers. To add a family, add a row.
 
-Sequences are longer than the windows, original contexts are shorter or longer than the sequences, and no multiplier is
-one: whatever a family does differently must show in its `broken` row.
+Sequences are longer than the windows. Original contexts are shorter or longer than the sequences, and no multiplier is
+one. So whatever a family does differently shows in its `broken` row.
 """
 
 from __future__ import annotations

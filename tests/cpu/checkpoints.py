@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of any family, written by transformers: the other side of every parity test."""
+"""Writes tiny random checkpoints of any family with transformers, which parity tests compare with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of one family. `broken` are config fields whose change must show in the logits."""
+    """One shape of one family. `broken` holds config fields; changing one must change the logits."""
 
     name: str
     model_type: str
@@ -42,9 +42,10 @@ class Case:
     broken: dict[str, Any] = field(default_factory=dict)
     max_shard_size: str = "5GB"
     embedding_std: float = 0.15
-    """Small where a large, tied embedding would have the model repeat its last token."""
+    """Standard deviation of the embedding: small for large tied embeddings, which make a model repeat its last
+    token."""
     max_positions: int | None = None
-    """Positions served; None: all of the config's."""
+    """Number of positions served; None: all of the config's."""
 
     def save(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write a checkpoint with random weights, norms and biases included, for which every option matters."""
@@ -63,7 +64,7 @@ class Case:
         model.to(dtype).save_pretrained(directory, max_shard_size=self.max_shard_size)
 
     def config_json(self) -> dict[str, Any]:
-        """As `save` writes it."""
+        """The config.json that `save` writes."""
         config = self._transformers_config()
         classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
         architecture = classes[type(config)].__name__
@@ -79,7 +80,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
-    """The checkpoint in transformers' own model. Loaded, not cast: a cast would round its rotary frequencies too."""
+    """The checkpoint in transformers' own model. It is loaded and not cast, because a cast would round its rotary
+    frequencies."""
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
@@ -87,14 +89,14 @@ def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
 def load_decoder(
     directory: Path, dtype: torch.dtype, changes: dict[str, Any] | None = None, max_positions: int | None = None
 ) -> Decoder:
-    """The checkpoint in our decoder, with fields of its config changed where `changes` says so."""
+    """The checkpoint in our decoder, with the fields of its config in `changes` replaced."""
     decoder = Decoder(describe(read_config(directory) | (changes or {})), dtype, "cpu", max_positions)
     load(decoder, Checkpoint.read(directory).tensors)
     return decoder
 
 
 def random_decoder(case: Case, dtype: torch.dtype, recipe: Recipe = UNQUANTIZED) -> Decoder:
-    """A decoder of the case's shape with random weights, and no checkpoint in between."""
+    """A decoder of the case's shape with random weights, made without a checkpoint."""
     decoder = Decoder(describe(case.config_json()), dtype, "cpu", recipe=recipe)
     generator = torch.Generator().manual_seed(2)
     for parameter_name, parameter in decoder.parameters().items():

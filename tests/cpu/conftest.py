@@ -1,7 +1,6 @@
-"""Random inputs are the same in every run, nothing records gradients, and shapes this small run on one thread.
+"""Settings of these tests: the same random inputs in every run, no gradients, and one thread for such small shapes.
 
-The C++ kernels compute, as they do in a server; `--kernels reference` is for plain PyTorch, which serves where there is
-no compiler.
+The C++ kernels compute, as in a server. `--kernels reference` uses plain PyTorch, which serves if there is no compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.conftest import KERNEL_CACHE
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels(request: pytest.FixtureRequest) -> str:
-    """What computes: "cpp", or "reference" where that was asked for or nothing can be compiled."""
+    """Kernels in use: "cpp", or "reference" if that was asked for or nothing can be compiled."""
     if request.config.getoption("--kernels") == "reference":
         return "reference"
     return "cpp" if native.prepare(KERNEL_CACHE).path else "reference"

@@ -1,7 +1,7 @@
-"""How far a quantized model's next-token distribution is from the exact one, on text: `python -m tests.cpu.divergence`.
+"""Measures how far a quantized model's next-token distribution is from the exact one: `python -m tests.cpu.divergence`.
 
-The text is what the embedded model itself has to say in conversations that are held out of its training, each token
-after the true ones before it. KL(p || q) in nats: what a token drawn from p costs whoever expects q.
+The text is the embedded model's part of conversations that were held out of its training. Each token is predicted after
+the true earlier ones. KL(p || q) in nats is the extra cost of a token drawn from p for a model that predicts q.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEED = 5
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One conversation's ids, and the positions after which the model speaks."""
+    """Token ids of one conversation, and the positions after which the model speaks."""
 
     token_ids: list[int]
     positions: list[int]
@@ -36,12 +36,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Of one model from another, over all positions."""
+    """Divergence of one model from another, over all positions."""
 
     mean_kl: float
-    """Nats a token."""
+    """Mean KL divergence in nats a token."""
     top_1: float
-    """Share of positions at which both think the same token most likely."""
+    """Share of positions at which both models have the same most likely token."""
     num_tokens: int
 
 
@@ -61,13 +61,13 @@ def embedded_decoder(recipe: Recipe, dtype: torch.dtype = torch.float32) -> Deco
 
 
 def log_probs(decoder: Decoder, texts: list[Text], kv_dtype: torch.dtype | None = None) -> Tensor:
-    """[tokens of all texts, vocab] fp64, with K and V in `kv_dtype` where it is given."""
+    """[tokens of all texts, vocab] fp64. K and V are in `kv_dtype` if it is given."""
     parts = [prompt_logits(decoder, text.token_ids, [len(text.token_ids)], kv_dtype)[text.positions] for text in texts]
     return torch.cat(parts).double().log_softmax(1)
 
 
 def divergence(exact: Tensor, other: Tensor) -> Divergence:
-    """Of two models' `log_probs` on the same texts."""
+    """Divergence between two models' `log_probs` on the same texts."""
     kl = (exact.exp() * (exact - other)).sum(1)
     is_same = exact.argmax(1) == other.argmax(1)
     return Divergence(float(kl.mean()), float(is_same.double().mean()), len(kl))

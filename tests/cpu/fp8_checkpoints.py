@@ -1,4 +1,4 @@
-"""Tiny random Llamas as FP8 checkpoints in every convention that is read, and the same numbers in fp32 beside them."""
+"""Writes tiny random Llamas as FP8 checkpoints in every supported convention, and the same numbers in fp32."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 211,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "dtype": "bfloat16",
 }  # fmt: skip
-"""Inputs of 192 and 256: blocks with an end that is half of one, and whole ones."""
+"""Sizes with 192 and 256 inputs: the last block is a half one or a whole one."""
 
 Scale = Callable[[Tensor], Tensor]
-"""weight [out, in] -> scales as they are stored."""
+"""weight [out, in] -> its scales in the stored shape."""
 
 
 def of_tensor(weight: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def of_blocks(weight: Tensor) -> Tensor:
 
 
 def widened(scales: Tensor, shape: torch.Size) -> Tensor:
-    """Stored scales as [out, in]."""
+    """Stored scales, repeated to [out, in]."""
     if scales.dim() == 2 and scales.shape[1] != 1:
         return scales.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
     return scales.float().reshape(-1, 1).expand(shape)
@@ -67,7 +67,7 @@ MODULES = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" 
 
 @dataclass(frozen=True)
 class Format:
-    """One convention: what config.json says, and what is stored."""
+    """One convention: its quantization_config and its tensors."""
 
     name: str
     quantization: dict[str, Any]
@@ -78,7 +78,7 @@ class Format:
     scale_dtype: torch.dtype = torch.float32
     config: dict[str, Any] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
-    """Modules of the layers that are left out."""
+    """Modules of the layers that are not quantized."""
 
     def config_json(self) -> dict[str, Any]:
         return CONFIG | self.config | {"quantization_config": self.quantization}
@@ -133,12 +133,12 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Saved:
-    """What `save` wrote."""
+    """Results of `save`."""
 
     plain: dict[str, Tensor]
-    """The model's own tensors, matrices multiplied out in fp32."""
+    """The model's own tensors in fp32, with matrices multiplied by their scales."""
     tensors: dict[str, Tensor]
-    """As stored."""
+    """The tensors as stored."""
 
 
 def save(form: Format, directory: Path) -> Saved:
@@ -156,7 +156,7 @@ def save(form: Format, directory: Path) -> Saved:
         if module in form.plain or is_norm or "embed" in name or (name == "lm_head.weight" and not form.has_head):
             plain[name] = stored[name] = weight.to(torch.bfloat16)
             continue
-        # Rows and blocks of unlike size, so that a scale in the wrong place is seen.
+        # Rows and blocks differ in size, so that a scale in the wrong place shows.
         weight *= torch.rand((source.shape[0], 1), generator=generator) * 4 + 0.3
         scales = form.scale(weight).to(form.scale_dtype)
         wide = widened(scales, weight.shape).float()

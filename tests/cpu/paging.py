@@ -1,6 +1,6 @@
-"""A KV pool and block tables for tests: every block at a random place, every slot NaN until it is written.
+"""A KV pool and block tables for tests: every block has a random place, and every slot is NaN until it is written.
 
-What lies behind a cache group's window is an entry of a block that nobody ever writes: a kernel that uses it gives NaN.
+Table entries behind a cache group's window name a block that is never written. So a kernel that uses them gives NaN.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from inferd.kernels.paged_attention import AttentionBatch
 
 @dataclass(eq=False)
 class Request:
-    """One request's ids and the blocks that hold their KV; `computed` of them are in the pool."""
+    """One request's ids and the blocks that hold their KV. The pool holds `computed` of them."""
 
     token_ids: list[int]
     blocks: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each `block_size` positions, a block for each cache group."""
+    """For each `block_size` positions a block for each cache group."""
     computed: int = 0
 
 
 class Pool:
-    """Runs steps of a decoder over requests of its own. `num_blocks` are those of one cache group.
+    """Runs steps of a decoder over requests of its own. `num_blocks` is the number of blocks of one cache group.
 
-    `table_width` is that of the block tables, as an engine's are; None: as wide as the longest request's. `kv_dtype` is
-    that of K and V; None: the decoder's.
+    `table_width` is the width of the block tables, which an engine fixes; None: as wide as the longest request needs. K
+    and V are in `kv_dtype`; None: in the decoder's dtype.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Pool:
         self.never_written = self.free.pop()
 
     def step(self, rows: Sequence[tuple[Request, int]]) -> list[Tensor]:
-        """Compute the next `count` tokens of each (sequence, count); returns each row's hidden states."""
+        """Compute the next `count` tokens of each (sequence, count). Returns each row's hidden states."""
         self.extend(rows)
         spans = [(sequence.computed, count) for sequence, count in rows]
         batches = [
@@ -69,17 +69,17 @@ class Pool:
         return list(torch.split(hidden, [count for _, count in rows]))
 
     def extend(self, rows: Sequence[tuple[Request, int]]) -> None:
-        """Give each the blocks that it lacks for its next tokens."""
+        """Give each request the blocks that it lacks for its next tokens."""
         for sequence, count in rows:
             while len(sequence.blocks) * self.block_size < sequence.computed + count:
                 sequence.blocks.append(tuple(self.free.pop() for _ in self.groups))
 
     def forward(self, token_ids: Tensor, batches: Sequence[AttentionBatch]) -> Tensor:
-        """[T, hidden]; for subclasses that compute it otherwise."""
+        """Hidden states [T, hidden]. Subclasses compute them in other ways."""
         return self.decoder.forward(token_ids, batches, self.kv, self.kv_scales)
 
     def tables(self, rows: Sequence[tuple[Request, int]], group: int) -> Tensor:
-        """[R, blocks] int32, of one cache group."""
+        """[R, blocks] int32, the block tables of one cache group."""
         width = self.table_width or max(len(sequence.blocks) for sequence, _ in rows)
         tables = torch.full((len(rows), width), -1, dtype=torch.int32)
         for row, (sequence, _) in enumerate(rows):
@@ -93,7 +93,7 @@ class Pool:
 def prompt_logits(
     decoder: Decoder, token_ids: Sequence[int], chunks: Sequence[int], kv_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """[len(token_ids), vocab] of one sequence, computed in `chunks`, which add up to its length."""
+    """[len(token_ids), vocab] of one sequence, computed in `chunks`, which must add up to its length."""
     sequence = Request(list(token_ids))
     pool = Pool(decoder, num_blocks=-(-len(token_ids) // 16) + 3, kv_dtype=kv_dtype)
     return torch.cat([decoder.logits(pool.step([(sequence, count)])[0]) for count in chunks])

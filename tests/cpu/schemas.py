@@ -1,6 +1,6 @@
-"""Seeded JSON schemas of everything that is enforced, and the judge of what was written under them.
+"""Makes JSON schemas from seeds, with every keyword that is enforced, and judges the outputs written under them.
 
-The judge is `jsonschema`, which shares no code with what constrains the output.
+The judge is `jsonschema`, which shares no code with the grammar that constrains the output.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ UNENFORCED: tuple[Mapping[str, Any], ...] = (
     {"uniqueItems": True}, {"not": {"const": 3}}, {"propertyNames": {"pattern": "^z"}}, {"contains": {"const": 1}},
     {"if": {"type": "string"}, "then": {"minLength": 50}}, {"format": "regex"}, {"unevaluatedProperties": False},
 )  # fmt: skip
-"""What a lenient reading leaves to the model."""
+"""Keywords that a lenient reading leaves to the model."""
 
 
 def make_schema(seed: int) -> Schema:
-    """The schema of `seed`: an object in most cases, with definitions that refer to each other in some."""
+    """The schema of `seed`: an object in most cases, with definitions that refer to one another in some."""
     rng = Random(seed)
     maker = _Maker(rng)
     schema = maker.object(0) if rng.random() < 0.8 else maker.any(0)
@@ -52,7 +52,7 @@ def make_schema(seed: int) -> Schema:
 
 
 def with_unenforced(schema: Schema, seed: int) -> Schema:
-    """The schema with keywords that cannot be enforced, here and there."""
+    """The schema with some keywords added that cannot be enforced."""
     rng = Random(seed)
 
     def visit(node: Schema) -> Schema:
@@ -70,7 +70,7 @@ def with_unenforced(schema: Schema, seed: int) -> Schema:
 
 
 def errors_of(value: object, schema: Schema) -> list[str]:
-    """What is wrong with a value, formats included."""
+    """Errors of a value under a schema, formats included."""
     validator = Draft202012Validator(schema, format_checker=_FORMAT_CHECKER)
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]
 
@@ -96,7 +96,7 @@ for _name, _shape in _SHAPES.items():
 
 
 class _Maker:
-    """One schema, with its definitions."""
+    """Makes one schema, with its definitions."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -173,7 +173,7 @@ class _Maker:
         if rng.random() < 0.85:
             schema["additionalProperties"] = False
         else:
-            # How many there may be is enforced where all that are named must be there.
+            # The number of properties is enforced only if all named ones are required.
             schema |= {"additionalProperties": self.any(3), "maxProperties": len(names) + 1, "required": names}
         return schema
 
@@ -199,7 +199,7 @@ class _Maker:
         return {"allOf": [{"type": "integer", "minimum": low}, {"maximum": low + self._rng.choice((0, 9, 999))}]}
 
     def reference(self, depth: int) -> Schema:
-        """To a definition, which in some cases refers to itself."""
+        """A reference to a definition, which in some cases refers to itself."""
         rng = self._rng
         name = f"d{len(self.definitions)}"
         self.definitions[name] = {}

@@ -1,6 +1,5 @@
-"""Sliding windows in the whole engine: layers whose blocks go back to the pool while a request runs give transformers'
-ids and always the same bits, and hold no more blocks than their window needs.
-"""
+"""Sliding windows in the whole engine. Layers with a window return blocks to the pool while a request runs. Ids are
+those of transformers, bits are always the same, and requests hold no more blocks than their window needs."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_the_cases_are_what_they_should_be(engine: Engine, path: Path) -> None:
 
 
 def test_ids_are_those_of_generate(engine: Engine, path: Path) -> None:
-    """In chunks, behind prefix hits, and where some are preempted."""
+    """Requests are chunked, continue prefix hits, and some are preempted."""
     stem = prompt(1, 130)
     prompts = {f"p{i}": (*stem[: 20 * (i % 7)], *prompt(2 + i, 5 + 7 * (i % 3))) for i in range(14)}
     model = load_transformers(path, torch.float32)
@@ -98,7 +97,7 @@ def test_the_same_bits(path: Path, dtype: str, params: dict[str, object]) -> Non
 
 
 def held_blocks(core: EngineCore) -> Iterator[int]:
-    """Blocks held after each step, to the end."""
+    """Number of blocks held after each step, until the end."""
     while core.has_work:
         core.step(0.0)
         core.check()

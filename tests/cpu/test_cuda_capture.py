@@ -1,4 +1,4 @@
-"""What is left behind by a capture that fails: torch's part of a GPU is played, by what its source says of it."""
+"""The state after a failed capture. torch's part of a GPU is simulated after its source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Stream:
 
 
 class Gpu:
-    """Streams, captures and their memory pools. A capture that was invalidated cannot be ended: its stream stays the
-    current one, and its pool is taken for good."""
+    """Simulates streams, captures and their memory pools. An invalidated capture cannot be ended: its stream stays the
+    current one, and its pool stays taken."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []

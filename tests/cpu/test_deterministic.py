@@ -1,6 +1,6 @@
-"""How the wish for deterministic results reaches what computes: layers, attention, the table of products, what is said.
+"""How `--deterministic` reaches layers, attention, the table of products and the log.
 
-A GPU is made up of the processor where one is asked for: what it would run, `tests/kernels/test_determinism.py` shows.
+A GPU is simulated by the CPU. `tests/kernels/test_determinism.py` shows what a GPU would run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def config() -> EngineConfig:
 
 
 class Start:
-    """A start that is watched: its phases, the choices of its layers, how attention was asked."""
+    """A start that is recorded: its phases, its layers' choices of kernels, and its calls of attention."""
 
     def __init__(self, config: EngineConfig, monkeypatch: pytest.MonkeyPatch, tuning: Tuning | None = None) -> None:
         self.phases: list[Phase] = []

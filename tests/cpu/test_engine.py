@@ -1,6 +1,7 @@
-"""The whole engine in one process: real core, scheduler, cache, worker and model, against transformers and itself.
+"""The whole engine in one process: real core, scheduler, cache, worker and model, compared with transformers and
+itself.
 
-The bitwise promise is tested here as its users meet it: a request's ids and logprobs are the same bits alone, among 32,
+The bitwise promise is tested here as users see it. A request's ids and logprobs have the same bits alone, among 32,
 chunked, with a prefix hit, and after preemption.
 """
 
@@ -45,7 +46,7 @@ SHAPE = {
 
 
 def save(path: Path, family: str) -> Path:
-    """A random checkpoint whose logits are far from ties: weights three times their usual size."""
+    """Save a random checkpoint whose logits are far from ties: its weights are three times their usual size."""
     torch.manual_seed(7)
     model = (
         LlamaForCausalLM(LlamaConfig(**SHAPE))
@@ -65,7 +66,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @dataclass
 class Engine:
-    """One worker; a fresh scheduler and cache for each run."""
+    """One worker, with a fresh scheduler and cache for each run."""
 
     runner: Runner
     config: EngineConfig
@@ -97,7 +98,7 @@ class Engine:
 
 @dataclass
 class Answer:
-    """What one request got. Comparing two compares every bit."""
+    """Results of one request. Comparing two answers compares every bit."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[object, ...] = ()
@@ -218,14 +219,14 @@ def test_replaying_what_was_emitted_goes_on_with_the_same_ids(engine: Engine) ->
 
 
 def test_another_seed_gives_other_tokens(engine: Engine) -> None:
-    """What the bitwise tests compare is not a constant."""
+    """Shows that the bitwise tests do not compare a constant."""
     first = run(engine.core(), request("x", prompt(1, 75), temperature=1.0, seed=1))["x"]
     second = run(engine.core(), request("x", prompt(1, 75), temperature=1.0, seed=2))["x"]
     assert first.token_ids != second.token_ids
 
 
 def test_a_nan_fails_its_own_request_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of NaN among the logits, as a broken activation would give, ends one request and touches no other."""
+    """A row of NaN among the logits, as from a broken activation, ends one request and affects no other."""
     decoder = engine.runner._decoder
     true_logits = decoder.logits
     alone = run(engine.core(), request("good", prompt(4, 20)))["good"]

@@ -1,4 +1,5 @@
-"""Temperature and cuts against transformers' own warpers, ties at the border, and rows that do not see each other."""
+"""Temperature and filters: compared with transformers' own warpers, with ties at the threshold, and rows independent of
+one another."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def cut_of(scores: Tensor, *rows: SamplingParams) -> Tensor:
 
 
 def warped(scores: Tensor, options: SamplingParams) -> Tensor:
-    """The same by transformers, in its order."""
+    """The same by transformers' warpers, in its order."""
     ids: Any = torch.zeros(len(scores), 1, dtype=torch.int64)
     result: Any = scores.clone()
     if options.top_k:
@@ -72,7 +73,7 @@ def test_tokens_that_tie_at_the_border_stay_together() -> None:
 
 
 def test_a_row_is_its_own() -> None:
-    """Each row with other parameters: the same bits as alone, those that ask for nothing untouched."""
+    """Each row has other parameters and gives the same bits as alone. Rows without filters stay untouched."""
     rows = [
         params(), params(top_k=3), params(top_p=0.3), params(top_p=0.99999), params(min_p=0.2),
         params(top_k=900, top_p=0.7),

@@ -1,4 +1,4 @@
-"""FP8 checkpoints: each convention gives the logits of its weights multiplied out, and contradictions are refused."""
+"""FP8 checkpoints: each convention gives the logits of its multiplied-out weights, and contradictions are refused."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.cpu.paging import prompt_logits
 
 IDS = list(range(3, 60, 2))
 TOLERANCE = 1e-4
-"""Of the largest logit: fp32 sums in another order, which now and then put an activation on the other side of a
-boundary between two 8 bit numbers."""
+"""Tolerance relative to the largest logit. fp32 sums in another order sometimes move an activation across a boundary
+between two 8-bit numbers."""
 
 
 @pytest.fixture(params=FORMATS, ids=lambda form: form.name)
@@ -48,7 +48,7 @@ def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 class Multiplied(FromWeight):
-    """Weights in fp32, and activations as they are after their quantization: the oracle."""
+    """The oracle: weights in fp32, and activations rounded by their quantization."""
 
     name = "multiplied out"
 
@@ -68,7 +68,7 @@ class Multiplied(FromWeight):
 
 
 def oracle(form: Format, saved: Saved) -> Tensor:
-    """Logits of the weights multiplied out. Where activations have stored scales, each layer's are its own."""
+    """Logits of the multiplied-out weights. If activations have stored scales, each layer has its own."""
     arch = plain_arch(form)
     dynamic = Multiplied(quantize_blocks if form.name.endswith("blocks") else quantize_rows)
     decoder = Decoder(arch, torch.float32, "cpu", recipe=Recipe(dynamic, dynamic if form.has_head else exact()))
@@ -84,8 +84,8 @@ def exact() -> Multiplied:
 
 
 def give_own_schemes(decoder: Decoder, form: Format, saved: Saved) -> None:
-    """To what is left out, and to what has stored scales of its activations: what is fused has the largest of its
-    parts."""
+    """Set schemes for matrices that are not quantized, and for those with stored scales of activations. A fused matrix
+    uses the largest scale of its parts."""
     for index, layer in enumerate(decoder._layers):
         for linear, names in (
             (layer._attention._qkv, [f"self_attn.{part}_proj" for part in "qkv"]),
@@ -115,7 +115,8 @@ def test_logits_are_those_of_the_weights_multiplied_out(form: Format, tmp_path: 
 @pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("module", ["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
 def test_the_tolerance_sees_one_wrong_scale(form: Format, module: str, tmp_path: Path) -> None:
-    """A matrix's scales a twentieth too large, in one layer of two; and in another order, where there is one."""
+    """One matrix's scales are a twentieth too large, in one of two layers. If there is another order, it is tried
+    too."""
     saved = save(form, tmp_path)
     expected = oracle(form, saved)
     name = next(
@@ -149,7 +150,7 @@ def test_bits_are_the_same_in_any_chunks(form: Format, tmp_path: Path) -> None:
 
 
 def test_the_plan_is_what_the_layers_hold(form: Format, tmp_path: Path) -> None:
-    """Weights of a byte, scales of four, one for each row or block; what is left out in the dtype."""
+    """Weights of one byte; scales of four, one for each row or block; matrices that are not quantized in the dtype."""
     saved = save(form, tmp_path)
     facts = ModelFacts.of(Checkpoint.read(tmp_path))
     assert facts.dtype == "bfloat16"
@@ -164,7 +165,7 @@ def test_the_plan_is_what_the_layers_hold(form: Format, tmp_path: Path) -> None:
             held += tensor.nbytes
     if facts.arch.tie_embeddings:
         held += saved.plain["model.embed_tokens.weight"].nbytes
-    # Matrices that share a block row of scales share it in the plan as well: none does in these.
+    # Matrices that share a block row of scales would share it in the plan as well; none does here.
     assert sum(part.num_bytes for part in weight_parts(facts.arch, Precision("bfloat16", "fp8"))) == held
 
 
@@ -182,7 +183,7 @@ K_PROJ = "model.layers.0.self_attn.k_proj"
 
 @pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.output_scale", "v_proj.output_scale")])
 def test_scales_for_a_kv_cache_are_found_and_not_read(names: tuple[str, ...], tmp_path: Path) -> None:
-    """In any convention, and whatever they are: the logits are those without."""
+    """In any convention, and with any values, the logits are those without such scales."""
     rows = FORMATS[3]
     save(rows, tmp_path)
     assert not ModelFacts.of(Checkpoint.read(tmp_path)).has_kv_scales
@@ -229,7 +230,7 @@ def test_fp8_weights_without_a_word_in_the_config_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
 @pytest.mark.parametrize("place", [0, -1])
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, code: int, place: int) -> None:
-    """In the last of a file of one, too: the loader looks at parts."""
+    """Also in the last value of a file: the loader checks in parts."""
     name = "model.layers.1.mlp.down_proj.weight"
     with (
         changed(FORMATS[3], tmp_path, lambda t: t[name].view(torch.uint8).flatten()[place].fill_(code)),

@@ -1,5 +1,5 @@
-"""What a KV cache in 8 bits costs, on text in the embedded model and beside transformers: bounded, and the bounds shown
-to see a cache that is worse than it has to be."""
+"""The cost of a KV cache in 8 bits, on text in the embedded model and compared with transformers. It is bounded, and
+the bounds are shown to catch a worse cache."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ FP8 = torch.float8_e4m3fn
 KL = 1.7e-4
 """Nats a token. Measured on 300 conversations: 0.00015; with a scale of 1 for all heads 0.00061 (2026-11-21)."""
 ERROR = 0.08
-"""Of the logits' norm, with random weights."""
+"""Share of the logits' norm, with random weights."""
 
 Change = Callable[[Tensor, Tensor], None]
-"""Of a layer's pool and its scales, once they were written: [blocks, 2, G, block_size, D], [blocks, 2, G, block_size].
-"""
+"""A layer's pool and scales after they were written: [blocks, 2, G, block_size, D], [blocks, 2, G, block_size]."""
 
 
 def scales_of_1(kv: Tensor, scales: Tensor) -> None:
@@ -87,7 +86,7 @@ def test_the_bound_sees_a_worse_cache(change: Change, monkeypatch: pytest.Monkey
 
 
 def error(path: Path, dtype: torch.dtype) -> float:
-    """Of our logits with K and V in 8 bits, from transformers' in fp32 without, over a prompt in one step."""
+    """Error of our logits with K and V in 8 bits, from transformers' logits in fp32, over a prompt in one step."""
     ids = torch.randint(0, 211, (120,), generator=torch.Generator().manual_seed(3))
     theirs = load_transformers(path, torch.float32)(ids[None]).logits[0]
     ours = prompt_logits(load_decoder(path, dtype), ids.tolist(), [len(ids)], FP8)

@@ -36,7 +36,7 @@ BLOCK, TABLE_WIDTH, MAX_REQUESTS = 16, 8, 5
 
 
 class LogitsPool(Pool):
-    """Gives logits, [count, V] of each row, where `Pool` gives hidden states."""
+    """A `Pool` that gives logits [count, V] of each row, not hidden states."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder, 60, BLOCK, table_width=TABLE_WIDTH)
@@ -46,7 +46,7 @@ class LogitsPool(Pool):
 
 
 class GraphedPool(LogitsPool):
-    """Computes steps of one token a row through `StepGraphs`, where it records them."""
+    """Computes steps of one token a row through `StepGraphs`, if it records them."""
 
     def __init__(self, decoder: Decoder, device: CpuDevice) -> None:
         super().__init__(decoder)
@@ -78,7 +78,7 @@ def name_of(value: object) -> str:
 
 
 def run(pool: Pool, seed: int) -> list[Tensor]:
-    """Requests come, decode in changing company, and go: the logits of every step."""
+    """Requests come, decode among changing others, and go. Gives the logits of every step."""
     draw, states, running = Random(seed), [], list[Request]()
     for _ in range(40):
         if len(running) < MAX_REQUESTS and draw.random() < 0.4:
@@ -121,7 +121,7 @@ def test_a_replay_gives_the_same_bits(case: Case, dtype: torch.dtype, quantizati
 
 @pytest.mark.parametrize(("case", "dtype", "quantization"), RECORDED, ids=name_of)
 def test_whole_steps(case: Case, dtype: torch.dtype, quantization: str, kernels: str) -> None:
-    """Where the device records anything: the logits are as many steps' as there are, in the memory of all."""
+    """On a device that records whole steps. All recordings share the memory of the logits."""
     step_graphs = assert_equal_steps(case, dtype, quantization, CapturingDevice())
     assert step_graphs.recorded_rows == ((1, 2, 4, 7) if kernels == "cpp" else ())
 
@@ -160,7 +160,7 @@ def test_a_recording_that_fails_takes_nothing_from_the_others(monkeypatch: pytes
 
 
 class NarrowDevice(CapturingDevice):
-    """Without memory for recordings of some numbers of rows."""
+    """A device without memory for recordings of some numbers of rows."""
 
     def __init__(self, *refused: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Linear layers: the right product, and bits of a row that do not depend on the number or content of other rows."""
+"""Linear layers give the right product. A row's bits do not depend on the number or content of other rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inferd.kernels.registry import KernelError
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
-"""Relative to the largest result."""
+"""Tolerance relative to the largest result."""
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None, scheme: Scheme = DENSE) -> Linear:
@@ -89,7 +89,7 @@ def test_a_weight_is_not_kept_beside_its_packed_form(scheme: Scheme) -> None:
 
 
 QUANTIZED_ERROR = {"int8": 0.02, "int4": 0.12, "fp8": 0.045}
-"""Root mean square, relative to the results', for normal weights and activations: 1, 8 and 3.7% are expected."""
+"""Root mean square error relative to the results', for normal weights and activations. 1, 8 and 3.7% are expected."""
 
 
 @pytest.mark.parametrize("scheme", [Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)

@@ -1,4 +1,5 @@
-"""Loading, and every way a checkpoint can be damaged or contradict its config: refused before weights are read."""
+"""Loading a checkpoint. A damaged checkpoint, or one that contradicts its config, is refused before weights are
+read."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_one_file_and_shards_give_the_same_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_embeds_may_be_stored_without_what_generates(tmp_path: Path) -> None:
-    """As transformers stores the body alone: the names lack their first part, and config.json is the whole model's."""
+    """As transformers stores the body alone: the names lack `model.`, and config.json is that of the whole model."""
     whole, body, ids = tmp_path / "whole", tmp_path / "body", list(range(20))
     TIED.save(whole)
     AutoModel.from_pretrained(whole).save_pretrained(body)

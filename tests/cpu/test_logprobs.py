@@ -1,4 +1,5 @@
-"""Logprobs against fp64, ranks and alternatives against a sort by (logit, id), and rows that do not see each other."""
+"""Logprobs compared with fp64, ranks and alternatives with a sort by (logit, id), and rows independent of one
+another."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from inferd.engine.sample.logprobs import logprobs_of
 
 TOLERANCE = 1e-5
-"""Absolute; values of a few tens in fp32, and a sum over the vocabulary."""
+"""Absolute tolerance, for values of a few tens in fp32 and a sum over the vocabulary."""
 
 
 @pytest.mark.parametrize("vocab_size", [3, 1000, 40_000])

@@ -1,4 +1,5 @@
-"""The sampler under masks: nothing forbidden is drawn, what is allowed is drawn as it would be, rows stay apart."""
+"""The sampler under masks: no forbidden token is drawn, allowed ones are drawn as without masks, and rows are
+independent."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def bound(**options: object) -> SamplingParams:
 
 
 def test_a_masked_row_draws_what_it_would_if_nothing_else_were_there() -> None:
-    """Against logits that are -inf by hand, greedy and sampled, with cuts, rules and log probabilities beside."""
+    """Compared with logits set to -inf by hand: greedy and sampled, with filters, rules and logprobs."""
     torch.manual_seed(1)
     logits = torch.randn(6, VOCAB)
     allowed = [{3, 31, 32, 99}, {0}, set(range(50, 70)), {95, 96}, {7, 8, 9}, set(range(VOCAB))]

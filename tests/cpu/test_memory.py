@@ -1,7 +1,7 @@
-"""The plan against what an engine process really holds: resident memory of a loaded checkpoint, in every precision.
+"""Compares the memory plan with an engine process: resident memory of a loaded checkpoint, in every precision.
 
-A checkpoint of 130 MB, so that what the libraries keep for themselves does not count. Each load has a process of its
-own: what an earlier one freed would serve the next.
+The checkpoint has 130 MB, so that the libraries' own memory does not matter. Each load has a process of its own,
+because memory that an earlier load freed would serve the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ print(json.dumps({name: getattr(ready, name) for name in ready.__struct_fields__
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half of it in a tied head and a quarter in the MLPs, as in small models."""
+    """Half of the checkpoint is a tied head and a quarter the MLPs, as in small models."""
     path = tmp_path_factory.mktemp("realistic")
     config = LlamaConfig(
         vocab_size=32000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=2, num_attention_heads=16,
@@ -89,7 +89,7 @@ def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_c
 
 
 def wrong_plans(plan: MemoryPlan) -> list[int]:
-    """What the tolerance must not forgive: a tied head counted once, and one layer more than there is."""
+    """Plans that the tolerance must refuse: a tied head counted once, and one layer too many."""
     parts = {part.name: part.num_bytes for part in plan.weights}
     return [plan.weights_bytes - parts["head"], plan.weights_bytes + (parts["attention"] + parts["MLP"]) // 2]
 
@@ -142,7 +142,7 @@ def test_the_plan_refuses_what_the_layers_refuse(name: str, stored: StoredAs, co
 
 
 def test_a_head_is_refused_by_its_own_rule() -> None:
-    """Four bits elsewhere, eight in the head: a hidden size of 72 fits the head and no other layer."""
+    """Layers have 4 bits, the head 8: a hidden size of 72 suits the head and no other layer."""
     arch: Arch = describe(WINDOWED | {"hidden_size": 72, "intermediate_size": 96})
     rule = "must be a multiple of the group size 32"
     assert refusal(arch, "int4") == f"layers.0.attention.qkv has 72 inputs, which {rule}"
@@ -150,7 +150,7 @@ def test_a_head_is_refused_by_its_own_rule() -> None:
 
 
 def work_on(device: str, max_model_len: int = 4096, **changes: int) -> Workload:
-    """Of up to 300 rows and 4,096 tokens a step."""
+    """A workload of up to 300 rows and 4,096 tokens a step."""
     settings = {"num_seqs": 300, "step_tokens": 4096, "block_size": 16, "num_threads": 2} | changes
     return Workload(max_model_len=max_model_len, device=device, **settings)  # type: ignore[arg-type]
 
@@ -163,7 +163,7 @@ def working(work: Workload) -> dict[str, int]:
 @pytest.mark.parametrize("group", [1, 4, 7, 32])
 @pytest.mark.parametrize("num_kv_heads", [1, 8])
 def test_attention_keeps_no_more_sums_on_a_gpu_than_are_planned(group: int, num_kv_heads: int) -> None:
-    """Of whatever is in a step, on any GPU; where sequences are long as much as that."""
+    """Holds for any step on any GPU. With long sequences the sums reach the bound."""
     most = 0
     for head_dim, num_sms, sm, kv_bytes in ((64, 58, 89, 1), (128, 132, 90, 2), (256, 148, 100, 1)):
         shape = passes.Shape(num_kv_heads, group, head_dim, kv_bytes, None, num_sms, sm)
@@ -184,14 +184,14 @@ def test_the_plan_and_the_kernels_cut_keys_alike() -> None:
 
 
 def test_a_processors_sums_grow_with_its_threads_up_to_a_steps_rows() -> None:
-    """Of 4 heads of 16, at 4,096 keys: 16 tiles."""
+    """4 heads of 16, at 4,096 keys: 16 tiles."""
     assert working(work_on("cpu"))["partial sums"] == 2 * 171 * 16 * (16 + 2) * 4
     assert working(work_on("cpu", num_threads=500))["partial sums"] == 4 * 4096 * 16 * (16 + 2) * 4
     assert "partial sums" not in working(work_on("cpu", num_threads=1))
 
 
 def test_a_gpus_recorded_steps_are_planned_for_the_bucket_of_its_rows() -> None:
-    """320 rows of logits in fp32 and in bfloat16, of hidden states, projections and what an MLP makes of them."""
+    """320 rows of logits in fp32 and in bfloat16, of hidden states, projections and the MLP's tensors."""
     width = 3 * 64 + (4 + 2 + 2) * 16 + 3 * 96 + 50
     assert working(work_on("cuda"))["recorded steps"] == 320 * (width * 2 + 50 * 4)
     assert working(work_on("cuda", num_seqs=2000))["recorded steps"] == 512 * (width * 2 + 50 * 4)

@@ -1,6 +1,6 @@
-"""Launching a step reads nothing back from the device: every way of doing so is made to fail while a step is launched.
+"""Launching a step reads nothing back from the device: while a step is launched, every way to do so fails.
 
-The device is the processor here, so what is caught is what would have to wait on an accelerator.
+The device is the CPU here, so the tests catch operations that would wait on a GPU.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def runner(device: CpuDevice) -> Runner:
 
 
 def plans(params: SamplingParams) -> list[StepPlan]:
-    """Two prompts, one of them in chunks, then decodes of both, the last two by one recording."""
+    """Two prompts, one of them in chunks, then decodes of both; one recording serves the last two."""
     admissions = tuple(Admission(slot, f"r{slot}", tuple(range(1, 21)), 20, params) for slot in range(2))
     tables = tuple(TableUpdate(slot, 0, 0, (2 * slot, 2 * slot + 1)) for slot in range(2))
     return [
@@ -104,7 +104,7 @@ def check(watched: Runner, params: SamplingParams) -> None:
 def test_launching_waits_for_nothing(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernels != "cpp" and name != "greedy":
         pytest.skip("plain PyTorch looks for the tokens that may win")
-    # Recordings of C++ kernels, made once for each number of rows, have a dispatch mode of their own.
+    # Recordings of C++ kernels, made once for each number of rows, use a dispatch mode of their own.
     monkeypatch.setattr(CpuDevice, "row_buckets", (0,))
     check(runner(CpuDevice(1)), ASKED[name])
 

@@ -1,7 +1,7 @@
-"""Over HTTP: the ids of checkpoints that transformers saved are those of its own `generate`, alone and 32 at once, and
-the embedded model's vectors are its own.
+"""Over HTTP, checkpoints saved by transformers give the ids of its own `generate`, alone and 32 at once. The embedded
+model gives transformers' vectors.
 
-Here and not among the end-to-end tests, whose processes need not read transformers.
+The tests are not among the end-to-end tests, because those processes need not import transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHAPE = {
 
 
 def make(family: str) -> PreTrainedModel:
-    """A random model whose logits are far from ties: weights three times their usual size."""
+    """A random model whose logits are far from ties: its weights are three times their usual size."""
     torch.manual_seed(5)
     model: PreTrainedModel = (
         LlamaForCausalLM(LlamaConfig(**SHAPE)) if family == "llama" else Qwen3ForCausalLM(Qwen3Config(**SHAPE))

@@ -1,7 +1,7 @@
-"""Our logits beside transformers' on random checkpoints, and 64 greedy ids equal to `generate()`.
+"""Compares our logits with transformers' on random checkpoints, and 64 greedy ids with those of `generate()`.
 
-The measure is the error against transformers in fp64 on the same rounded weights. Ours may be at most `RATIO` times
-that of transformers' own run in the checkpoint's dtype; with one field of the config changed it must be far above.
+The measure is the error against transformers in fp64 on the same rounded weights. Ours may be at most `RATIO` times the
+error of transformers' own run in the checkpoint's dtype. With one field of the config changed, it must be far above.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def generate(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def test_dynamic_rope_agrees_for_sequences_as_long_as_is_served(tmp_path: Path) -> None:
-    """And for none that are longer than the original context and shorter than that: one base serves all sequences."""
+    """They disagree for sequences between the original context and the served length, because one base serves all
+    sequences."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     case = Case("dynamic", "llama", {"head_dim": 16, "rope_parameters": rope, "max_position_embeddings": 64})
     case.save(tmp_path)
@@ -103,7 +104,7 @@ def test_the_embedding_multiplier_of_gemma_is_rounded_first(tmp_path: Path) -> N
 
 
 def test_a_decoder_without_qk_norm_is_far_off(tmp_path: Path) -> None:
-    """The error of leaving a whole operation out, by which the ratios above are tight."""
+    """The error if a whole operation is left out, which shows that the ratios above are tight."""
     case = next(case for case in CASES if case.model_type == "qwen3")
     case.save(tmp_path)
     ids = torch.randint(0, 211, (NUM_TOKENS,))

@@ -1,4 +1,4 @@
-"""Peaks as the worker measures them: what is timed, what is counted, and that nothing is kept."""
+"""Peaks as the worker measures them: the timed work, the counted work, and that no memory stays in use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 2**20
 
 
 class Timed(CpuDevice):
-    """A device on which work takes what it is said to take, and which sees what memory is held meanwhile."""
+    """A device with given times for work, which records the memory held meanwhile."""
 
     def __init__(self, times_s: list[float]) -> None:
         super().__init__(1)

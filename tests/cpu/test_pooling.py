@@ -1,4 +1,5 @@
-"""Pooled hidden states: as transformers has them; the same bits in company, chunks, after hits and preemption."""
+"""Pooled hidden states equal transformers'. Their bits are the same among other requests, in chunks, after prefix hits
+and preemption."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ from tests.cpu.test_no_waiting import nothing_is_read
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean")
 RATIO = {torch.float32: 1.5, torch.bfloat16: 1.25}
-"""Our error may be this many times that of transformers' own run in the dtype: few numbers make a noisy ratio."""
+"""Our error may be so many times that of transformers' own run in the dtype, because few numbers make a noisy ratio."""
 LENGTHS = (17, 18, 31, 100)
-"""Longer than the original context of a case whose frequencies transformers chooses by the length."""
+"""Length above the original context of a case for which transformers chooses frequencies by the length."""
 MAX_LEN, BLOCK, NUM_SLOTS = 128, 16, 4
 
 
@@ -50,14 +51,14 @@ def admission(slot: int, ids: Sequence[int], params: SamplingParams) -> Admissio
 
 
 def tables(runner: Runner, slot: int) -> tuple[TableUpdate, ...]:
-    """All blocks that a slot may ever need, its own."""
+    """A block table for each slot, with blocks of its own for all that it may need."""
     num_groups, each = len(runner.arch.cache_groups), MAX_LEN // BLOCK
     firsts = [(slot * num_groups + group) * each for group in range(num_groups)]
     return tuple(TableUpdate(slot, group, 0, tuple(range(first, first + each))) for group, first in enumerate(firsts))
 
 
 def pooled(runner: Runner, ids: Sequence[int], asked: Pooling, chunks: Sequence[int] = (), slot: int = 0) -> RowResult:
-    """What one prompt gives, computed in `chunks`."""
+    """Pooled vector of one prompt, computed in `chunks`."""
     params = SamplingParams(max_tokens=0, seed=0, pooling=asked)
     start, results = 0, list[RowResult]()
     for i, count in enumerate(chunks or (len(ids),)):
@@ -83,7 +84,7 @@ def theirs(model: Any, ids: Sequence[int], how: PoolingKind) -> Tensor:
 
 
 def error(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Root of the mean square over all components."""
+    """Root mean square error over all components."""
     return float((torch.stack(list(found)) - torch.stack(list(expected))).square().mean().sqrt())
 
 
@@ -102,7 +103,7 @@ def test_vectors_are_as_near_to_fp64_as_transformers_own(
     exact = [theirs(exact_model, ids, how) for ids in inputs]
     allowed = RATIO[dtype] * error(exact, [theirs(same_model, ids, how) for ids in inputs])
     assert error(exact, ours) < allowed
-    # What one token more or less would give is far outside.
+    # One token more or less gives an error far above it.
     assert error([theirs(exact_model, ids[:-1], how) for ids in inputs], ours) > 4 * allowed
 
 
@@ -191,7 +192,8 @@ def test_a_slot_that_was_left_halfway_begins_anew(engine: Engine) -> None:
 
 
 def test_a_nan_fails_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a chunk before the last, of the mean: the failure is not forgotten. And neighbours have their vectors."""
+    """The NaN comes in a chunk before the last one of a mean, and the failure is remembered. Neighbours get their
+    vectors."""
     runner = runner_of(random_decoder(CASES[0], torch.float32))
     ids = list(range(40))
     sound = {how: pooled(runner, ids, Pooling(how)) for how in KINDS}
@@ -244,7 +246,7 @@ def test_a_row_of_one_token_that_pools_is_not_lost_beside_decodes(how: PoolingKi
 
 
 def mean_of(states: Tensor, chunks: Sequence[int]) -> Tensor:
-    """By a `Pooler` of its own."""
+    """Mean by a `Pooler` of its own."""
     slots = Slots(1, 4096, BLOCK, CpuDevice(1))
     params = SamplingParams(max_tokens=0, seed=0, pooling=Pooling("mean", is_normalized=False))
     slots.admit(admission(0, [0] * states.shape[0], params))

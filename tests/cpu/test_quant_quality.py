@@ -1,6 +1,7 @@
-"""What 8 and 4 bits cost on text, in the embedded model: bounded, and the bounds shown to see broken quantization.
+"""The cost of 8 and 4 bits on text, in the embedded model. It is bounded, and the bounds are shown to catch broken
+quantization.
 
-Int8 and int4 are whole numbers, fp8 floating ones.
+Int8 and int4 are integers, fp8 is floating-point.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def test_the_bound_sees_broken_floating_8_bits(change: str) -> None:
 
 
 class PlainInt4(Int4):
-    """The scale that most take: max |w| / 7."""
+    """Int4 with the usual scale: max |w| / 7."""
 
     def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
         groups = weight.unflatten(1, (-1, GROUP_SIZE))

@@ -1,5 +1,5 @@
-"""Steps that are one replay, from the slots of their rows to the ids drawn into them, give what is computed call by
-call: the same results, ids and KV, for requests of all kinds in any company."""
+"""Steps that are one replay, from the slots of their rows to the drawn ids, equal steps that run call by call. Results,
+ids and KV are the same for requests of all kinds among any others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cpp(kernels: str) -> None:
 
 
 class Engine:
-    """A runner, and what it computes with."""
+    """A runner, and the parts that it computes with."""
 
     def __init__(self, case: Case, device: CpuDevice, dtype: torch.dtype = torch.bfloat16) -> None:
         decoder = random_decoder(case, dtype)
@@ -57,19 +57,19 @@ class Engine:
         self.runner = Runner(decoder, self.kv, self.slots, Sampler(NUM_SLOTS, VOCAB, "cpu"), device)
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What steps leave behind for others: ids, and the KV of all blocks that a request may have."""
+        """State that steps leave for later ones: ids, and the KV of all blocks that a request may have."""
         return self.slots.token_ids, self.kv.data[:, : self.num_blocks].view(torch.uint8)
 
 
 @dataclass
 class Company:
-    """Requests that come and go, over slots and blocks of their own, as plans."""
+    """Requests that come and go, over slots and blocks of their own, as step plans."""
 
     num_groups: int
     kinds: Sequence[Mapping[str, Any]]
     random: Random
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By slot: tokens computed, tokens that exist."""
+    """Slot -> (number of tokens computed, number of tokens that exist)."""
 
     def plans(self, count: int) -> Iterator[StepPlan]:
         for step_id in range(count):
@@ -94,7 +94,7 @@ class Company:
         return TableUpdate(slot, group, 0, tuple(range(first, first + BLOCKS_EACH)))
 
     def _rows(self) -> Iterator[Row]:
-        """Decodes of some; prompts whole, in pieces, or in a piece of one token."""
+        """Some requests decode. Prompts come whole, in pieces, or in a piece of one token."""
         for slot in self.random.sample(list(self.running), self.random.randrange(1, len(self.running) + 1)):
             computed, total = self.running[slot]
             num_tokens = self.random.choice([total - computed, self.random.randrange(1, total - computed + 1)])
@@ -127,15 +127,15 @@ def test_a_replayed_step_is_the_step(case: Case, dtype: torch.dtype, kinds: Sequ
         expected.append(called.runner.execute(plan))
         num_decodes += is_decode(plan)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(recorded.state(), called.state(), strict=True))
-    # All are waited for in the end: what a later step computes may not reach what an earlier one gave.
+    # All steps are awaited at the end: a later step may not change the results of an earlier one.
     assert [step.wait().rows for step in launched] == [result.rows for result in expected]
     assert device.events.count("record") == 4
-    # The first recording, of the most rows, is of none of them.
+    # The first recording, which has the most rows, is recorded without requests.
     assert device.events.count("record") + device.events.count("replay") == num_decodes + 1 > 60
 
 
 def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[int], StepPlan]:
-    """One request of each kind, its prompt of 5 tokens computed; gives the plan of the n-th decode of all."""
+    """One request of each kind, with a prompt of 5 computed tokens. Gives the plan of the n-th decode of all."""
     company = Company(engine.num_groups, kinds, Random(2))
     slots = range(len(kinds))
     admissions = tuple(
@@ -148,7 +148,7 @@ def decoding(engine: Engine, kinds: Sequence[Mapping[str, Any]]) -> Callable[[in
 
 
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is launched but by the device itself."""
+    """Operations that are launched outside of the device's own calls."""
 
     def __init__(self, device: CapturingDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -187,7 +187,7 @@ def test_special_rows_cost_launches_of_their_own_alone() -> None:
 
 
 def test_a_row_without_numbers_fails_alone() -> None:
-    """Its KV holds a NaN; neighbours of all kinds, and padding, draw what they would without it."""
+    """A row's KV holds a NaN. Neighbours of all kinds, and padding, draw the same as without it."""
     kinds = [*PLAIN[:2], SPECIAL[1], *PLAIN[:2]]
     device = CapturingDevice()
     sound, broken = by_calls(WINDOWED), Engine(WINDOWED, device)
@@ -203,7 +203,7 @@ def test_a_row_without_numbers_fails_alone() -> None:
 
 
 def test_padding_that_had_a_slot_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison sees a row of padding that is taken for the request in slot 0."""
+    """The comparison notices a padding row that is taken for the request in slot 0."""
     monkeypatch.setattr(graphs, "_PADDING", 0)
     with pytest.raises(AssertionError):
         test_a_replayed_step_is_the_step(WINDOWED, torch.bfloat16, PLAIN)

@@ -1,4 +1,4 @@
-"""Every scaling's frequencies, bit for bit those of transformers, and the tables made of them."""
+"""Every scaling's frequencies have the bits of transformers', and so have the tables made of them."""
 
 from __future__ import annotations
 

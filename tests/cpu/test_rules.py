@@ -1,4 +1,4 @@
-"""Each rule against the plain-Python meaning of its option, at admission, after draws, and after a resume."""
+"""Compares each rule with its option's meaning in plain Python, at admission, after draws, and after a resume."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def admitted(options: SamplingParams, ids: Sequence[int], num_prompt: int) -> Ad
 
 
 def applied(options: SamplingParams, prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:
-    """The logits after every rule; the output drawn id by id, and then the same with the output given at admission."""
+    """The logits after every rule: with the output drawn id by id, and then with the output given at admission."""
     drawn, resumed = logits.clone(), logits.clone()
     rules = rules_for(admitted(options, prompt, len(prompt)))
     for token_id in output:
@@ -89,7 +89,7 @@ def test_equals_its_meaning(options: SamplingParams, oracle: Oracle, output: lis
 
 
 def test_the_oracles_notice() -> None:
-    """Each option changes something: an oracle that agrees with doing nothing would prove nothing."""
+    """Each option changes something. An oracle that agrees with doing nothing would prove nothing."""
     logits = torch.zeros(VOCAB)
     for options, _ in CASES:
         assert not torch.equal(applied(options, [1, 2, 3], [6, 8], logits), logits)

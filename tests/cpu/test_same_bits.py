@@ -1,6 +1,7 @@
-"""A request's hidden states, ids and logprobs are the same bits alone and in company, whole and in chunks, on a cached
-prefix, and after it lost its KV halfway. In fp32, bf16, int8, int4 and fp8, with K and V in these or in 8 bits, greedy
-and sampled with every option.
+"""A request's hidden states, ids and logprobs have the same bits alone and among others, whole and in chunks, on a
+cached prefix, and after it lost its KV halfway.
+
+Tested in fp32, bf16, int8, int4 and fp8, with K and V in the dtype or in 8 bits, greedy and sampled with every option.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SAMPLED = SamplingParams(
 
 @dataclass
 class Trace:
-    """What one run of the target gave: hidden states of the tokens it computed, by position, and what it drew."""
+    """Results of one run of the target: hidden states of the tokens it computed, by position, and the drawn ids."""
 
     hidden: dict[int, Tensor] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Company:
         return Request(ids)
 
     def rows(self) -> list[tuple[Request, int]]:
-        """A step for each: most decode one token, some a chunk; a request at its end is replaced."""
+        """A row for each: most decode one token, some a chunk. A request at its end is replaced."""
         rows = []
         for index, request in enumerate(self.requests):
             left = len(request.token_ids) - request.computed
@@ -104,7 +105,7 @@ class Company:
 
 
 class Run:
-    """The target in slot 0, through steps of its own choice of chunks, among `num_neighbours`."""
+    """The target in slot 0, through steps with chunks of its own choice, among `num_neighbours`."""
 
     def __init__(
         self, decoder: Decoder, params: SamplingParams, num_neighbours: int, seed: int, kv_dtype: torch.dtype | None
@@ -124,7 +125,7 @@ class Run:
         self.sampler.admit(0, self.params, ids, num_prompt)
 
     def advance(self, count: int) -> None:
-        """One step: `count` tokens of the target somewhere among the others; draws when it reaches its last token."""
+        """One step: `count` tokens of the target in a row among the others. It draws when it reaches its last token."""
         rows = [*self.company.rows(), (self.target, count)]
         self.random.shuffle(rows)
         starts = [request.computed for request, _ in rows]
@@ -149,7 +150,7 @@ class Run:
         return request is not self.target or request.computed == len(request.token_ids)
 
     def finish(self, chunks: Sequence[int]) -> Trace:
-        """Compute what is left in `chunks`, then decode until `OUTPUT_LEN` ids were drawn."""
+        """Compute the rest in `chunks`, then decode until `OUTPUT_LEN` ids are drawn."""
         for count in chunks:
             self.advance(count)
         while len(self.trace.ids) < OUTPUT_LEN:
@@ -159,7 +160,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Setup:
-    """One model, one dtype, one way to draw, and what the target gives alone, its prompt in one step."""
+    """One model, one dtype, one way to draw, and the target's results alone, with its prompt in one step."""
 
     decoder: Decoder
     params: SamplingParams

@@ -1,4 +1,5 @@
-"""The sampler as a whole: greedy ties, seeds, options by slot, failures of one row, state that follows the draws."""
+"""The sampler as a whole: greedy ties, seeds, options by slot, failures of one row, and state that follows the
+draws."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def test_logprobs_are_of_the_rows_that_asked_and_of_the_raw_logits() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-40, 0.7, 2.0])
 def test_plain_rows_are_drawn_the_same_from_what_lies_on_the_device(temperature: float) -> None:
-    """With ties, and a row that fails; slots in another order than rows."""
+    """Includes ties and a row that fails. Slots are in another order than rows."""
     rows = [params(temperature=temperature, seed=seed) for seed in range(6)]
     logits, slots = torch.randn(6, VOCAB).mul(2).round(), [3, 0, 5, 1, 4, 2]
     logits[4, 9] = float("nan")
@@ -156,7 +157,7 @@ def test_what_is_more_than_a_draw_is_not_plain(options: dict[str, Any], is_plain
 
 
 def test_a_row_is_its_own() -> None:
-    """32 rows of all kinds, 5 steps: ids and logprobs as alone."""
+    """32 rows of all kinds, 5 steps: ids and logprobs are those of a row alone."""
     kinds = (
         params(logprobs=1), params(temperature=1.0, logprobs=3),
         params(temperature=0.7, top_p=0.9, repetition_penalty=1.2),

@@ -1,5 +1,5 @@
-"""A start: what it runs before anybody asks, and what it says where there is no room. A GPU is played by the processor,
-whose kernels take any length."""
+"""A start: the steps it runs before the first request, and its errors if memory is short. The CPU plays a GPU, because
+its kernels take any length."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_processor_runs_a_prompt_and_a_token(config: EngineConfig, spans: list
 def test_a_gpu_runs_prompts_of_all_lengths(
     config: EngineConfig, changed: dict[str, Any], longest: int, spans: list[tuple[int, int]]
 ) -> None:
-    """None is more than twice as long as another."""
+    """No length is more than twice the one before it."""
     start(msgspec.structs.replace(config, device="cuda", **changed))
     assert spans[:2] == [(0, 16), (16, 1)]
     lengths = [num_tokens for position, num_tokens in spans[2:] if position == 0]

@@ -1,4 +1,4 @@
-"""The FLOPs of a step against torch's own count of what transformers' model multiplies."""
+"""Compares the FLOPs of a step with torch's own count of the products in transformers' model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import SMALL, Case
 
 CONTEXT = 33
-"""Longer than every window."""
+"""Length above every window."""
 
 
 def counted(case: Case, context: int) -> int:
-    """FLOPs of one token after `context` others, products of rotary frequencies with positions left out."""
+    """FLOPs of one token after `context` others, without the products of rotary frequencies with positions."""
     config = AutoConfig.for_model(case.model_type, **{**SMALL, **case.config})
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
     cache = DynamicCache(config=config)
@@ -41,7 +41,7 @@ def test_a_token_takes_the_flops_that_torch_counts(case: Case, context: int) -> 
 
 
 def test_the_count_sees_a_window() -> None:
-    """So that a model which ignored its windows would differ."""
+    """A model that ignored its windows would give another count."""
     (case,) = [case for case in CASES if case.name == "mistral, window"]
     assert counted(case, 19) == counted(case, CONTEXT)
     assert counted(case, 18) < counted(case, 19)

@@ -1,6 +1,5 @@
-"""Constrained output with the whole engine and the embedded model: at temperature 1, with nothing in the prompt that
-asks for JSON, what ends by itself is valid, and all else holds that holds without a grammar.
-"""
+"""Constrained output with the whole engine and the embedded model, at temperature 1, with a prompt that does not ask
+for JSON. Output that ends by itself is valid, and all promises hold that hold without a grammar."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ EOS = (2, 0)
 MAX_SEQS = 32
 CHUNK = 25
 SHORT, LONG = 6, 80
-"""Chunks of schemas: 150, and 2,000 with `--long`."""
+"""Number of chunks of schemas: 150, and 2,000 with `--long`."""
 PEOPLE: Schema = {
     "type": "object",
     "properties": {
@@ -53,7 +52,7 @@ PEOPLE: Schema = {
 
 @dataclass
 class Answer:
-    """What one request got."""
+    """Results of one request."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[WireLogprobs, ...] = ()
@@ -64,7 +63,7 @@ class Answer:
 
 @dataclass
 class Engine:
-    """The embedded model; a fresh core for each run."""
+    """The embedded model, with a fresh core for each run."""
 
     config: EngineConfig
     worker: object
@@ -89,7 +88,7 @@ class Engine:
         answers = {submit.request_id: Answer(submit.emitted_ids) for submit in submits}
         while core.has_work or core.is_compiling:
             if not core.has_work:
-                time.sleep(0.001)  # as the process's loop polls: a grammar is being compiled
+                time.sleep(0.001)  # a grammar is being compiled: poll, as the process's loop does
             output = core.step(0.0)
             for delta in output.deltas if output else ():
                 answer = answers[delta.request_id]
@@ -118,7 +117,7 @@ class Engine:
         return self.run(self.core(), self.submit("r", language, **params))["r"]
 
     def text(self, answer: Answer) -> str:
-        """Without the token that ended it."""
+        """The text without the token that ended it."""
         ids = answer.token_ids[:-1] if answer.stop_token_id is not None else answer.token_ids
         return self.vocabulary.decode_bytes(list(ids)).decode()
 
@@ -149,7 +148,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_what_ends_by_itself_is_valid(engine: Engine, chunk: int) -> None:
-    """Under generated schemas, every second one read leniently, with keywords in it that are left to the model."""
+    """Under generated schemas. Every second one is read leniently and has keywords that are left to the model."""
     seeds = range(CHUNK * chunk, CHUNK * (chunk + 1))
     schemas = {str(seed): make_schema(seed) for seed in seeds}
     submits = []
@@ -212,7 +211,7 @@ def test_a_stop_token_of_the_callers_ends_it_where_it_may_end(engine: Engine) ->
 
 
 def test_what_other_parameters_forbid_is_told(engine: Engine) -> None:
-    """The grammar applies first; parameters that leave nothing of it fail that request alone."""
+    """The grammar applies first. If other parameters leave none of its tokens, that request alone fails."""
     digit = tuple(engine.vocabulary.tokenize_str(str(i))[0] for i in range(10))
     core = engine.core()
     answers = engine.run(
@@ -267,7 +266,7 @@ def test_a_grammar_that_does_not_compile_fails_its_own_request(engine: Engine) -
 
 
 def mixed(engine: Engine) -> list[Submit]:
-    """Greedy and sampled, bound and free, with everything that changes a draw."""
+    """Greedy and sampled, with and without a grammar, with all options that change a draw."""
     people, short = json_value(PEOPLE), pattern("[a-z]{3}( [a-z]{3}){0,9}")
     return [
         engine.submit("greedy", people, temperature=0.0, logprobs=2),
@@ -309,7 +308,7 @@ def test_an_abort_while_the_grammar_is_compiled(engine: Engine) -> None:
 
 
 def test_logprobs_are_the_models_own(engine: Engine) -> None:
-    """Of the distribution before the grammar: what it forbids stays among the alternatives."""
+    """They are of the distribution before the grammar, so forbidden tokens stay among the alternatives."""
     free = engine.ask(None, max_tokens=1, logprobs=5, temperature=0.0)
     bound = engine.ask(pattern("[0-9]"), max_tokens=1, logprobs=5, temperature=0.0)
     assert bound.logprobs[0].top == free.logprobs[0].top

@@ -29,7 +29,7 @@ def test_any_text_comes_back_exactly(text: str) -> None:
 
 @pytest.mark.long
 def test_its_trainer_still_writes_a_checkpoint_that_loads(tmp_path: Path) -> None:
-    """Two steps of each stage, with a tokenizer of its own: the files that the embedded model has."""
+    """Two steps of each stage, with a tokenizer of its own, write the same files as the embedded model has."""
     command = [sys.executable, "-m", "examples.tiny.train", "--out", tmp_path, "--max-steps", "2", "--no-compile"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -38,7 +38,8 @@ def test_its_trainer_still_writes_a_checkpoint_that_loads(tmp_path: Path) -> Non
 
 
 def test_its_held_out_tasks_reach_the_bar() -> None:
-    """The script in the repository, through transformers: exit code 0 is 90% of 200 prompts exact, all held out."""
+    """Runs the repository's script through transformers. Its exit code is 0 if 90% of 200 held-out prompts are
+    exact."""
     command = [sys.executable, "-m", "examples.tiny.evaluate"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

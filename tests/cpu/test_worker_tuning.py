@@ -1,5 +1,5 @@
-"""The table of fastest products at a start: measured once, kept, repaired, and never a reason not to serve. The device
-and its clock are made up; what a layer offers is its own."""
+"""The table of fastest products at a start: measured once, kept, repaired, and never a reason to refuse to serve. The
+device and its clock are simulated; the layers' cases are real."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferd.kernels.linear import few_rows_refuse
 from inferd.kernels.linear.tuning import BUCKETS, FEW_ROWS, LIBRARY, Table, cases
 
 SHAPES = ((64, 32), (96, 32), (64, 32))
-"""Of the weights of three layers, two of them alike."""
+"""Cases of the weights of three layers, two of them alike."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(directory: Path) -> tuple[Table, Counter[str], str]:
-    """What a start does: layers offer, then the table is completed. (it, what was timed, what is said)."""
+    """Does what a start does: layers add cases, then the table is completed. Returns (table, what was timed, the
+    text)."""
     found = Tuning.open(directory, torch.bfloat16)
     assert found is not None
     timed: Counter[str] = Counter()
@@ -82,7 +83,7 @@ def test_a_damaged_file_is_repaired(tmp_path: Path) -> None:
 
 
 def test_the_file_is_never_seen_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written beside its name and takes it when it is whole."""
+    """The file is written under another name, and renamed when it is complete."""
     before: list[list[str]] = []
     replace = Path.replace
 
