@@ -1,4 +1,4 @@
-"""The wire kind of a response's `input`: a text, or items that a conversation is made of.
+"""A response's `input`: a text, or items that a conversation is made of.
 
 Each item is read into one form, whatever shorthand it came in, so that it can be stored, shown and sent back as it is.
 What items say to the model is not this file's business.
@@ -7,20 +7,20 @@ What items say to the model is not this file's business.
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from inferd.server.errors import table as errors
-from inferd.server.schema.kinds import Choice, Json, Schema, Text, check_array, check_properties
-from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, read_arguments
+from pydantic import AfterValidator, Field, Tag, ValidationInfo
+
+from inferd.server.errors import validation
+from inferd.server.schema.messages import MAX_MESSAGES, PART_WITHOUT_EFFECT, parse_arguments, text_or_parts
+from inferd.server.schema.model import Part
 from inferd.server.schema.strict_json import Counts
+from inferd.server.schema.values import Converted, Many, Text, Typed, Unsupported, by_type, form
 
 Item = Mapping[str, object]
 """{"type": str, ...} as OpenAI has it; "id" where the caller gave one."""
 
-ROLES = ("user", "assistant", "system", "developer")
-_PARTS = ("input_text", "output_text", "refusal")
 ITEM_WITHOUT_EFFECT = (
     "status", "phase", "caller", "created_by", "internal_chat_message_metadata_passthrough", "provider_specific_fields",
     "cache_control",
@@ -29,40 +29,215 @@ ITEM_WITHOUT_EFFECT = (
 _SEALED = "inferd:"
 """How `encrypted_content` begins where it was made here."""
 
+_ItemId = Annotated[Text, Field(min_length=1, max_length=128)]
+_NotEmpty = Annotated[Text, Field(min_length=1)]
+_OneWay = Annotated[object, Unsupported("Functions have names alone, and are called one way.", (False, 0, "", [], {}))]
 
-@dataclass(frozen=True, slots=True)
-class Items:
-    """At least one item; a text is a user's message."""
 
-    name: str = "one of a string or an array of objects"
+# --- Parts -----------------------------------------------------------------------------------------------------------
 
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, (str, list))
 
-    def read(self, value: object, where: str) -> tuple[Item, ...]:
-        if isinstance(value, str):
-            return ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]},)
-        check_array(value, where, self.name, 1, MAX_MESSAGES)
-        assert isinstance(value, list)
-        return tuple(_item(item, f"{where}[{i}]") for i, item in enumerate(value))
+class _TextPart(Part):
+    type: Literal["input_text", "output_text"]
+    text: Text
 
-    def schema(self) -> Schema:
-        part = {"type": "object", "properties": {"type": {"enum": list(_PARTS)}}, "required": ["type"]}
-        text = {"anyOf": [Text().schema(), {"type": "array", "items": part}]}
-        role, string = Choice(ROLES).schema(), Text().schema()
-        shapes: dict[str, tuple[dict[str, Schema], tuple[str, ...]]] = {
-            "message": ({"role": role, "content": text}, ("role", "content")),
-            "function_call": (dict.fromkeys(("call_id", "name", "arguments"), string), ("call_id", "name")),
-            "function_call_output": ({"call_id": string, "output": text}, ("call_id", "output")),
-            "reasoning": ({}, ()),
-            "item_reference": ({"id": string}, ("id",)),
-        }
-        items: list[Schema] = [
-            {"type": "object", "properties": {"type": {"const": kind}, **properties}, "required": list(required)}
-            for kind, (properties, required) in shapes.items()
-        ]
-        array = {"type": "array", "items": {"type": "object", "anyOf": items}, "minItems": 1, "maxItems": MAX_MESSAGES}
-        return {"anyOf": [string, array]}
+    without_effect = PART_WITHOUT_EFFECT
+
+
+class _RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: Text
+
+    without_effect = PART_WITHOUT_EFFECT
+
+
+class _ReasoningPart(Part):
+    type: Literal["reasoning_text"]
+    text: Text
+
+    without_effect = PART_WITHOUT_EFFECT
+
+
+def _expected(types: Sequence[str]) -> str:
+    return f"Expected {' or '.join(repr(known) for known in types)}: this model reads text."
+
+
+_PARTS = ("input_text", "output_text", "refusal")
+_AnyPart = Annotated[
+    Annotated[_TextPart, Tag("<input_text>")]
+    | Annotated[_TextPart, Tag("<output_text>")]
+    | Annotated[_RefusalPart, Tag("<refusal>")],
+    form("an object", by_type, _PARTS, _expected(_PARTS)),
+]
+_Content = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[tuple[_AnyPart, ...], Many(max_length=MAX_MESSAGES), Tag("<parts>")],
+    form("one of a string or an array of objects", text_or_parts),
+]
+
+
+def _shown_part(part: _TextPart | _RefusalPart) -> Item:
+    if isinstance(part, _RefusalPart):
+        return {"type": part.type, "refusal": part.refusal}
+    return _shown_text(part.type, part.text)
+
+
+def _shown_text(kind: str, text: str) -> Item:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _shown_content(content: str | Sequence[_TextPart | _RefusalPart], kind: str) -> list[Item]:
+    """`kind`: of a part that is given as a string."""
+    return [_shown_text(kind, content)] if isinstance(content, str) else [_shown_part(part) for part in content]
+
+
+# --- Items -----------------------------------------------------------------------------------------------------------
+
+
+class _Message(Part):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    id: _ItemId | None = None
+    content: _Content
+
+    without_effect = ITEM_WITHOUT_EFFECT
+
+    def shown(self) -> Item:
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        return {"role": self.role, "content": _shown_content(self.content, kind)}
+
+
+def _check_arguments(text: str) -> str:
+    try:
+        parse_arguments(text, Counts())
+    except ValueError as error:
+        raise validation.invalid_value(str(error)) from None
+    return text
+
+
+class _Call(Part):
+    type: Literal["function_call"]
+    namespace: _OneWay = None
+    is_async: _OneWay = Field(default=None, alias="async")
+    async_: _OneWay = None
+    """openai-python's name of "async"."""
+    arguments: Annotated[Text, AfterValidator(_check_arguments)] = ""
+    id: _ItemId | None = None
+    call_id: _NotEmpty
+    name: _NotEmpty
+
+    without_effect = ITEM_WITHOUT_EFFECT
+
+    def shown(self) -> Item:
+        return {"call_id": self.call_id, "name": self.name, "arguments": self.arguments or "{}"}
+
+
+class _Result(Part):
+    type: Literal["function_call_output"]
+    id: _ItemId | None = None
+    call_id: _NotEmpty
+    output: _Content
+
+    without_effect = (*ITEM_WITHOUT_EFFECT, "name", "namespace")
+
+    def shown(self) -> Item:
+        output = self.output if isinstance(self.output, str) else _shown_content(self.output, "input_text")
+        return {"call_id": self.call_id, "output": output}
+
+
+def _check_sealed(text: str) -> str:
+    try:
+        _unsealed(text)
+    except ValueError:
+        raise validation.invalid_value("It was not made by this server; leave the item out.") from None
+    return text
+
+
+class _Reasoning(Part):
+    type: Literal["reasoning"]
+    id: _ItemId | None = None
+    content: Annotated[
+        tuple[Annotated[_ReasoningPart, Typed(("reasoning_text",), _expected(("reasoning_text",)))], ...],
+        Many(max_length=MAX_MESSAGES),
+    ] = ()
+    encrypted_content: Annotated[Text, AfterValidator(_check_sealed)] | None = None
+    summary: Annotated[tuple[object, ...], Many(max_length=MAX_MESSAGES)] = ()
+    """Reasoning is shown whole; a summary of it says nothing more."""
+
+    without_effect = ITEM_WITHOUT_EFFECT
+
+    @classmethod
+    def given(cls, value: dict[str, object], info: ValidationInfo) -> dict[str, object]:
+        """Clients write "no content" in many ways."""
+        given = super().given(value, info)
+        if not given.get("content"):
+            given.pop("content", None)
+        return given
+
+    def shown(self) -> Item:
+        content = [_shown_text(part.type, part.text) for part in self.content]
+        sealed_text = {} if self.encrypted_content is None else {"encrypted_content": self.encrypted_content}
+        return {"summary": [], "content": content, **sealed_text}
+
+
+class _Reference(Part):
+    type: Literal["item_reference"] = "item_reference"
+    id: _NotEmpty
+
+
+_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_AnyItem = _Message | _Call | _Result | _Reasoning | _Reference
+
+
+def _item_tag(value: object) -> str | None:
+    """A message and a reference need no type."""
+    if isinstance(value, dict) and value.get("type") is None:
+        if "role" in value:
+            return "<message>"
+        return "<item_reference>" if value and set(value) <= {"id", "type"} else None
+    return by_type(value)
+
+
+def _shown(item: _AnyItem, where: str) -> Item:
+    del where
+    if isinstance(item, _Reference):
+        return {"type": item.type, "id": item.id}
+    identity = {} if item.id is None else {"id": item.id}
+    return {"type": item.type, "status": "completed", **identity, **item.shown()}
+
+
+_Given = Annotated[
+    Annotated[_Message, Tag("<message>")]
+    | Annotated[_Call, Tag("<function_call>")]
+    | Annotated[_Result, Tag("<function_call_output>")]
+    | Annotated[_Reasoning, Tag("<reasoning>")]
+    | Annotated[_Reference, Tag("<item_reference>")],
+    form(
+        "an object",
+        _item_tag,
+        _TYPES,
+        f"Items may be {', '.join(_TYPES)}: only functions are called, and this model reads text.",
+    ),
+]
+_TextOrItems = Annotated[
+    Annotated[Text, Tag("<string>")]
+    | Annotated[tuple[Annotated[Item, Converted(_Given, _shown)], ...], Many(1, MAX_MESSAGES), Tag("<parts>")],
+    form("one of a string or an array of objects", text_or_parts),
+]
+
+
+def _items(given: Any, where: str) -> tuple[Item, ...]:
+    del where
+    if isinstance(given, str):
+        return ({"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]},)
+    items: tuple[Item, ...] = given
+    return items
+
+
+Items = Annotated[tuple[Item, ...], Converted(_TextOrItems, _items)]
+"""At least one item; a text is a user's message."""
+
+
+# --- What items say --------------------------------------------------------------------------------------------------
 
 
 def sealed(reasoning: str) -> str:
@@ -76,128 +251,12 @@ def text_of(item: Item) -> str:
     if isinstance(content, list) and content:
         return "\n".join(str(part.get("text", part.get("refusal", ""))) for part in content)
     if item["type"] == "reasoning":
-        return _unsealed(item.get("encrypted_content"), "encrypted_content")
+        return _unsealed(str(item.get("encrypted_content") or ""))
     return content if isinstance(content, str) else ""
 
 
-def _item(value: object, where: str) -> Item:
-    given = Json().read(value, where)
-    kind = given.get("type")
-    if kind is None:
-        kind = "message" if "role" in given else "item_reference" if set(given) <= {"id", "type"} and given else None
-    if kind is None:
-        raise errors.missing(f"{where}.type")
-    reader = _READERS.get(Text().read(kind, f"{where}.type"))
-    if reader is None:
-        rule = f"Items may be {', '.join(_READERS)}: only functions are called, and this model reads text."
-        raise errors.unsupported_value(f"{where}.type", kind, rule)
-    return {"type": kind, **reader({key: value for key, value in given.items() if key != "type"}, where)}
-
-
-def _message(given: Mapping[str, object], where: str) -> Item:
-    message = check_properties(given, where, ("role", "content"), ("id",), ITEM_WITHOUT_EFFECT)
-    role = Choice(ROLES).read(message["role"], f"{where}.role")
-    kind = "output_text" if role == "assistant" else "input_text"
-    return {**_identity(message, where), "role": role, "content": _parts(message["content"], f"{where}.content", kind)}
-
-
-def _call(given: Mapping[str, object], where: str) -> Item:
-    # The last is what openai-python makes of "async".
-    known = ("arguments", "id", "namespace", "async", "async_")
-    call = check_properties(given, where, ("call_id", "name"), known, ITEM_WITHOUT_EFFECT)
-    for key in ("namespace", "async", "async_"):
-        if call.get(key):
-            raise errors.unsupported_parameter(f"{where}.{key}", "Functions have names alone, and are called one way.")
-    arguments = Text().read("" if call.get("arguments") is None else call["arguments"], f"{where}.arguments")
-    read_arguments(arguments, f"{where}.arguments", Counts())
-    return {
-        **_identity(call, where),
-        "call_id": Text(1).read(call["call_id"], f"{where}.call_id"),
-        "name": Text(1).read(call["name"], f"{where}.name"),
-        "arguments": arguments or "{}",
-    }
-
-
-def _result(given: Mapping[str, object], where: str) -> Item:
-    result = check_properties(given, where, ("call_id", "output"), ("id",), (*ITEM_WITHOUT_EFFECT, "name", "namespace"))
-    output = result["output"]
-    return {
-        **_identity(result, where),
-        "call_id": Text(1).read(result["call_id"], f"{where}.call_id"),
-        "output": output if isinstance(output, str) else _parts(output, f"{where}.output", "input_text"),
-    }
-
-
-def _reasoning(given: Mapping[str, object], where: str) -> Item:
-    item = check_properties(given, where, (), ("id", "summary", "content", "encrypted_content"), ITEM_WITHOUT_EFFECT)
-    read: dict[str, object] = {**_identity(item, where), "summary": [], "content": []}
-    if item.get("content"):
-        parts = item["content"]
-        check_array(parts, f"{where}.content", "an array of objects", 0, MAX_MESSAGES)
-        assert isinstance(parts, list)
-        read["content"] = [_part(part, f"{where}.content[{i}]", ("reasoning_text",)) for i, part in enumerate(parts)]
-    if item.get("encrypted_content") is not None:
-        _unsealed(item["encrypted_content"], f"{where}.encrypted_content")
-        read["encrypted_content"] = item["encrypted_content"]
-    if item.get("summary") is not None:
-        check_array(item["summary"], f"{where}.summary", "an array of objects", 0, MAX_MESSAGES)
-    return read
-
-
-def _reference(given: Mapping[str, object], where: str) -> Item:
-    reference = check_properties(given, where, ("id",), ())
-    return {"id": Text(1).read(reference["id"], f"{where}.id")}
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, object], str], Item]] = {
-    "message": _message,
-    "function_call": _call,
-    "function_call_output": _result,
-    "reasoning": _reasoning,
-    "item_reference": _reference,
-}
-
-
-def _identity(given: Mapping[str, object], where: str) -> dict[str, object]:
-    """What of an item is kept beside what it says."""
-    read = {"status": "completed"}
-    if given.get("id") is not None:
-        read["id"] = Text(1, 128).read(given["id"], f"{where}.id")
-    return {**read}
-
-
-def _parts(value: object, where: str, kind: str) -> list[Item]:
-    if isinstance(value, str):
-        return [_text_part(kind, value)]
-    check_array(value, where, "one of a string or an array of objects", 0, MAX_MESSAGES)
-    assert isinstance(value, list)
-    return [_part(part, f"{where}[{i}]", _PARTS) for i, part in enumerate(value)]
-
-
-def _part(value: object, where: str, kinds: tuple[str, ...]) -> Item:
-    part = Json().read(value, where)
-    if part.get("type") is None:
-        raise errors.missing(f"{where}.type")
-    kind = Text().read(part["type"], f"{where}.type")
-    if kind not in kinds:
-        listed = " or ".join(f"'{known}'" for known in kinds)
-        raise errors.unsupported_value(f"{where}.type", kind, f"Expected {listed}: this model reads text.")
-    key = "refusal" if kind == "refusal" else "text"
-    check_properties(part, where, ("type", key), (), PART_WITHOUT_EFFECT)
-    return _text_part(kind, Text().read(part[key], f"{where}.{key}"))
-
-
-def _text_part(kind: str, text: str) -> Item:
-    if kind == "refusal":
-        return {"type": kind, "refusal": text}
-    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
-
-
-def _unsealed(value: object, where: str) -> str:
-    text = "" if value is None else Text().read(value, where)
-    try:
-        if text and not text.startswith(_SEALED):
-            raise ValueError
-        return base64.b64decode(text.removeprefix(_SEALED), validate=True).decode("utf-8")
-    except (ValueError, binascii.Error) as error:
-        raise errors.invalid_value(where, text, "It was not made by this server; leave the item out.") from error
+def _unsealed(text: str) -> str:
+    """The reasoning that `sealed` was given. Raises `ValueError` for anything else but an empty text."""
+    if text and not text.startswith(_SEALED):
+        raise ValueError("it was not made here")
+    return base64.b64decode(text.removeprefix(_SEALED), validate=True).decode("utf-8")

@@ -11,7 +11,7 @@ from inferd.engine.api.wire.params import MAX_LOGPROBS
 from inferd.server.schema.chat import MAX_THINKING_TOKENS
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, STOPPING, TOOLS, SharedFields
 from inferd.server.schema.model import RequestModel, option, required
-from inferd.server.schema.response_items import Item, Items
+from inferd.server.schema.response_items import Items
 from inferd.server.schema.response_options import (
     Included,
     Metadata,
@@ -20,7 +20,7 @@ from inferd.server.schema.response_options import (
     ToolChoiceOption,
     Tools,
 )
-from inferd.server.schema.values import Besides, Flag, JsonObject, Old, Only, Text, Whole
+from inferd.server.schema.values import Besides, Flag, JsonObject, Only, Text, Whole
 
 _FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller."
 
@@ -28,7 +28,7 @@ _FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller
 class ResponsesRequest(SharedFields):
     """Items to be answered, after those of an earlier response where one is named."""
 
-    input: Annotated[tuple[Item, ...], Old(Items())] = required(
+    input: Items = required(
         "A text, or items: messages, function calls and their outputs, reasoning, and references to stored items by "
         "`id`. What an earlier answer gave in `output` can be sent back as it is.",
         area=PROMPT,
