@@ -1,6 +1,6 @@
-"""Requests of every kind, each with a mark of its own in its prompt and an answer that depends on nothing else.
+"""Requests of every kind. Each has a unique mark in its prompt and an answer that depends only on the request.
 
-Knows no server: what is asked, not how, and not what came of it.
+Knows no server and no client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIXED = (
     "chat, streamed, tools",
     "embedding",
 )
-"""What `mixed` asks, in its order."""
+"""Kinds of the requests of `mixed`, in its order."""
 
 _WORDS = (
     "rivers",
@@ -47,7 +47,7 @@ _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """One request, known by its mark: in its prompt, and in the header that carries its id."""
+    """One request. Its mark identifies it, in its prompt and in the header that carries its id."""
 
     mark: str
     kind: str
@@ -59,13 +59,13 @@ class Marked:
 
 
 def round_of(seed: int) -> list[Marked]:
-    """One request of each kind; every number gives others."""
+    """One request of each kind; every number gives other requests."""
     asks = [*zip(_MIXED, mixed(seed), strict=True), *_others(seed).items()]
     return [_mark(f"m{seed}x{number}z", kind, ask) for number, (kind, ask) in enumerate(asks)]
 
 
 def _others(seed: int) -> Mapping[str, Ask]:
-    """Kinds that have no place among those above: the other families, and a prompt that takes several steps."""
+    """The remaining kinds: the other families, and a prompt that takes several steps."""
     long = " ".join(_WORDS[(seed + i * i) % len(_WORDS)] for i in range(_LONG_PROMPT_WORDS))
     text: dict[str, Any] = {"prompt": f"{seed}: {long}", "seed": seed, "temperature": 0.0, "return_token_ids": True}
     user = {"role": "user", "content": f"Tell me about {_WORDS[seed % 5]}."}
@@ -85,7 +85,7 @@ def _others(seed: int) -> Mapping[str, Ask]:
 
 
 def _mark(mark: str, kind: str, ask: Ask) -> Marked:
-    """The same request with the mark at the end of its prompt, which every answer therefore depends on."""
+    """The same request with the mark at the end of its prompt, so that the answer depends on the mark."""
     body = dict(ask.body)
     for name in ("prompt", "input"):
         if name in body:

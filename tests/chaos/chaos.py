@@ -2,10 +2,10 @@
 
     python -m tests.chaos.chaos [--seed 1] [--minutes 5] [--out benchmarks/results]
 
-First every request is asked of the undisturbed server: those are the due answers. Then clients ask for them again, in
-any order and manner, while faults strike; every history is checked as it ends. At last nothing may run or hold a block,
-and SIGTERM under a load must end the server with code 0 behind whole answers. Exit code 1 on any violation, with the
-line that runs the same faults again; what meets what is a matter of timing, and differs.
+First the undisturbed server answers every request: these are the due answers. Then clients send the requests again, in
+any order and manner, while faults strike, and every history is checked as it ends. At the end nothing may run or hold a
+block, and SIGTERM under load must end the server with code 0 after complete answers. The exit code is 1 on any
+violation, and the program prints the line that runs the same faults again. Timing differs from run to run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tests.chaos.samples import engine_of, metric
 from tests.chaos.server_log import log_of
 
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning", "--shutdown-timeout-s", "240")
-"""Every answer that was taken has to end whole, also where the machine is busy with other things."""
+"""Long enough for every accepted answer to complete, even on a busy machine."""
 _LOOK_S = 0.05
 _THINK_S = 0.3
-"""Between two requests of one client, in the mean."""
+"""Mean seconds between two requests of one client."""
 _AT_ONCE = 16
-"""Requests of the undisturbed run."""
+"""Number of requests of the undisturbed run."""
 _ENDED_BETWEEN = 4
 _PROGRESS_WITHIN_S = 30.0
 _RECOVERED_WITHIN_S = 120.0
@@ -54,13 +54,13 @@ _PROGRESS_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run."""
+    """Settings of a run."""
 
     seed: int
     minutes: float
     num_clients: int
     num_requests: int
-    """Different ones, of all kinds alike."""
+    """Number of different requests, equally many of each kind."""
     out: Path
 
 
@@ -75,13 +75,13 @@ class Chaos:
         self._outcome = Outcome(options.seed, options.minutes, len(self._asks))
         self._checker = Checker({})
         self._free: list[Marked] = []
-        """Those that nobody asks now: no two of the same mark run at once, so that no answer can be mistaken."""
+        """Requests that are not running: no two with one mark run at once, so that no answer can be mistaken."""
         self._bursts: set[asyncio.Task[None]] = set()
         self._num_open = 0
         self._began_s = 0.0
 
     async def run(self) -> Outcome:
-        """All of it, to the server's end."""
+        """The whole run, to the end of the server."""
         await self._undisturbed()
         self._began_s = time.monotonic()
         over = asyncio.Event()
@@ -101,7 +101,7 @@ class Chaos:
         return time.monotonic() - self._began_s
 
     async def _undisturbed(self) -> None:
-        """Every request once: what it is due from then on."""
+        """Send every request once, and keep its answer as the due one."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def ask(asked: Marked) -> History:
@@ -137,7 +137,8 @@ class Chaos:
             print(f"VIOLATION at {self._now_s():.1f} s: {violation}", flush=True)
 
     def _manner(self) -> Manner:
-        """Leaving early hits the queue and the prompt, leaving behind events the answer."""
+        """Draw a manner. A client that leaves early hits the queue and the prompt, one that leaves after events the
+        answer."""
         drawn = self._random.random()
         if drawn < 0.08:
             return Manner("left at once", leave_after_s=self._random.uniform(0.001, 0.05))
@@ -148,7 +149,7 @@ class Chaos:
         return Manner("read slowly", pause_s=0.03) if drawn < 0.4 else TO_THE_END
 
     async def _strike(self) -> None:
-        """One fault after another, for as long as was asked."""
+        """One fault after another, for the duration of the run."""
         until_s = time.monotonic() + self._options.minutes * 60
         waiting = list[asyncio.Task[None]]()
         for fault in faults(self._options.seed):
@@ -163,7 +164,8 @@ class Chaos:
         await asyncio.gather(*waiting)
 
     async def _some_ended(self) -> None:
-        """Until some requests have ended, or for a while: a slow machine gets as many faults a request."""
+        """Wait until some requests have ended, or for a while, so that a slow machine gets as many faults for each
+        request."""
         goal = self._outcome.num_asked + _ENDED_BETWEEN
 
         async def is_reached() -> bool:
@@ -179,7 +181,7 @@ class Chaos:
             return
         engine = engine_of(self._server)
         if engine is None:
-            return  # none has started yet since the last fault: there is nothing to strike
+            return  # no engine has started since the last fault
         is_lost = fault.kind is not Kind.PAUSE
         with contextlib.suppress(ProcessLookupError):
             os.kill(engine.pid, signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGSTOP)
@@ -190,7 +192,7 @@ class Chaos:
         self._outcome.struck.append(Struck(fault.kind, at_s, recovered_s))
 
     async def _recovery(self, lost: psutil.Process) -> float | None:
-        """Seconds until requests run on another engine than `lost`; a violation where none ever comes."""
+        """Seconds until requests run on another engine than `lost`. If none ever comes, it is a violation."""
         since_s = time.monotonic()
 
         async def is_replaced() -> bool:
@@ -212,7 +214,7 @@ class Chaos:
             task.add_done_callback(self._bursts.discard)
 
     async def _check_idle(self) -> None:
-        """Once all has ended, nothing runs and no block is held."""
+        """Check that nothing runs and no block is held once all requests have ended."""
         if not await _until(self._is_idle, _IDLE_WITHIN_S):
             state = await self._client.state()
             self._violate("idle", f"still {state['requests']} and {state['kv_cache']['used']} blocks held")
@@ -228,8 +230,9 @@ class Chaos:
         return not await self._is_idle()
 
     async def _drain(self) -> None:
-        """SIGTERM under requests of each kind, and a few more behind it: all that was taken is answered whole."""
-        # What is answered in the background is kept in memory, and gone with the process.
+        """Send SIGTERM under requests of each kind, then a few more requests: every accepted one gets a complete
+        answer."""
+        # Background responses are kept in memory and disappear with the process.
         self._free = [asked for asked in self._free if not asked.ask.body.get("background")]
         first = [asyncio.create_task(self._one(self._take(), TO_THE_END)) for _ in range(len(self._free) // 2)]
         await _until(self._is_busy, _PROGRESS_WITHIN_S)
@@ -258,14 +261,14 @@ class Chaos:
 
 
 def _requests(seed: int, random: Random) -> Iterator[Marked]:
-    """Without end: round after round, each in another order."""
+    """Endless: round after round, each in another order."""
     for number in count(seed * 1000):
         kinds = round_of(number)
         yield from random.sample(kinds, len(kinds))
 
 
 async def _until(fact: Callable[[], Awaitable[bool]], within_s: float) -> bool:
-    """Whether it came true in time."""
+    """Whether the condition became true in time."""
     until_s = time.monotonic() + within_s
     while not await fact():
         if time.monotonic() >= until_s:
@@ -283,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the report")
     asked = parser.parse_args(arguments)
     options = Options(asked.seed, asked.minutes, asked.clients, asked.requests, asked.out)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would be left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would stay behind
     with log_of("chaos") as log:
         with running(SERVER, log) as daemon:
             outcome = asyncio.run(_run(daemon, options))

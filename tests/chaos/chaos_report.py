@@ -1,4 +1,4 @@
-"""What a run of chaos comes to: counts, times of recovery, violations; as Markdown, and as two plots."""
+"""Report of a chaos run, as Markdown and two plots: counts, times of recovery, violations."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ class Struck:
 
     kind: Kind
     at_s: float
-    """Since the faults began."""
+    """Seconds since the faults began."""
     recovered_s: float | None
-    """Until the next engine served; None: it did not cost an engine, or one came that another fault was counted for."""
+    """Seconds until the next engine served; None: it cost no engine, or that engine was counted for another fault."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one run."""
+    """Counts and times of one run."""
 
     seed: int
     minutes: float
     num_due: int
-    """Answers of the undisturbed server."""
+    """Number of answers of the undisturbed server."""
     lasted_s: float = 0.0
     struck: list[Struck] = field(default_factory=list)
     ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(kind, manner, end) -> requests."""
+    """(kind, manner, end) -> number of requests."""
     ended_s: list[float] = field(default_factory=list)
-    """When each request ended, since the faults began."""
+    """When each request ended, in seconds since the faults began."""
     num_retries: int = 0
     longest_silence_s: float = 0.0
-    """Of a stream, between two events, that its client did not ask for."""
+    """Longest pause between two events of a stream that its client did not ask for, in seconds."""
     num_restarts: int = 0
     num_replayed: int = 0
     exit_code: int | None = None
     violations: list[Violation] = field(default_factory=list)
 
     def settle(self, history: History, violations: Sequence[Violation], now_s: float) -> None:
-        """A request is over."""
+        """Count a request that has ended."""
         last = history.last
         self.ends[history.asked.kind, history.manner, last.end.value] += 1
         self.ended_s.append(now_s)
@@ -72,12 +72,12 @@ class Outcome:
 
     @property
     def replay(self) -> str:
-        """The line that runs it again."""
+        """The command line that runs the same faults again."""
         return f"make chaos SEED={self.seed} MINUTES={self.minutes:g}"
 
 
 def conclude(outcome: Outcome, out: Path) -> int:
-    """Write the report, say what to do about it; returns the exit code."""
+    """Write the report and print the result; returns the exit code."""
     text = report(outcome, place())
     out.mkdir(parents=True, exist_ok=True)
     (out / "chaos.md").write_text(text + "\n")
@@ -90,7 +90,7 @@ def conclude(outcome: Outcome, out: Path) -> int:
 
 
 def report(outcome: Outcome, where: str) -> str:
-    """Markdown. `where`: the machine and the day."""
+    """The report as Markdown. `where`: the machine and the day."""
     verdict = f"{len(outcome.violations)} wrong" if outcome.violations else "0 wrong"
     whole, left = outcome.num_with(End.WHOLE), outcome.num_with(End.LEFT)
     parts = [
@@ -131,7 +131,7 @@ def _kinds(outcome: Outcome) -> str:
 
 
 def load_chart(outcome: Outcome) -> str:
-    """Requests that ended, and faults, by time."""
+    """Plot of ended requests and faults over time."""
     num_buckets = int(outcome.lasted_s // _BUCKET_S) + 1
     xs = [i * _BUCKET_S for i in range(num_buckets + 1)]
     ended = [0.0] * len(xs)
@@ -145,7 +145,7 @@ def load_chart(outcome: Outcome) -> str:
 
 
 def recovery_chart(outcome: Outcome) -> str:
-    """Times of recovery in ascending order."""
+    """Plot of recovery times in ascending order."""
     kills, stops = (
         sorted(one.recovered_s for one in outcome.struck if one.kind is kind and one.recovered_s is not None)
         for kind in (Kind.KILL, Kind.STOP)

@@ -1,4 +1,4 @@
-"""What a history must be, whatever happened meanwhile: an answer beside the one that an undisturbed server gave.
+"""Checks histories: compares each answer with the one that an undisturbed server gave, whatever faults happened.
 
 Pure: histories in, violations out. `tests/unit/test_chaos_checker` plants wrong histories, one for each rule.
 """
@@ -15,10 +15,10 @@ from tests.chaos.history import Attempt, End, History
 
 _RETRYABLE = {429: "slow down", 503: "overloaded", 529: "overloaded, as Anthropic has it"}
 _CLOCK_SLACK_S = 0.005
-"""A sleep may end a little early by the clock that stamps attempts."""
+"""Seconds that a sleep may end early by the clock that stamps attempts."""
 _SHOWN = 120
 _SAID = ("text", "content", "arguments", "input", "token_ids")
-"""Ends of the names of fields that hold what was said: words such as a finish_reason are everybody's."""
+"""Ends of the names of fields that hold the answer's text. Other fields, such as finish_reason, are alike in many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Violation:
 
 
 class Checker:
-    """Judges histories by what is due to each mark. What has no due answer is judged by its form alone."""
+    """Judges histories by the due answer of each mark. A history without a due answer is judged by its form alone."""
 
     def __init__(self, due: Mapping[str, Told]) -> None:
         self._due = due
 
     def check(self, history: History) -> list[Violation]:
-        """Every rule that it broke; empty: none."""
+        """Every rule that the history broke."""
         broken = [*_attempts(history), *_end(history)]
         last = history.last
         if last.status == 200:
@@ -78,7 +78,7 @@ class Checker:
         return broken
 
     def _owner(self, mark: str, name: str, value: Any) -> str:
-        """Whose answer this is, where it is another's; empty: nobody's."""
+        """The mark whose due answer this is, if it is another's; empty if it is no due answer."""
         if not name.endswith(_SAID) or not value:
             return ""
         others = ((other, told.fields.get(name)) for other, told in self._due.items() if other != mark)
@@ -86,7 +86,7 @@ class Checker:
 
 
 def _attempts(history: History) -> list[tuple[str, str]]:
-    """Sent again only where the answer said so, and not before it said."""
+    """Check that it was sent again only if the answer said so, and not too early."""
     broken = []
     for refused, again in pairwise(history.attempts):
         if refused.status not in _RETRYABLE or refused.retry_after_s is None or refused.events or refused.body:
@@ -131,7 +131,7 @@ def _names(value: Any, mark: str) -> bool:
 
 
 def _first_difference(value: Any, due: Any) -> str:
-    """Where they part, in words."""
+    """The first difference, in words."""
     if type(value) is not type(due) or not isinstance(value, str | list):
         return f"is {value!r:.{_SHOWN}} where {due!r:.{_SHOWN}} is due"
     at = next((i for i, (one, other) in enumerate(zip(value, due, strict=False)) if one != other), None)

@@ -1,6 +1,7 @@
-"""Asks as clients do, and as bad ones do: who leave, who read slowly. Writes down what came, and judges nothing.
+"""Sends requests as clients do, and as bad clients do, which leave early or read slowly. Records answers, judges
+nothing.
 
-A refused request is sent again when its answer says so, and as late as it says; nothing else is ever sent again.
+A refused request is sent again if its answer says so, and as late as it says. Nothing else is sent again.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tests.chaos.history import Attempt, End, Event, History
 from tests.reliability.asking import Json
 
 SILENT_S = 240.0
-"""No answer of the embedded model takes this long, through several engines, also on a machine that is busy."""
+"""Longer than any answer of the embedded model takes, even through several engines on a busy machine."""
 _GIVE_UP_S = 120.0
-"""Of being refused."""
+"""Most refusals of one request."""
 _POLL_S = 0.1
 
 
@@ -30,11 +31,11 @@ class Manner:
 
     name: str = "to the end"
     leave_after_s: float | None = None
-    """Close the connection so long after asking, whatever has come."""
+    """Close the connection so many seconds after the request, whatever has come."""
     leave_after_events: int | None = None
-    """Close the connection behind so many events."""
+    """Close the connection after so many events."""
     pause_s: float = 0.0
-    """Wait so long before each read."""
+    """Wait so many seconds before each read."""
 
 
 TO_THE_END = Manner()
@@ -47,7 +48,7 @@ class Client:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
         self._http = httpx.AsyncClient(base_url=url, timeout=SILENT_S, limits=limits, verify=False, trust_env=False)
         self.is_ending = False
-        """The server was told to end: it may refuse what is asked from now on."""
+        """The server was told to end: it may refuse requests from now on."""
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -66,7 +67,7 @@ class Client:
         return (await self._http.get(path)).text
 
     async def ask(self, asked: Marked, manner: Manner = TO_THE_END) -> History:
-        """Until it is served, or left, or refused for good."""
+        """Send a request until it is served, left, or finally refused."""
         history = History(asked, manner.name, may_be_refused=self.is_ending)
         give_up_s = time.monotonic() + _GIVE_UP_S
         while True:
@@ -108,7 +109,7 @@ class Client:
                 attempt.end = End.WHOLE
 
     async def _background(self, response: Json) -> Json:
-        """The response once it runs no more; who leaves before cancels it."""
+        """The background response once it has ended. A client that leaves before cancels it."""
         path = f"/v1/responses/{response['id']}"
         try:
             while response["status"] in ("queued", "in_progress"):
@@ -121,14 +122,14 @@ class Client:
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """The milliseconds where it says them, as official clients do."""
+    """Seconds to wait; the milliseconds header is preferred, as in official clients."""
     if "retry-after-ms" in response.headers:
         return float(response.headers["retry-after-ms"]) / 1e3
     return float(response.headers["retry-after"]) if "retry-after" in response.headers else None
 
 
 async def _read(response: httpx.Response, manner: Manner, attempt: Attempt) -> End:
-    """All events, or as many as the manner has it."""
+    """All events, or as many as the manner reads."""
     async for event in _events(response, manner.pause_s):
         attempt.events.append(event)
         if manner.leave_after_events is not None and len(attempt.events) >= manner.leave_after_events:

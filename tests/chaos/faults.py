@@ -1,8 +1,8 @@
-"""What befalls an engine, in which order: a sequence that a seed alone decides. When is counted from its last recovery.
+"""The sequence of faults that strike engines. A seed alone decides it; times count from the last recovery.
 
-A fault mostly waits until an engine serves again: engines that deliver nothing, one after another, end the server by
-its own rule (R4). Some do not wait, and strike while the next engine starts; but no engine is stopped for good while
-its interpreter reads its libraries, which it is given 120 s for.
+Most faults wait until an engine serves again, because engines that deliver nothing one after another end the server by
+its own rule (R4). Some do not wait, and strike while the next engine starts. But no engine is stopped for good while
+its interpreter loads its libraries, which may take it 120 s.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 
 
 class Kind(Enum):
-    """What happens."""
+    """Kind of a fault."""
 
     KILL = "engine killed (SIGKILL)"
     STOP = "engine stopped (SIGSTOP) until it was replaced"
@@ -24,23 +24,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of a sequence."""
+    """One fault of the sequence."""
 
     kind: Kind
     gap_s: float
-    """Since an engine served again, or since the last fault where it does not wait."""
+    """Seconds since an engine served again, or since the last fault if this one does not wait."""
     amount: float = 0.0
-    """Of a pause, its seconds; of a burst, its requests."""
+    """Seconds of a pause, or number of requests of a burst."""
     waits: bool = True
 
 
 _DECK = (*[Kind.KILL] * 5, *[Kind.BURST] * 2, Kind.STOP, Kind.PAUSE)
 _PATIENT = 0.8
-"""The share of faults that wait."""
+"""Share of faults that wait."""
 
 
 def faults(seed: int) -> Iterator[Fault]:
-    """Without end. Deck after deck, so that each kind comes soon; no two in a row do not wait."""
+    """Endless. Shuffled rounds of all kinds, so that each kind comes soon. No two faults in a row strike at once."""
     random = Random(seed)
     waited = True
     while True:

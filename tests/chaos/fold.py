@@ -1,7 +1,7 @@
-"""A history's last attempt -> what it told, field by field, in a form that is comparable with another run's.
+"""Turns a history's last attempt into fields that can be compared with those of another run.
 
-Reads the protocols of all families by their own rules, also where an answer was cut off; every break of a rule is kept
-as a sentence. Knows no due answer.
+Reads the protocol of each family by its own rules, even if an answer was cut off. Every broken rule is kept as a
+sentence. Knows no due answer.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tests.reliability.asking import Json, flat, join
 
 @dataclass(slots=True)
 class Told:
-    """What an answer says."""
+    """Contents of an answer."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """"0.text" -> text so far, "0.token_ids" -> ids so far, "0.finish_reason" -> a word, and so on."""
     usage: tuple[int, int] | None = None
-    """(prompt, answer) in tokens."""
+    """(prompt tokens, answer tokens)."""
     num_ids: int | None = None
     """Token ids received; None: the family sends none."""
     is_ended: bool = False
-    """Its terminal event came; of an answer that is no stream, all of it."""
+    """Whether its terminal event came, or all of an answer that is no stream."""
     error: Json | None = None
     breaks: list[str] = field(default_factory=list)
-    """Rules of the protocol that it broke, in words."""
+    """Broken rules of the protocol, in words."""
 
 
 def fold(attempt: Attempt, path: str) -> Told:
-    """All that the attempt told."""
+    """The contents of the attempt's answer."""
     told = Told()
     if attempt.body is not None:
         _fold_body(attempt.body, told)
@@ -65,7 +65,7 @@ def _fold_body(body: Json, told: Told) -> None:
 
 
 def usage_of(usage: Json) -> tuple[int, int]:
-    """(prompt, answer) in tokens, whatever was found in the cache."""
+    """(prompt tokens, answer tokens), cached ones included."""
     if "prompt_tokens" in usage:
         return int(usage["prompt_tokens"]), int(usage.get("completion_tokens", 0))
     cached = usage.get("cache_read_input_tokens", 0) + usage.get("cache_creation_input_tokens", 0)
@@ -82,21 +82,21 @@ def _flat(choice: Json) -> Json:
 
 
 def _block(block: Json) -> Json:
-    """One of a message's content."""
+    """One content block of a message."""
     if block["type"] == "tool_use":
         return {"name": block["name"], "input": json.dumps(block["input"])}
     return {"text": block.get("text", block.get("thinking", ""))}
 
 
 def _item(item: Json) -> Json:
-    """One of a response's output."""
+    """One output item of a response."""
     if item["type"] == "function_call":
         return {"name": item["name"], "arguments": item["arguments"]}
     return {"text": "".join(part.get("text", "") for part in item.get("content", ()))}
 
 
 class _Stream:
-    """One terminal event, and nothing after it; what an event says is the family's."""
+    """Checks that there is one terminal event and nothing after it. Each family reads its events."""
 
     def __init__(self, told: Told) -> None:
         self._told = told
@@ -120,7 +120,7 @@ class _Stream:
         raise NotImplementedError
 
     def _missing(self) -> Iterator[str]:
-        """What had to come before the end."""
+        """Check what must come before the end."""
         yield from ()
 
 

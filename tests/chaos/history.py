@@ -1,4 +1,4 @@
-"""What one request saw, from its first attempt to its end. Data alone."""
+"""Data: all that one request saw, from its first attempt to its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.reliability.asking import Json
 
 
 class End(Enum):
-    """How the last attempt was over."""
+    """How the last attempt ended."""
 
     WHOLE = "whole"
     """The server ended its answer, and the client read all of it."""
@@ -21,22 +21,22 @@ class End(Enum):
     BROKEN = "broken"
     """The connection ended before the answer did, or there was none."""
     SILENT = "silent"
-    """Nothing came for longer than any answer may take."""
+    """Nothing came for longer than an answer may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One of a stream."""
+    """One event of a stream."""
 
     at_s: float
     name: str
-    """Of its `event:` line; empty: it has none."""
+    """Name in its `event:` line; empty: it has none."""
     data: str
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One POST, and what came of it."""
+    """One POST and its answer."""
 
     sent_s: float
     end: End = End.BROKEN
@@ -45,10 +45,10 @@ class Attempt:
     """0: no answer began."""
     retry_after_s: float | None = None
     request_id: str = ""
-    """As the answer's header gives it back."""
+    """The id in the answer's header."""
     events: list[Event] = field(default_factory=list)
     body: Json | None = None
-    """Of an answer that is no stream."""
+    """Body of an answer that is no stream."""
     detail: str = ""
 
 
@@ -60,7 +60,7 @@ class History:
     manner: str
     attempts: list[Attempt] = field(default_factory=list)
     may_be_refused: bool = False
-    """Asked of a server that had been told to end."""
+    """Whether it was sent after the server had been told to end."""
 
     @property
     def last(self) -> Attempt:

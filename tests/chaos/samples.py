@@ -1,4 +1,4 @@
-"""What a server's processes hold at a moment, as the system and the server itself tell it."""
+"""Samples of what a server's processes hold, as the system and the server report it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import psutil
 from tests.chaos.client import Client
 
 ENGINE = "inferd.engine.process.boot"
-"""What the command line of an engine process holds."""
+"""Part of the command line of an engine process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process."""
+    """Memory, descriptors and threads of one process."""
 
     rss_bytes: int
     pss_bytes: int
-    """Memory, with what is shared divided among those who share it: also changed by others' starts and ends."""
+    """Memory, with shared memory divided among the sharing processes: it also changes when others start and end."""
     private_bytes: int
-    """Memory that is this process's alone."""
+    """Memory that only this process has."""
     num_fds: int
     num_threads: int
     num_sockets: int
@@ -29,25 +29,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of a server and its engine."""
+    """Sample of a server and its engine."""
 
     at_s: float
-    """Since the load began."""
+    """Seconds since the load began."""
     is_rest: bool
-    """Taken while nothing was asked, and after all that was asked had ended."""
+    """Whether it was taken at rest: no requests came, and all earlier ones had ended."""
     server: Usage
     engine: Usage
     num_tasks: int
-    """Of the server's event loop."""
+    """Number of tasks of the server's event loop."""
     num_blocks_used: int
     num_open: int
-    """Requests that the load generator waits for."""
+    """Number of requests that the load generator waits for."""
     num_asked: int
-    """Requests that were over."""
+    """Number of requests that had ended."""
 
 
 def engine_of(server: psutil.Process) -> psutil.Process | None:
-    """The server's newest engine process; None where it has none now."""
+    """The server's newest engine process; None if it has none now."""
     found = [child for child in server.children() if _is_engine(child)]
     return max(found, key=lambda child: child.create_time(), default=None)
 
@@ -70,7 +70,7 @@ def usage_of(process: psutil.Process) -> Usage:
 async def take(
     server: psutil.Process, client: Client, at_s: float, num_open: int, num_asked: int, *, is_rest: bool
 ) -> Sample:
-    """One sample. Raises `psutil.NoSuchProcess` and `httpx.HTTPError` where a process is not there."""
+    """Take one sample. Raises `psutil.NoSuchProcess` and `httpx.HTTPError` if a process is gone."""
     engine = engine_of(server)
     if engine is None:
         raise psutil.NoSuchProcess(server.pid, msg="it has no engine")
@@ -80,7 +80,7 @@ async def take(
 
 
 def metric(page: str, name: str) -> float:
-    """A sample of the metrics page, of the first series where there are several."""
+    """Value of a metric on the metrics page; the first if there are several series."""
     found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
     assert found is not None, f"the metrics page has no {name}"
     return float(found[1])

@@ -1,4 +1,4 @@
-"""The file of what a run's server says."""
+"""The log file of a run's server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 @contextmanager
 def log_of(program: str) -> Iterator[Path]:
-    """A new file, for several runs may go on at once; kept, and said where, if the block ends with an error."""
+    """A new file, because several runs may go on at once. If the block ends with an error, keeps it and prints its
+    path."""
     log = Path(tempfile.mkdtemp(prefix=f"inferd-{program}-")) / "server.log"
     try:
         yield log

@@ -1,4 +1,4 @@
-"""How fast a quantity grows, told apart from noise: the median of all slopes between two samples, and its interval."""
+"""How fast a noisy quantity grows: the median of all slopes between two samples, and its confidence interval."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 _Z = 1.96
-"""Of the normal distribution, 95% on both sides."""
+"""Quantile of the normal distribution for 95% on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Per unit of x: the best guess, and between what it lies with 95% confidence."""
+    """Growth per unit of x: the estimate, and its 95% confidence interval."""
 
     value: float
     low: float
@@ -22,8 +22,9 @@ class Slope:
 
 
 def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Slope:
-    """The Theil-Sen estimator, whatever up to 29% of the samples are, with the interval of P. K. Sen, "Estimates of the
-    Regression Coefficient Based on Kendall's Tau", 1968. `xs` ascend, two at least; samples are taken as independent.
+    """The Theil-Sen estimator, which up to 29% of wrong samples do not change, with the interval of P. K. Sen,
+    "Estimates of the Regression Coefficient Based on Kendall's Tau", 1968. `xs` ascend; at least two. Assumes
+    independent samples.
     """
     assert len(xs) == len(ys) >= 2, "a slope needs two samples"
     first, second = np.triu_indices(len(xs), k=1)

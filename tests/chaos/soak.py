@@ -1,11 +1,11 @@
-"""`make soak HOURS=n`: a real server under a mixed load with aborts, and whether anything of it grows.
+"""`make soak HOURS=n`: puts a mixed load with aborts on a real server, and finds out whether anything grows.
 
     python -m tests.chaos.soak --hours 1 [--rate 1] [--seed 1] [--out benchmarks/results]
 
-Requests of every kind come at random, each with a prompt that was never asked before; some clients leave, some read
-slowly, and some answers are asked for twice and compared. Once a minute the load pauses until nothing runs: what is
-counted then is what the verdict is about. The report is written anew each time, so that an interrupted soak has one.
-Exit code 1 where something grows, a block is held, or an answer is wrong.
+Requests of every kind come at random, each with a new prompt. Some clients leave, some read slowly, and some answers
+are requested twice and compared. Once a minute the load pauses until nothing runs; the verdict uses the counts taken
+then. The report is written again each time, so that an interrupted soak has one. The exit code is 1 if something grows,
+a block is held, or an answer is wrong.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tests.chaos.soak_report import MIB, Verdict, findings, handles_chart, held_
 
 SERVER = (str(Path(sys.executable).parent / "inferd"), "serve", "--log-level", "warning")
 BOUNDED = ("--kv-memory", "64MiB", "--stored-responses", "256KiB")
-"""What the server keeps on purpose, its KV blocks and the responses of /v1/responses, is full early in the warm-up."""
+"""So small that what the server keeps on purpose (KV blocks, stored responses) is full early in the warm-up."""
 _WORDS_KEPT = 10_000
-"""The tokenizer remembers so many words, of some 400 bytes each. Every request brings a new one: without being filled
-first it grows for hours."""
+"""Number of words that the tokenizer caches, at some 400 bytes each. Every request brings a new word, so the cache
+would grow for hours if it were not filled first."""
 _WORDS_AT_ONCE = 500
 _MAX_OPEN = 24
 _REMEMBERED = 64
-"""Answers that may be asked for again."""
+"""Number of answers that may be requested again."""
 _AGAIN = 0.25
 _SETTLE_S = 1.0
-"""Connections that the client closed are closed by the server within this."""
+"""Seconds within which the server closes connections that the client closed."""
 _IDLE_WITHIN_S = 60.0
 _LEAST_RESTS = 8
-"""Half of all requests belong to the warm-up, and a slope needs two rests behind it."""
+"""Half of all requests belong to the warm-up, and a slope needs two rests after it."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What came of the load."""
+    """Counts of the load's requests."""
 
     num_asked: int = 0
     num_compared: int = 0
@@ -66,11 +66,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A soak."""
+    """Settings of a soak."""
 
     hours: float
     rate: float
-    """Requests a second."""
+    """Requests per second."""
     seed: int
     rest_every_s: float
     sample_every_s: float
@@ -78,7 +78,7 @@ class Options:
 
 
 class Load:
-    """Requests at random times, in random manners, until told to pause."""
+    """Sends requests at random times, in random manners, until it is paused."""
 
     def __init__(self, url: str, options: Options, ledger: Ledger) -> None:
         self._url, self._rate, self._ledger = url, options.rate, ledger
@@ -93,7 +93,7 @@ class Load:
         return len(self._open)
 
     async def run_for(self, seconds: float, stop: asyncio.Event) -> None:
-        """Ask for so long, then wait for every answer. The connections are closed behind it."""
+        """Send requests for so long, then wait for every answer and close the connections."""
         client, until_s = Client(self._url), time.monotonic() + seconds
         while time.monotonic() < until_s and not stop.is_set():
             if len(self._open) < _MAX_OPEN:
@@ -171,7 +171,7 @@ class Soak:
         return self._conclude()
 
     async def _fill(self) -> None:
-        """Have the server keep what it keeps on purpose and the load would fill too slowly."""
+        """Fill what the server keeps on purpose and the load would fill too slowly."""
         random = Random(self._options.seed)
         for _ in range(0, 2 * _WORDS_KEPT, _WORDS_AT_ONCE):
             words = ("".join(random.choices(ascii_lowercase, k=9)) for _ in range(_WORDS_AT_ONCE))
@@ -183,7 +183,7 @@ class Soak:
             await asyncio.sleep(self._options.sample_every_s)
 
     async def _rest(self) -> None:
-        """Wait until the server says that nothing runs, and count."""
+        """Wait until the server says that nothing runs, then take a sample."""
         until_s = time.monotonic() + _IDLE_WITHIN_S
         while time.monotonic() < until_s:
             if await self._is_idle():
@@ -224,7 +224,7 @@ class Soak:
 
 
 def report(options: Options, ledger: Ledger) -> str:
-    """What was measured so far, as Markdown."""
+    """The measurements so far, as Markdown."""
     samples = sorted(ledger.samples, key=lambda sample: sample.at_s)
     rests, found = measured(samples), findings(samples)
     lasted_min = samples[-1].at_s / 60 if samples else 0.0

@@ -1,4 +1,4 @@
-"""What a soak's samples come to: slopes after the warm-up, a verdict on each, a table and two plots."""
+"""Report of a soak: slopes after the warm-up, a verdict on each, a table and two plots."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from tests.chaos.slopes import Slope, theil_sen
 
 MIB = 1 << 20
 MAX_WARM_UP = 10_000
-"""Requests after which KV blocks were touched, caches are full and allocators have found their size. A server with a
-free model grew by 109 B a request from 2,000 to 4,000, by 37 until 10,000 and by 2 at 24,000 (2 cores, AMD EPYC,
-2026-11-22)."""
+"""Requests after which all KV blocks were touched, caches are full and allocators have found their size. A server with
+a free model grew by 109 B a request from 2,000 to 4,000 requests, then by 37 B until 10,000. At 24,000 it grew by 2 B
+(2 cores, AMD EPYC, 2026-11-22)."""
 WARM_UP_SHARE = 0.5
-"""Share of all requests that the warm-up takes at most."""
+"""Largest share of all requests that the warm-up takes."""
 MIN_MEASURED = 1_200
-"""Requests behind the warm-up: fewer decide nothing."""
+"""Fewest requests after the warm-up that allow a verdict."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What is to stay as it is."""
+    """A quantity that must not grow."""
 
     name: str
     is_memory: bool
-    """Whether it is counted in bytes, and its growth by request; else it is a number, and grows by 1,000 requests."""
+    """Whether it is in bytes, with growth per request; otherwise it is a count, with growth per 1,000 requests."""
     most: float | None
-    """Growth that is borne; None: it is shown, and decides nothing."""
+    """Allowed growth; None: it is shown without a verdict."""
     of: Callable[[Sample], float]
 
 
 MOST_BYTES = 64.0
-"""A request. Whatever is kept of one takes more: its id alone is a string of 85 bytes."""
+"""Bytes per request. Anything kept of a request takes more: its id alone is a string of 85 bytes."""
 MOST_HANDLES = 0.1
-"""In 1,000 requests."""
+"""Growth per 1,000 requests."""
 QUANTITIES = (
     Quantity("server RSS", True, MOST_BYTES, lambda sample: sample.server.rss_bytes),
     Quantity("server private", True, MOST_BYTES, lambda sample: sample.server.private_bytes),
@@ -58,16 +58,16 @@ QUANTITIES = (
 
 
 class Verdict(Enum):
-    """What the interval says."""
+    """Verdict of a confidence interval."""
 
     HELD = "held"
-    """All of it is below the bound."""
+    """The whole interval is below the bound."""
     UNDECIDED = "not decided"
-    """The bound lies within it, or too little was measured, or the server was still warming up."""
+    """The bound is in the interval, too little was measured, or the server was still warming up."""
     GROWS = "GROWS"
-    """All of it is above the bound."""
+    """The whole interval is above the bound."""
     SHOWN = "no bound"
-    """It changes for reasons that are not this server's."""
+    """It also changes for reasons outside of this server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Finding:
     first: float
     last: float
     slope: Slope
-    """Bytes a request, or number in 1,000 requests."""
+    """Bytes per request, or count per 1,000 requests."""
     verdict: Verdict
 
 
 def measured(samples: Sequence[Sample]) -> list[Sample]:
-    """Those at rest, after the warm-up."""
+    """The samples at rest, after the warm-up."""
     if not samples:
         return []
     start = min(MAX_WARM_UP, WARM_UP_SHARE * samples[-1].num_asked)
@@ -91,7 +91,7 @@ def measured(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def findings(samples: Sequence[Sample]) -> list[Finding]:
-    """One a quantity; none where requests ended between no two samples at rest."""
+    """One trend for each quantity; none if no request ended between two samples at rest."""
     rests = list({rest.num_asked: rest for rest in measured(samples)}.values())
     if len(rests) < 2:
         return []
@@ -107,7 +107,7 @@ def findings(samples: Sequence[Sample]) -> list[Finding]:
 
 
 def _verdict(slope: Slope, most: float | None, *, is_enough: bool, is_warm: bool) -> Verdict:
-    """What grows while the server warms up may stop; what does not grow then has held."""
+    """Growth during the warm-up is no verdict, because it may stop."""
     if most is None:
         return Verdict.SHOWN
     if slope.high < most and is_enough:
@@ -116,12 +116,12 @@ def _verdict(slope: Slope, most: float | None, *, is_enough: bool, is_warm: bool
 
 
 def held_blocks(samples: Sequence[Sample]) -> list[Sample]:
-    """Those at rest in which somebody still held a KV block."""
+    """Samples at rest in which a KV block was still held."""
     return [sample for sample in samples if sample.is_rest and sample.num_blocks_used]
 
 
 def table(found: Sequence[Finding]) -> str:
-    """Markdown, one row a quantity."""
+    """Markdown table with one row for each quantity."""
     return markdown(["at rest", "first", "last", "growth", "95%", "bound", ""], [_row(one) for one in found])
 
 
@@ -140,14 +140,14 @@ def _row(one: Finding) -> list[str]:
 
 
 def memory_chart(samples: Sequence[Sample]) -> str:
-    """RSS of both processes under load, above the least that each had."""
+    """Plot of the RSS of both processes under load, above its minimum."""
     lines = {q.name: [q.of(sample) / MIB for sample in samples] for q in QUANTITIES if q.is_memory}
     above = {name: [value - min(values) for value in values] for name, values in lines.items()}
     return _chart(samples, above, "MiB above its least")
 
 
 def handles_chart(samples: Sequence[Sample]) -> str:
-    """Descriptors, threads, sockets and tasks under load."""
+    """Plot of descriptors, threads, sockets and tasks under load."""
     lines = {q.name: [q.of(sample) for sample in samples] for q in QUANTITIES if not q.is_memory}
     return _chart(samples, lines, "number")
 

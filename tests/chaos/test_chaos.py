@@ -1,5 +1,5 @@
-"""Chaos and soak, run as a person runs them, small: both end with code 0 and a report. Their long forms are programs of
-their own (`make chaos`, `make soak`).
+"""Small runs of chaos and soak, started as a person starts them: both end with code 0 and a report. The long runs are
+`make chaos` and `make soak`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 3
-"""Its first fault kills an engine."""
+"""A seed whose first fault kills an engine."""
 
 
 def start(program: str, out: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -21,14 +21,14 @@ def start(program: str, out: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What it printed. It has to end well."""
+    """The output of a program, which must end with code 0."""
     printed, _ = process.communicate(timeout=280)
     assert process.returncode == 0, printed
     return printed
 
 
 def test_chaos_and_soak_run_small(tmp_path: Path) -> None:
-    """Side by side: each waits for a server to start, and chaos for another engine."""
+    """Both at once: each waits for a server to start, and chaos for another engine."""
     soak = start("soak", tmp_path, "--hours", "0.0003", "--rate", "4", "--rest-every-s", "0.4", "--sample-every-s", "1")
     chaos = start("chaos", tmp_path, "--minutes", "0.02", "--requests", "8", "--clients", "4", "--seed", str(SEED))
     printed = ended(chaos)
