@@ -26,6 +26,7 @@ PLAIN = (
     "server/supervision",
     "server/text",
     "server/tools",
+    "tests/chaos",
     "tests/arch/test_words.py",
     "tests/arch/words.py",
     "engine/cache",

@@ -27,12 +27,12 @@ import httpx
 import psutil
 
 from benchmarks.daemon import Daemon, running
+from tests.chaos.answer_fields import read_answer
 from tests.chaos.asks import Marked, round_of
 from tests.chaos.chaos_report import Outcome, Struck, conclude
 from tests.chaos.checker import Checker, Violation
 from tests.chaos.client import TO_THE_END, Client, Manner
 from tests.chaos.faults import Fault, Kind, faults
-from tests.chaos.fold import fold
 from tests.chaos.history import End, History
 from tests.chaos.samples import engine_of, metric
 from tests.chaos.server_log import log_of
@@ -111,7 +111,9 @@ class Chaos:
         histories = await asyncio.gather(*map(ask, self._asks))
         for history in histories:
             self._outcome.violations += self._checker.check(history)
-        due = {one.asked.mark: fold(one.last, one.asked.ask.path) for one in histories if one.last.end is End.WHOLE}
+        due = {
+            one.asked.mark: read_answer(one.last, one.asked.ask.path) for one in histories if one.last.end is End.WHOLE
+        }
         self._checker = Checker(due)
         self._free = [one.asked for one in histories if one.asked.mark in due]
         print(f"{len(due)} answers of the undisturbed server", flush=True)

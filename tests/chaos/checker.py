@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tests.chaos.fold import Told, fold
+from tests.chaos.answer_fields import AnswerFields, read_answer
 from tests.chaos.history import Attempt, End, History
 
 _RETRYABLE = {429: "slow down", 503: "overloaded", 529: "overloaded, as Anthropic has it"}
@@ -36,7 +36,7 @@ class Violation:
 class Checker:
     """Judges histories by the due answer of each mark. A history without a due answer is judged by its form alone."""
 
-    def __init__(self, due: Mapping[str, Told]) -> None:
+    def __init__(self, due: Mapping[str, AnswerFields]) -> None:
         self._due = due
 
     def check(self, history: History) -> list[Violation]:
@@ -46,27 +46,27 @@ class Checker:
         if last.status == 200:
             if last.request_id != history.asked.mark:
                 broken.append(("cross-talk", f"the answer's request id is {last.request_id!r}"))
-            broken += self._answer(history, fold(last, history.asked.ask.path))
+            broken += self._answer(history, read_answer(last, history.asked.ask.path))
         return [Violation(rule, history.asked.mark, detail) for rule, detail in broken]
 
-    def _answer(self, history: History, told: Told) -> list[tuple[str, str]]:
-        broken = [("protocol", sentence) for sentence in told.breaks]
+    def _answer(self, history: History, answer: AnswerFields) -> list[tuple[str, str]]:
+        broken = [("protocol", sentence) for sentence in answer.breaks]
         is_whole = history.last.end is End.WHOLE
-        if told.error is not None:
-            return [*broken, ("error", f"its answer ended with {told.error}")]
-        if is_whole and not told.is_ended:
+        if answer.error is not None:
+            return [*broken, ("error", f"its answer ended with {answer.error}")]
+        if is_whole and not answer.is_ended:
             broken.append(("terminal", "the stream was over without its terminal event"))
         due = self._due.get(history.asked.mark)
         if due is None:
             return broken
-        broken += self._fields(history.asked.mark, told, due, is_whole=is_whole)
-        if is_whole or told.usage is not None:
-            broken += _usage(told, due)
+        broken += self._fields(history.asked.mark, answer, due, is_whole=is_whole)
+        if is_whole or answer.usage is not None:
+            broken += _usage(answer, due)
         return broken
 
-    def _fields(self, mark: str, told: Told, due: Told, *, is_whole: bool) -> list[tuple[str, str]]:
+    def _fields(self, mark: str, answer: AnswerFields, due: AnswerFields, *, is_whole: bool) -> list[tuple[str, str]]:
         broken = []
-        for name, value in told.fields.items():
+        for name, value in answer.fields.items():
             if value == due.fields.get(name) or (not is_whole and _is_prefix(value, due.fields.get(name))):
                 continue
             place = _first_difference(value, due.fields.get(name))
@@ -74,14 +74,14 @@ class Checker:
             rule = "cross-talk" if owner else "wrong" if is_whole else "no prefix"
             broken.append((rule, f"{name} {place}" + (f"; it is what {owner} was due" if owner else "")))
         if is_whole:
-            broken += [("lost", f"{name} never came") for name in due.fields if name not in told.fields]
+            broken += [("lost", f"{name} never came") for name in due.fields if name not in answer.fields]
         return broken
 
     def _owner(self, mark: str, name: str, value: Any) -> str:
         """The mark whose due answer this is, if it is another's; empty if it is no due answer."""
         if not name.endswith(_SAID) or not value:
             return ""
-        others = ((other, told.fields.get(name)) for other, told in self._due.items() if other != mark)
+        others = ((other, answer.fields.get(name)) for other, answer in self._due.items() if other != mark)
         return next((other for other, theirs in others if _is_prefix(value, theirs) or _names(value, other)), "")
 
 
@@ -111,12 +111,12 @@ def _end(history: History) -> list[tuple[str, str]]:
     return [(last.end.value, _what(last))]
 
 
-def _usage(told: Told, due: Told) -> list[tuple[str, str]]:
+def _usage(answer: AnswerFields, due: AnswerFields) -> list[tuple[str, str]]:
     broken = []
-    if told.usage != due.usage:
-        broken.append(("usage", f"{told.usage} where {due.usage} is due"))
-    if told.usage is not None and due.num_ids is not None and told.num_ids != told.usage[1]:
-        broken.append(("usage", f"{told.usage[1]} tokens of an answer that brought {told.num_ids}"))
+    if answer.usage != due.usage:
+        broken.append(("usage", f"{answer.usage} where {due.usage} is due"))
+    if answer.usage is not None and due.num_ids is not None and answer.num_ids != answer.usage[1]:
+        broken.append(("usage", f"{answer.usage[1]} tokens of an answer that brought {answer.num_ids}"))
     return broken
 
 

@@ -26,10 +26,10 @@ import psutil
 
 from benchmarks.daemon import running
 from benchmarks.machine import place
+from tests.chaos.answer_fields import AnswerFields, read_answer
 from tests.chaos.asks import Marked, round_of
 from tests.chaos.checker import Checker, Violation
 from tests.chaos.client import TO_THE_END, Client, Manner
-from tests.chaos.fold import Told, fold
 from tests.chaos.history import End, History
 from tests.chaos.samples import Sample, take
 from tests.chaos.server_log import log_of
@@ -85,7 +85,7 @@ class Load:
         self._random = Random(options.seed)
         self._fresh: deque[Marked] = deque()
         self._round = options.seed * 1_000_000
-        self._remembered: deque[tuple[Marked, Told]] = deque(maxlen=_REMEMBERED)
+        self._remembered: deque[tuple[Marked, AnswerFields]] = deque(maxlen=_REMEMBERED)
         self._open: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,22 +106,22 @@ class Load:
         await client.close()
 
     async def _one(self, client: Client) -> None:
-        due: dict[str, Told] = {}
+        due: dict[str, AnswerFields] = {}
         if self._remembered and self._random.random() < _AGAIN:
-            asked, told = self._random.choice(self._remembered)
-            due[asked.mark], manner = told, TO_THE_END
+            asked, answer = self._random.choice(self._remembered)
+            due[asked.mark], manner = answer, TO_THE_END
         else:
             asked, manner = self._next(), self._manner()
         history = await client.ask(asked, manner)
         self._settle(history, due)
 
-    def _settle(self, history: History, due: dict[str, Told]) -> None:
+    def _settle(self, history: History, due: dict[str, AnswerFields]) -> None:
         self._ledger.num_asked += 1
         self._ledger.num_compared += bool(due)
         self._ledger.ends[f"{history.manner}: {history.last.end.value}"] += 1
         self._ledger.violations += Checker(due).check(history)
         if history.last.end is End.WHOLE and not due:
-            self._remembered.append((history.asked, fold(history.last, history.asked.ask.path)))
+            self._remembered.append((history.asked, read_answer(history.last, history.asked.ask.path)))
 
     def _next(self) -> Marked:
         if not self._fresh:

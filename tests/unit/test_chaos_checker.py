@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.answer_fields import AnswerFields, read_answer
 from tests.chaos.asks import Marked, round_of
 from tests.chaos.checker import Checker
-from tests.chaos.fold import Told, fold
 from tests.chaos.history import Attempt, End, Event, History
 from tests.reliability.asking import Ask, Json
 
@@ -96,11 +96,11 @@ RIGHT = {
 }
 
 
-def told(history: History) -> Told:
-    return fold(history.last, history.asked.ask.path)
+def answer(history: History) -> AnswerFields:
+    return read_answer(history.last, history.asked.ask.path)
 
 
-CHECKER = Checker({mark: told(history) for mark, history in RIGHT.items()})
+CHECKER = Checker({mark: answer(history) for mark, history in RIGHT.items()})
 
 
 def rules(history: History) -> set[str]:

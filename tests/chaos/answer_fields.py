@@ -16,7 +16,7 @@ from tests.reliability.asking import Json, flat, join
 
 
 @dataclass(slots=True)
-class Told:
+class AnswerFields:
     """Contents of an answer."""
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -32,36 +32,36 @@ class Told:
     """Broken rules of the protocol, in words."""
 
 
-def fold(attempt: Attempt, path: str) -> Told:
+def read_answer(attempt: Attempt, path: str) -> AnswerFields:
     """The contents of the attempt's answer."""
-    told = Told()
+    answer = AnswerFields()
     if attempt.body is not None:
-        _fold_body(attempt.body, told)
-        told.is_ended = True
+        _read_body(attempt.body, answer)
+        answer.is_ended = True
     elif path == "/v1/messages":
-        _Messages(told).read(attempt.events)
+        _Messages(answer).read(attempt.events)
     elif path == "/v1/responses":
-        _Responses(told).read(attempt.events)
+        _Responses(answer).read(attempt.events)
     else:
-        _Chunks(told).read(attempt.events)
-    ids = [value for name, value in told.fields.items() if name.endswith(".token_ids")]
-    told.num_ids = sum(map(len, ids)) if ids else None
-    return told
+        _Chunks(answer).read(attempt.events)
+    ids = [value for name, value in answer.fields.items() if name.endswith(".token_ids")]
+    answer.num_ids = sum(map(len, ids)) if ids else None
+    return answer
 
 
-def _fold_body(body: Json, told: Told) -> None:
-    told.error = body.get("error")
+def _read_body(body: Json, answer: AnswerFields) -> None:
+    answer.error = body.get("error")
     for choice in body.get("choices", ()):
-        _spread(told, choice["index"], _flat(choice))
+        _spread(answer, choice["index"], _flat(choice))
     for number, block in enumerate(body.get("content", ())):
-        _spread(told, number, _block(block))
+        _spread(answer, number, _block(block))
     for number, item in enumerate(body.get("output", ())):
-        _spread(told, number, _item(item))
+        _spread(answer, number, _item(item))
     for name in ("data", "stop_reason", "status", "incomplete_details"):
         if body.get(name) is not None:
-            told.fields[name] = body[name]
+            answer.fields[name] = body[name]
     if body.get("usage"):
-        told.usage = usage_of(body["usage"])
+        answer.usage = usage_of(body["usage"])
 
 
 def usage_of(usage: Json) -> tuple[int, int]:
@@ -72,8 +72,8 @@ def usage_of(usage: Json) -> tuple[int, int]:
     return int(usage["input_tokens"] + cached), int(usage["output_tokens"])
 
 
-def _spread(told: Told, number: int, values: Json) -> None:
-    told.fields.update({f"{number}.{name}": value for name, value in values.items()})
+def _spread(answer: AnswerFields, number: int, values: Json) -> None:
+    answer.fields.update({f"{number}.{name}": value for name, value in values.items()})
 
 
 def _flat(choice: Json) -> Json:
@@ -98,23 +98,23 @@ def _item(item: Json) -> Json:
 class _Stream:
     """Checks that there is one terminal event and nothing after it. Each family reads its events."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, answer: AnswerFields) -> None:
+        self._answer = answer
 
     def read(self, events: list[Event]) -> None:
         for event in events:
-            if self._told.is_ended:
+            if self._answer.is_ended:
                 self._broke(f"something came after the end: {event.data[:80]}")
             self._take(event)
-        if self._told.is_ended and self._told.error is None:
+        if self._answer.is_ended and self._answer.error is None:
             for rule in self._missing():
                 self._broke(rule)
 
     def _broke(self, rule: str) -> None:
-        self._told.breaks.append(rule)
+        self._answer.breaks.append(rule)
 
     def _add(self, name: str, piece: str) -> None:
-        self._told.fields[name] = self._told.fields.get(name, "") + piece
+        self._answer.fields[name] = self._answer.fields.get(name, "") + piece
 
     def _take(self, event: Event) -> None:
         raise NotImplementedError
@@ -127,34 +127,34 @@ class _Stream:
 class _Chunks(_Stream):
     """Completions and chat: chunks of choices, usage, [DONE]; after an error nothing."""
 
-    def __init__(self, told: Told) -> None:
-        super().__init__(told)
+    def __init__(self, answer: AnswerFields) -> None:
+        super().__init__(answer)
         self._choices: dict[int, Json] = {}
 
     def _take(self, event: Event) -> None:
         if event.data == "[DONE]":
-            self._told.is_ended = True
+            self._answer.is_ended = True
             return
         chunk = json.loads(event.data)
         if "error" in chunk:
-            self._told.error, self._told.is_ended = chunk["error"], True
+            self._answer.error, self._answer.is_ended = chunk["error"], True
             return
         for choice in chunk.get("choices", ()):
             self._join(choice)
         if chunk.get("usage"):
-            if self._told.usage is not None:
+            if self._answer.usage is not None:
                 self._broke("usage came twice")
-            self._told.usage = usage_of(chunk["usage"])
+            self._answer.usage = usage_of(chunk["usage"])
 
     def _join(self, choice: Json) -> None:
         number = choice["index"]
         whole = self._choices.setdefault(number, {})
         if "finish_reason" in whole:
             self._broke(f"choice {number} went on after its finish_reason")
-        if self._told.usage is not None:
+        if self._answer.usage is not None:
             self._broke(f"choice {number} went on after usage")
         join(whole, _flat(choice))
-        _spread(self._told, number, whole)
+        _spread(self._answer, number, whole)
 
     def _missing(self) -> Iterator[str]:
         for number, whole in self._choices.items():
@@ -167,8 +167,8 @@ class _Chunks(_Stream):
 class _Messages(_Stream):
     """Anthropic's: message_start, one content block after another, message_delta, message_stop."""
 
-    def __init__(self, told: Told) -> None:
-        super().__init__(told)
+    def __init__(self, answer: AnswerFields) -> None:
+        super().__init__(answer)
         self._num_started = self._num_stopped = 0
 
     def _take(self, event: Event) -> None:
@@ -183,7 +183,7 @@ class _Messages(_Stream):
                 self._num_started += 1
                 block = said["content_block"]
                 if block["type"] == "tool_use":
-                    self._told.fields[f"{said['index']}.name"] = block["name"]
+                    self._answer.fields[f"{said['index']}.name"] = block["name"]
             case "content_block_delta":
                 self._at(said["index"], self._num_started - 1)
                 self._delta(said)
@@ -191,12 +191,12 @@ class _Messages(_Stream):
                 self._at(said["index"], self._num_stopped)
                 self._num_stopped += 1
             case "message_delta":
-                self._told.fields["stop_reason"] = said["delta"]["stop_reason"]
-                self._told.usage = usage_of(said["usage"])
+                self._answer.fields["stop_reason"] = said["delta"]["stop_reason"]
+                self._answer.usage = usage_of(said["usage"])
             case "message_stop":
-                self._told.is_ended = True
+                self._answer.is_ended = True
             case "error":
-                self._told.error, self._told.is_ended = said["error"], True
+                self._answer.error, self._answer.is_ended = said["error"], True
 
     def _at(self, number: int, due: int) -> None:
         if number != due:
@@ -211,7 +211,7 @@ class _Messages(_Stream):
     def _missing(self) -> Iterator[str]:
         if self._num_started != self._num_stopped:
             yield "a content block was left open"
-        if "stop_reason" not in self._told.fields:
+        if "stop_reason" not in self._answer.fields:
             yield "message_stop came without message_delta"
 
 
@@ -220,8 +220,8 @@ class _Responses(_Stream):
 
     _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
-    def __init__(self, told: Told) -> None:
-        super().__init__(told)
+    def __init__(self, answer: AnswerFields) -> None:
+        super().__init__(answer)
         self._num_events = 0
 
     def _take(self, event: Event) -> None:
@@ -235,14 +235,14 @@ class _Responses(_Stream):
             case "response.function_call_arguments.delta":
                 self._add(f"{said['output_index']}.arguments", said["delta"])
             case "error":
-                self._told.error, self._told.is_ended = said, True
+                self._answer.error, self._answer.is_ended = said, True
             case kind if kind in self._ENDS:
                 self._finish(said["response"])
 
     def _finish(self, response: Json) -> None:
-        streamed = dict(self._told.fields)
-        self._told.is_ended = True
-        _fold_body(response, self._told)
+        streamed = dict(self._answer.fields)
+        self._answer.is_ended = True
+        _read_body(response, self._answer)
         for name, value in streamed.items():
-            if self._told.fields.get(name) != value:
+            if self._answer.fields.get(name) != value:
                 self._broke(f"the deltas of {name} are not what the last event says")
