@@ -120,7 +120,7 @@ class KVCache:
             refs.update(block_id for blocks in table.block_ids for block_id in blocks)
         del refs[GONE]
         for block_id in range(self.pool.num_blocks):
-            assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference nobody owns"
+            assert self.pool.num_refs(block_id) == refs[block_id], f"block {block_id}: a reference without an owner"
             assert self.pool.has_content(block_id) == self.index.holds(block_id), f"block {block_id}: index and pool"
 
 

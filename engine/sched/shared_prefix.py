@@ -76,8 +76,8 @@ class PrefixSharing:
         for key, leader in self._leaders.items():
             assert key in leader.leading
         for key, followers in self._followers.items():
-            assert key in self._leaders, "followers of nobody"
-            assert followers, "a list of no followers is kept"
+            assert key in self._leaders, "followers without a leader"
+            assert followers, "an empty list of followers is kept"
             assert all(follower.follows == key for follower in followers)
 
 

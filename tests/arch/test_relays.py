@@ -1,0 +1,45 @@
+"""A request's parameters travel whole: nothing on their way copies them field by field, so that a new field has three
+places: its schema, its struct, its use."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = {*SamplingParams.__struct_fields__, *SchedulingParams.__struct_fields__}
+
+SOURCES = {
+    ("server/api/respond.py", "tenant"),
+    ("server/api/responses/routes.py", "tenant"),
+    ("server/generate/intake.py", "arrival_s"),
+    ("server/generate/intake.py", "tenant"),
+    ("server/generate/intake.py", "weight"),
+    ("server/generate/request.py", "max_tokens"),
+}
+"""The code that fills the structs, from the HTTP request, its caller and its prompts."""
+
+
+def copied(path: Path) -> Iterator[str]:
+    """Each field `f` that the file passes on as `f=x.f`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.keyword(arg=str(name), value=ast.Attribute(attr=attribute)) if (
+                name == attribute and name in FIELDS
+            ):
+                yield name
+
+
+def test_no_field_of_a_request_is_relayed() -> None:
+    files = [path for folder in ("server", "engine") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = {(str(path.relative_to(ROOT)), name) for path in files for name in copied(path)}
+    assert found == SOURCES
+
+
+def test_a_relay_is_seen(tmp_path: Path) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text("Request(priority=submit.priority, max_tokens=n, is_echo=submit.is_echo)")
+    assert list(copied(relay)) == ["priority"]
