@@ -19,7 +19,7 @@ from inferd.engine.core.loop import EngineCore
 from inferd.engine.sched.latency.step_time import Seed
 from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.plan import StepPlan
-from inferd.engine.sched.plan_builder import PlanDraft
+from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.worker.executor import Executor
 
@@ -138,17 +138,17 @@ class PrefillFirst(Scheduler):
         is_startable = bool(len(self._waiting) and self.free_slots)
         if not is_behind and not is_startable:
             return super().schedule(now)
-        draft = PlanDraft(self.latency.for_step([], now))
+        builder = PlanBuilder(self.latency.for_step([], now))
         for entry in list(self._running):
             if entry.request.num_pending > 1:
-                self._continue(entry, entry.request.num_pending, draft)
-        self._admit_waiting(draft, now)
-        if not draft.rows:
+                self._continue(entry, entry.request.num_pending, builder)
+        self._admit_waiting(builder, now)
+        if not builder.rows:
             return super().schedule(now)
-        plan = draft.finish(self._num_steps)
+        plan = builder.finish(self._num_steps)
         self.latency.launched(plan.rows, has_prompts=True)
         self._num_steps += 1
-        self._launched.append((plan, draft.entries))
+        self._launched.append((plan, builder.entries))
         return plan
 
 

@@ -10,7 +10,7 @@ from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate
 
 
 @dataclass(slots=True)
-class PlanDraft:
+class PlanBuilder:
     """A step plan that is being built."""
 
     budget: StepBudget

@@ -24,7 +24,7 @@ from inferd.engine.sched.latency.step_time import UNKNOWN, Seed
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal, SchedulerConfig, check_fits
 from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepPlan, StepResult
-from inferd.engine.sched.plan_builder import PlanDraft
+from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
 from inferd.engine.sched.suspects import SuspectQueue, goal_of
@@ -160,7 +160,7 @@ class Scheduler:
         entry.start_by_s = self._forecast.start_by(request, estimate.own_s)
 
     def shed(self, now: float) -> Iterator[tuple[Request, Refusal]]:
-        """Remove and return waiting requests that can no longer make their TTFT target, even if they were next.
+        """Remove and yield waiting requests that can no longer make their TTFT target, even if they were next.
 
         A request that could not have made it even alone stays until the target has passed. If only one request is left,
         it is served late: at any other time it would be no earlier.
@@ -208,21 +208,21 @@ class Scheduler:
             return None
         self._now = self._shares.now_s = now
         if suspect is not None:
-            draft = PlanDraft(self.latency.for_step((), now))
+            builder = PlanBuilder(self.latency.for_step((), now))
             if suspect.state is not State.FINISHED and suspect.request.scheduled < goal_of(suspect.request):
-                self._continue(suspect, suspect.request.num_pending, draft)
+                self._continue(suspect, suspect.request.num_pending, builder)
             has_prompts = None
         else:
-            draft, has_prompts = self._schedule_others(now)
-        if not draft.rows:
+            builder, has_prompts = self._schedule_others(now)
+        if not builder.rows:
             return None
-        plan = draft.finish(self._num_steps)
+        plan = builder.finish(self._num_steps)
         self.latency.launched(plan.rows, has_prompts=has_prompts)
         self._num_steps += 1
-        self._launched.append((plan, draft.entries))
+        self._launched.append((plan, builder.entries))
         return plan
 
-    def _schedule_others(self, now: float) -> tuple[PlanDraft, bool | None]:
+    def _schedule_others(self, now: float) -> tuple[PlanBuilder, bool | None]:
         """Plan a step of all requests but suspects. Also returns whether a request has, or waits with, more than one
         token to compute.
 
@@ -230,7 +230,7 @@ class Scheduler:
         """
         if self._suspects.is_due:
             # Without decodes, so without their TPOT targets: all other requests wait for the suspect.
-            alone = PlanDraft(self.latency.for_step((), now))
+            alone = PlanBuilder(self.latency.for_step((), now))
             if self._start_suspect(alone, now):
                 return alone, None
         decodes: list[Entry] = []
@@ -241,30 +241,30 @@ class Scheduler:
                 decodes.append(entry)
             elif num_pending > 1:
                 prompts.append(entry)
-        draft = self._draft_decodes(decodes, now)
+        builder = self._build_decodes(decodes, now)
         # A due suspect that did not start waits for memory. No other request may take that memory first.
         may_start = not self._suspects.is_due
         if not self._shares.is_one:
-            self._take_turns(prompts, draft, now, may_start=may_start)
+            self._take_turns(prompts, builder, now, may_start=may_start)
         else:
             for entry in prompts:
-                self._continue(entry, entry.request.num_pending, draft)
+                self._continue(entry, entry.request.num_pending, builder)
             if may_start:
-                self._admit_waiting(draft, now)
+                self._admit_waiting(builder, now)
         self._suspects.others_had_their_turn()
-        return draft, bool(prompts or len(self._waiting))
+        return builder, bool(prompts or len(self._waiting))
 
-    def _draft_decodes(self, decodes: list[Entry], now: float) -> PlanDraft:
+    def _build_decodes(self, decodes: list[Entry], now: float) -> PlanBuilder:
         """A step in which each of these draws its next token, if memory allows."""
-        draft = PlanDraft(self.latency.for_step(decodes, now))
+        builder = PlanBuilder(self.latency.for_step(decodes, now))
         for entry in decodes if self._shares.is_one else self._shares.in_order(decodes):
-            self._continue(entry, 1, draft)
-        if len(draft.rows) < len(decodes):
+            self._continue(entry, 1, builder)
+        if len(builder.rows) < len(decodes):
             # An entry that is short of memory draws no token in this step. Its target must not slow down the entries
             # that will free memory for it.
-            num_tokens, draft.budget = draft.budget.num_tokens, self.latency.for_step(draft.entries, now)
-            draft.budget.num_tokens = num_tokens
-        return draft
+            num_tokens, builder.budget = builder.budget.num_tokens, self.latency.for_step(builder.entries, now)
+            builder.budget.num_tokens = num_tokens
+        return builder
 
     def apply(self, result: StepResult, timing: Timing | None = None) -> list[AppliedRow]:
         """Take the results of the oldest plan not yet applied. Returns the rows of requests that have not ended, in
@@ -309,13 +309,13 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, draft: PlanDraft, now: float) -> None:
-        while draft.budget.num_tokens > 0 and self._slots.free_slots:
+    def _admit_waiting(self, builder: PlanBuilder, now: float) -> None:
+        while builder.budget.num_tokens > 0 and self._slots.free_slots:
             entry = self._waiting.first()
-            if entry is None or not self._admit(entry, draft, now):
+            if entry is None or not self._admit(entry, builder, now):
                 return
 
-    def _take_turns(self, prompts: list[Entry], draft: PlanDraft, now: float, *, may_start: bool) -> None:
+    def _take_turns(self, prompts: list[Entry], builder: PlanBuilder, now: float, *, may_start: bool) -> None:
         """Give the rest of the step to tenants, least served first. Within a tenant, running prompts go before waiting
         ones.
 
@@ -327,7 +327,7 @@ class Scheduler:
         claimant = self._slots.claimant
         if claimant is not None and claimant in prompts:
             prompts.remove(claimant)
-            self._continue(claimant, claimant.request.num_pending, draft)
+            self._continue(claimant, claimant.request.num_pending, builder)
             may_start = may_start and self._slots.claimant is None
         begun: dict[str, deque[Entry]] = {}
         for entry in prompts:
@@ -335,10 +335,10 @@ class Scheduler:
         while True:
             # The decodes are charged at the first turn. While they were planned, no counter moved, so the order of
             # preemption stayed the same.
-            for i in range(num_charged, len(draft.rows)):
-                self._shares.charge(draft.entries[i], draft.rows[i])
-            num_charged = len(draft.rows)
-            if draft.budget.num_tokens == 0:
+            for i in range(num_charged, len(builder.rows)):
+                self._shares.charge(builder.entries[i], builder.rows[i])
+            num_charged = len(builder.rows)
+            if builder.budget.num_tokens == 0:
                 return
             num_free = len(self._slots.free_slots) if may_start else 0
             tenant = self._shares.turn(begun, num_free)
@@ -346,16 +346,16 @@ class Scheduler:
                 return
             if tenant in begun:
                 entry = begun[tenant].popleft()
-                self._continue(entry, entry.request.num_pending, draft)
+                self._continue(entry, entry.request.num_pending, builder)
                 if not begun[tenant]:
                     del begun[tenant]
                 continue
             head = self._waiting.by_tenant[tenant].first()
             assert head is not None, "a tenant waits with nothing"
             # If it has no room, nothing else starts, so that the room stays free for it.
-            may_start = self._admit(head, draft, now)
+            may_start = self._admit(head, builder, now)
 
-    def _admit(self, entry: Entry, draft: PlanDraft, now: float) -> bool:
+    def _admit(self, entry: Entry, builder: PlanBuilder, now: float) -> bool:
         """Start an entry, or set it aside to follow another. False if it, and so all behind it, has to wait."""
         if self._watermark.is_short(entry, is_shared=self._slots.is_shared):
             return False
@@ -366,7 +366,7 @@ class Scheduler:
             entry.state = State.FOLLOWING
             self._slots.sharing.follow(entry, awaited)
             return True
-        if not draft.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
+        if not builder.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
         num_blocks = entry.table.num_free_needed(match, entry.request.total)
         if not self._watermark.has(entry, num_blocks, is_shared=self._slots.is_shared):
@@ -374,10 +374,10 @@ class Scheduler:
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
         self._waiting.remove(entry)
-        self._start(entry, match.num_tokens, draft, now)
+        self._start(entry, match.num_tokens, builder, now)
         return True
 
-    def _start_suspect(self, draft: PlanDraft, now: float) -> bool:
+    def _start_suspect(self, builder: PlanBuilder, now: float) -> bool:
         """Admit the first suspect with all the memory that it needs alone. False if that is not free now."""
         assert not self._launched, "a suspect is not alone"
         entry = self._suspects.first()
@@ -389,10 +389,10 @@ class Scheduler:
         admitted = entry.table.admit(match, num_tokens)
         assert admitted
         self._suspects.begin()
-        self._start(entry, match.num_tokens, draft, now)
+        self._start(entry, match.num_tokens, builder, now)
         return True
 
-    def _start(self, entry: Entry, num_cached: int, draft: PlanDraft, now: float) -> None:
+    def _start(self, entry: Entry, num_cached: int, builder: PlanBuilder, now: float) -> None:
         request = entry.request
         if request.num_cached_tokens is None and entry.table.takes_hits:
             self.stats.prefix_query_tokens += request.num_prompt
@@ -401,19 +401,19 @@ class Scheduler:
         entry.start_by_s = inf
         self._slots.take(entry, num_cached)
         ids = tuple(request.ids)
-        draft.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
-        draft.add(entry, draft.budget.chunk(num_cached, request.num_pending))
+        builder.admissions.append(Admission(entry.slot, request.request_id, ids, request.num_prompt, request.params))
+        builder.add(entry, builder.budget.chunk(num_cached, request.num_pending))
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def _continue(self, entry: Entry, num_pending: int, draft: PlanDraft) -> None:
+    def _continue(self, entry: Entry, num_pending: int, builder: PlanBuilder) -> None:
         """Let a running entry compute as much as the budget allows, or nothing if memory is short."""
-        num_tokens = draft.budget.chunk(entry.request.scheduled, num_pending)
+        num_tokens = builder.budget.chunk(entry.request.scheduled, num_pending)
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
         end = entry.request.scheduled + num_tokens
         if end <= entry.table.capacity or self._slots.grow(entry, end):
-            draft.add(entry, num_tokens)
+            builder.add(entry, num_tokens)
 
     # -- after a step ------------------------------------------------------------------------------------------------
 

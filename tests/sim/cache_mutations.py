@@ -9,7 +9,7 @@ from inferd.engine.cache.prefix import Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache, PrefixMatch
 from inferd.engine.request import Request
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.plan_builder import PlanDraft
+from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.scheduler import Scheduler
 from tests.sim.planting import Patch, Plants
 
@@ -181,13 +181,13 @@ def blocks_indexed_one_token_early(patch: Patch) -> None:
 @plant
 def blocks_indexed_before_they_are_applied(patch: Patch) -> None:
     """A launched row's blocks can be hit before anyone knows whether the row came out well."""
-    add = PlanDraft.add
+    add = PlanBuilder.add
 
-    def eager(self: PlanDraft, entry: Entry, num_tokens: int) -> None:
+    def eager(self: PlanBuilder, entry: Entry, num_tokens: int) -> None:
         add(self, entry, num_tokens)
         entry.table._index(min(entry.request.scheduled, len(entry.request.ids)))
 
-    patch.setattr(PlanDraft, "add", eager)
+    patch.setattr(PlanBuilder, "add", eager)
 
 
 @plant

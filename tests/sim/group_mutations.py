@@ -14,7 +14,7 @@ from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, Node, PrefixIndex
 from inferd.engine.cache.table import BlockTable, KVCache
 from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.plan_builder import PlanDraft
+from inferd.engine.sched.plan_builder import PlanBuilder
 from tests.sim.planting import Patch, Plants
 
 plant = Plants()
@@ -41,15 +41,15 @@ def window_is_one_too_short(patch: Patch) -> None:
 @plant
 def window_blocks_freed_when_launched(patch: Patch) -> None:
     """Early free: a launched step that has not been applied still reads what it frees."""
-    add = PlanDraft.add
+    add = PlanBuilder.add
 
-    def eager(self: PlanDraft, entry: Entry, num_tokens: int) -> None:
+    def eager(self: PlanBuilder, entry: Entry, num_tokens: int) -> None:
         add(self, entry, num_tokens)
         for group in entry.table._groups:
             for block_id in group.take_dead(entry.request.scheduled, entry.table._cache.block_size):
                 entry.table._cache.pool.release(block_id)
 
-    patch.setattr(PlanDraft, "add", eager)
+    patch.setattr(PlanBuilder, "add", eager)
     _believe_everything(patch)
 
 
