@@ -8,7 +8,9 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.responses.chat_request import in_callers_words, messages_of
-from inferd.server.schema.response_items import Items, sealed
+from inferd.server.schema.model import read
+from inferd.server.schema.response_items import sealed
+from inferd.server.schema.responses import ResponsesRequest
 
 
 def user(text: str) -> dict[str, Any]:
@@ -32,7 +34,9 @@ def output(call_id: str, text: Any = "done") -> dict[str, Any]:
 
 
 def messages(*given: dict[str, Any]) -> list[Any]:
-    return messages_of((item, f"input[{i}]") for i, item in enumerate(Items().read(list(given), "input")))
+    return messages_of(
+        (item, f"input[{i}]") for i, item in enumerate(read(ResponsesRequest, {"input": list(given)}).input)
+    )
 
 
 def assistant(text: str | None = None, thinks: str = "", calls: tuple[str, ...] = ()) -> dict[str, Any]:
