@@ -1,4 +1,4 @@
-"""Property tests have no deadline: the machine that runs them has other work to do, and a time is no property."""
+"""Property tests have no deadline: the machine has other work to do, and a time is no property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a test of tasks is played: on a loop of its own, without waiting for anything but turns of it."""
+"""Runs tests of asyncio tasks on a loop of their own. A test waits for turns of the loop only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
-    """To its end; the bound keeps a broken test from hanging."""
+    """Run a coroutine to its end. The bound keeps a broken test from hanging."""
 
     async def whole() -> None:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""What may wait: bounds on requests and on tokens of prompts, in all and of one tenant, and when to come back."""
+"""Admission control: bounds on waiting requests and prompt tokens, in all and for one tenant, and Retry-After."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refused(
 
 
 def filled(bounds: QueueBounds, tenant: str, num_tokens: int = 10, pace: float = 0.0) -> Backlog:
-    """As far as one tenant can."""
+    """A queue that one tenant has filled as far as it can."""
     backlog = Backlog(bounds)
     while refused(backlog, tenant, num_tokens, pace) is None:
         backlog.add(tenant, num_tokens)
@@ -99,7 +99,7 @@ def test_tokens_are_bounded_by_what_the_pace_makes_of_seconds() -> None:
 
 
 def test_a_target_does_not_count_the_tokens_ahead() -> None:
-    """30 s of prompts wait, which may all be prefix hits: the engine knows, and says who would be late."""
+    """30 s of prompts wait, but all may be prefix hits. The engine knows, and refuses requests that would be late."""
     queue = _router_options(Settings(ttft_target=0.2, max_wait=600.0)).queue
     backlog = Backlog(queue)
     backlog.add("a", 30_000)
@@ -153,7 +153,7 @@ def test_without_keys_more_choices_than_may_wait_are_taken_where_nothing_waits()
 
 
 class Line:
-    """One tenant's requests, and a clock that moves where it is told to."""
+    """One tenant's requests, and a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -164,7 +164,7 @@ class Line:
             self.backlog.add("a", 1)
 
     def begin(self, num_requests: int, every_s: float) -> None:
-        """Each that long after the one before."""
+        """Start requests, each so long after the one before."""
         for _ in range(num_requests):
             self.now_s += every_s
             self.backlog.remove("a", 1)
@@ -174,12 +174,12 @@ class Line:
             self.backlog.remove("a", 1, has_begun=False)
 
     def refusal(self, left_s: float) -> RequestError | None:
-        """Of one more that has so long to its first token."""
+        """Refusal of one more request, which has so long to its first token."""
         return refused(self.backlog, "a", 1, left_s=left_s)
 
 
 def test_who_would_wait_longer_than_its_target_is_told_at_once() -> None:
-    """Ten wait, and one begins every 50 ms: the next has its first token in about 0.55 s."""
+    """Ten requests wait, and one begins every 50 ms: the next has its first token in about 0.55 s."""
     line = Line()
     line.join(43)
     line.begin(33, every_s=0.05)
@@ -225,7 +225,7 @@ def test_time_without_a_queue_is_no_pace() -> None:
 
 
 def test_a_slow_pace_of_before_does_not_keep_two_at_a_time_out() -> None:
-    """A flood has gone: whoever waits now begins at once, one at a time, which is no gap."""
+    """A flood is over. Requests now begin at once, one at a time, which is no gap in the pace."""
     line = Line()
     line.join(40)
     line.begin(40, every_s=2.0)

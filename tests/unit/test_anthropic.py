@@ -1,4 +1,4 @@
-"""Anthropic's requests as chat says them: turns, tools, thinking and formats, and the path of everything refused."""
+"""Anthropic requests as chat requests: turns, tools, thinking and formats, and the path named in every refusal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_result_is_a_message_of_the_tools_own(content: Any, read_as: str) -> N
 
 
 def test_results_of_calls_that_nobody_sent_are_taken() -> None:
-    """A conversation may have been shortened."""
+    """A client may have shortened its conversation."""
     made = turns({"role": "user", "content": [result("a"), result("b")]})
     assert made == [{"role": "tool", "tool_call_id": "toolu_1", "content": words} for words in ("a", "b")]
 
@@ -221,7 +221,7 @@ def test_counting_takes_what_says_what_the_model_reads() -> None:
 
 
 def test_what_a_turn_says_in_many_blocks_is_joined_once() -> None:
-    """Until the end nothing is copied: 10,000 blocks of 1.6 KB took 80 GB of copies."""
+    """Nothing is copied before the end: 10,000 blocks of 1.6 KB took 80 GB of copies."""
     conversation = _Conversation()
     texts = [f"block {i}" for i in range(100)]
     blocks = [

@@ -1,7 +1,7 @@
-"""The load generator against a scripted server: what it sends, how it paces, what it counts, what it calls failed.
+"""The load generator against a scripted server: its requests, its pacing, its counts, and its failures.
 
-The server is a few lines of asyncio on a thread. Its answer depends on the model's name, and pacing is proven by
-holding answers back until the right number of requests is there: a generator that paces wrongly never gets one.
+The server is a few lines of asyncio on a thread, and its answer depends on the model's name. To test pacing, it holds
+answers back until the right number of requests is there. A generator that paces wrongly never gets an answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODELS = {
     "error-event": "in the stream: engine_error",
     "garbage": "an event that is not JSON",
 }
-"""What each model of the scripted server must be reported as."""
+"""The reported failure for each model of the scripted server."""
 
 
 class FakeServer:
@@ -64,7 +64,7 @@ class FakeServer:
         self.hold = 1
         self.has_tokenizer = True
         self.pages: dict[str, bytes] = {}
-        """What to answer instead, by path, to what is no stream."""
+        """Path -> another answer, for requests that are not streams."""
         self._gate: asyncio.Event | None = None
 
     async def start(self) -> str:
@@ -77,7 +77,7 @@ class FakeServer:
             while await self._exchange(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # The client is done with this connection.
+            pass  # the client closed the connection
         writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

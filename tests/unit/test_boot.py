@@ -1,4 +1,4 @@
-"""How an engine's libraries are read: a standby's without taking processor time from anybody, and leaving no trace."""
+"""Imports of an engine's libraries. A standby imports them at low priority, and keeps no trace of it later."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps([engine.READ, engine.nice(), engine.WAS_WATCHED, gc.isenabled()
 
 @pytest.mark.parametrize("is_urgent", [True, False])
 def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool, tmp_path: Path) -> None:
-    """By its thread, and by its session where the kernel knows such groups."""
+    """By its thread's priority, and by its session's if the kernel has such groups."""
     (tmp_path / "what_is_read.py").write_text(MODULE)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a step may carry: the closed form against brute force, rounding, and the floor."""
+"""The number of prompt tokens in a step: the closed form against brute force, rounding, and the floor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_the_closed_form_is_the_largest_chunk_that_fits() -> None:
     ],
 )  # fmt: skip
 def test_chunks_end_at_multiples_of_the_split(start: int, num_tokens: int, rounded: int) -> None:
-    """The end is a multiple of 256, or of 32 where that costs more than an eighth, or any where none of 32 is near."""
+    """A chunk ends at a multiple of 256, or of 32 if that would cost more than an eighth, or anywhere if no multiple of
+    32 is near."""
     assert round_down(start, num_tokens, 256) == rounded
 
 
@@ -75,7 +76,8 @@ def test_the_floor_is_given_once() -> None:
 
 
 def test_what_a_chunk_leaves_begins_no_prompt() -> None:
-    """Time for 9 tokens is a chunk where it is all there is, and none behind another one; for one token it is none."""
+    """Time for 9 tokens is a chunk if there is no other chunk, and is unused after another one. Time for one token is
+    unused."""
     nine_s = chunk_s(COSTS, 0, 9) * 1.001
     budget = TimedBudget(4096, chunk_s(COSTS, 0, 320) + nine_s, COSTS, 256)
     budget.spend(0, budget.chunk(0, 320))

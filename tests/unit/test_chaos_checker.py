@@ -1,4 +1,4 @@
-"""The checker of chaos: right histories pass, and each planted wrong one is named by its rule."""
+"""The checker of chaos runs: correct histories pass, and each planted wrong history is named by its rule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def used(prompt: int, answer: int) -> Json:
 
 
 def completion(mark: str, *words: str) -> History:
-    """Two choices, a token a word; the second says the same behind the mark."""
+    """Two choices, with one token a word. The second choice has the same text after the mark."""
     said: list[Json | str] = []
     for index, text in enumerate((words, (mark, *words))):
         said += [chunk(index, word + " ", ids=[len(word)]) for word in text]
@@ -124,7 +124,7 @@ def choice(number: int, **fields: Any) -> Change:
 
 
 def in_body(change: Callable[[Json], object]) -> Change:
-    """Change the first choice of an answer that is no stream."""
+    """Change the first choice of an answer that is not a stream."""
 
     def apply(history: History) -> None:
         assert history.last.body is not None
@@ -150,7 +150,7 @@ def renamed(number: int, name: str) -> Change:
 
 
 def answer_of(mark: str) -> Change:
-    """Another's events under this one's id."""
+    """Another request's events under this one's id."""
     return lambda history: history.last.events.__setitem__(slice(None), RIGHT[mark].last.events)
 
 

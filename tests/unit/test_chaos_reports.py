@@ -1,4 +1,4 @@
-"""Chaos and soak without a server: faults by a seed, slopes of known lines, verdicts, reports, exit codes."""
+"""Chaos and soak runs without a server: faults by a seed, slopes of known lines, verdicts, reports, exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_line_has_its_own_slope_whatever_a_quarter_of_it_is() -> None:
 
 
 def test_the_interval_holds_the_slope_as_often_as_it_says() -> None:
-    """Of 300 lines with noise, 95% are due: 90% to 99% are borne, 3.5 standard deviations."""
+    """The interval should hold the slope for 95% of 300 lines with noise: 90% to 99% are allowed, 3.5 standard
+    deviations."""
     random, xs = Random(2), [float(i) for i in range(20)]
     intervals = [theil_sen(xs, [0.5 * x + random.gauss(0, 2) for x in xs]) for _ in range(300)]
     held = sum(one.low <= 0.5 <= one.high for one in intervals)
@@ -51,12 +52,12 @@ def test_the_interval_holds_the_slope_as_often_as_it_says() -> None:
 
 
 REQUESTS = 360
-"""Between two rests."""
+"""Seconds between two rests."""
 
 
 def soaked(rests: int, server_bytes: float = 0.0, tasks: float = 0.0, blocks: int = 0) -> list[Sample]:
-    """A minute each, with 16 KiB of noise, behind a warm-up in which everything grows fast. `server_bytes` a request,
-    `tasks` in 1,000."""
+    """A sample each minute, with 16 KiB of noise, after a warm-up in which everything grows fast. `server_bytes` grow
+    with each request, `tasks` with 1,000 requests."""
     random, made = Random(3), []
     for i in range(rests):
         asked = REQUESTS * i
@@ -81,7 +82,7 @@ def verdicts(samples: list[Sample]) -> dict[str, Verdict]:
         (soaked(90, server_bytes=85), "engine RSS", Verdict.HELD),
         (soaked(90, tasks=1.0), "asyncio tasks", Verdict.GROWS),
         (soaked(90), "asyncio tasks", Verdict.HELD),
-        (soaked(4, server_bytes=9000), "server RSS", Verdict.UNDECIDED),  # too few requests to say
+        (soaked(4, server_bytes=9000), "server RSS", Verdict.UNDECIDED),  # too few requests for a verdict
         (soaked(45, server_bytes=900), "server RSS", Verdict.UNDECIDED),  # it was still warming up
     ],
 )

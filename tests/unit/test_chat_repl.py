@@ -1,4 +1,4 @@
-"""`inferd chat` against a scripted server: what is printed, what is remembered, and what is said when refused."""
+"""`inferd chat` against a scripted server: its output, the conversation it keeps, and its text for a refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STREAM: list[dict[str, Any]] = [
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says hello; a message "refuse" gets a 400, and "break" an error in the stream."""
+    """Says hello. A message "refuse" gets a 400, and "break" an error in the stream."""
 
     bodies: list[dict[str, Any]]
     keys: list[str | None]
@@ -58,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Logs nothing."""
 
 
 @pytest.fixture

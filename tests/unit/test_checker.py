@@ -1,4 +1,4 @@
-"""The process that grammars are tried out in: what it answers, and that nothing a grammar does outlives its turn."""
+"""The process that checks grammars: its verdicts, and that no grammar's process outlives its check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.sim.loop import VirtualLoop
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 ENDLESS = json_value({"type": "integer", "multipleOf": 9_999_991})
-"""llguidance needs minutes for it."""
+"""A grammar for which llguidance needs minutes."""
 
 
 def run(work: Callable[[GrammarChecker], Awaitable[None]], path: Path = MODEL_PATH, *command: str) -> None:
@@ -76,7 +76,7 @@ def test_verdicts() -> None:
 
 
 async def children_of(checker: GrammarChecker) -> list[psutil.Process]:
-    """Processes of grammars, once there are any."""
+    """Processes that check grammars, once there are any."""
     children: list[psutil.Process] = []
     while not children:
         await asyncio.sleep(0)
@@ -90,7 +90,7 @@ def lane(cpu_s: float, *, is_nice: bool = True) -> checker_module._Lane:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that the process is asked about from now on."""
+    """Texts that the process is asked to check from now on."""
     texts, ask = [], GrammarChecker._ask
 
     async def counting(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
@@ -118,7 +118,7 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(monkeypatch: py
 
 
 def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the verdict stands, and costs nothing."""
+    """Until then the verdict holds and costs nothing."""
     now_s, texts = 1000.0, []
 
     async def ask(self: GrammarChecker, text: str, on: checker_module._Lane) -> Verdict:
@@ -141,7 +141,7 @@ def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: 
 
 
 def test_a_busy_machine_makes_no_grammar_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time on the clock ran out, not its processor's."""
+    """Its clock time ran out, not its processor time."""
 
     async def work(checker: GrammarChecker) -> None:
         checker._lanes = (lane(600.0),)
@@ -200,7 +200,7 @@ def test_a_quick_grammar_does_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyP
 
 
 class Trials:
-    """Stands for the process: a trial takes as long as its text says, in seconds, and as its lane lets it."""
+    """Stands for the process. A check takes as many seconds as its text says, and its lane lets it run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: list[str] = []
@@ -210,7 +210,7 @@ class Trials:
 
     @staticmethod
     async def running(_: GrammarChecker) -> None:
-        """It has started."""
+        """Whether the process has started."""
 
     async def ask(self, text: str, on: checker_module._Lane) -> Verdict:
         self.texts.append(text)
@@ -220,7 +220,7 @@ class Trials:
 
 
 async def timed(checker: GrammarChecker, text: str, tenant: str = "") -> tuple[float, str, float]:
-    """(seconds until it was answered, its code or "taken", when to ask again)."""
+    """(seconds until the answer, its code or "taken", when to ask again)."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     try:
@@ -241,7 +241,8 @@ def run_in_virtual_time(work: Callable[[GrammarChecker], Awaitable[None]]) -> No
 @pytest.mark.parametrize("num_slow", [1, 5, 20, 200])
 @pytest.mark.parametrize("tenant", ["slow", "other"])
 def test_no_request_waits_long_for_its_grammar(monkeypatch: pytest.MonkeyPatch, num_slow: int, tenant: str) -> None:
-    """Neither a slow grammar nor a usual one behind all of them, which is taken."""
+    """Each slow grammar gets its verdict in bounded time. A usual grammar behind them waits a short time for each, and
+    is accepted."""
     Trials(monkeypatch)
 
     async def work(checker: GrammarChecker) -> None:
@@ -390,12 +391,12 @@ def test_a_process_that_dies_is_replaced_and_no_grammar_blamed() -> None:
 
 @pytest.mark.parametrize("signal_name", ["ABRT", "SEGV", "KILL"])
 def test_what_its_process_dies_of_is_refused(signal_name: str) -> None:
-    """As a grammar that takes all the memory there is for it."""
+    """Like a grammar that uses all the memory allowed."""
     source, target = os.pipe()
     process = subprocess.Popen(["sh", "-c", f"kill -{signal_name} $$"])
     os.close(target)
     verdict = _verdict_of(_Check(7, process.pid, source, 0.0))
-    process.returncode = -1  # it was waited for
+    process.returncode = -1  # its end was awaited
     assert "more memory" in verdict.error and verdict.number == 7 and not verdict.stopped
 
 

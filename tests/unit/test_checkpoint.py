@@ -1,4 +1,5 @@
-"""Checkpoints are judged by their files alone: each broken one is refused by name before anything is loaded."""
+"""Checkpoints are judged by their files alone: each broken one is refused before anything is loaded, with its fault
+named."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from inferd.engine.api.locate import locate
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
-    """The format written by hand, so that a broken file is as easy as a good one."""
+    """Writes the format by hand, so that a broken file is as easy to make as a good one."""
     header, data = {}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
@@ -120,7 +121,7 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_only_regular_files_are_weights(tmp_path: Path) -> None:
-    """A pipe would be waited for without end."""
+    """Reading a pipe would wait without end."""
     checkpoint(tmp_path, WEIGHT)
     os.mkfifo(tmp_path / "x.safetensors")
     (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
@@ -136,7 +137,7 @@ def test_only_regular_files_are_weights(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    """A directory is unreadable to root as well."""
+    """The file is a directory, because root can read every file."""
     with pytest.raises(ModelError, match=r"cannot read .*directory"):
         read_header(tmp_path)
 

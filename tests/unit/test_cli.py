@@ -1,4 +1,5 @@
-"""The command: every setting has its flag, help fits a screen, a user's error is one line, and torch stays away."""
+"""The command line: every setting has its flag, help fits a screen, a user's error is one line, and torch is not
+imported."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_every_setting_is_a_flag_in_its_panel(serve_help: str) -> None:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[dict[str, object], object]:
-    """What `serve` hands to `Settings.load`; nothing is served."""
+    """Arguments that `serve` passes to `Settings.load`; nothing is served."""
     given: list[tuple[dict[str, object], object]] = []
 
     def load(flags: dict[str, object], config: object) -> None:

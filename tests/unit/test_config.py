@@ -1,4 +1,4 @@
-"""Every "auto" becomes a number with a reason; an explicit setting is honoured or refused, never bent."""
+"""Every "auto" becomes a number with a reason. An explicit setting is honoured or refused, never changed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def refusal(gib: float, is_old: bool = False, **changes: object) -> str:
 
 
 def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
-    """What it needs, what there is, and what would fit, in flags: precision and context."""
+    """The message has the needed memory, the available memory, and flags that would fit: precision and context."""
     assert re.fullmatch(
         r"the model needs 25\.\d GiB for one sequence of 2 tokens \(25\.1 GiB of weights in float32, .* of KV cache, "
         r".* to work in\), and 16\.0 GiB of memory are available; what would fit: "
@@ -157,7 +157,7 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
 
 
 def test_a_refusal_says_why_the_dtype_is_another() -> None:
-    """A checkpoint of 12.6 GiB in float16 is refused for 25.1 GiB: the reader has to learn what doubled it."""
+    """A checkpoint of 12.6 GiB in float16 is refused for 25.1 GiB, so the message must say why the size doubled."""
     with pytest.raises(CapacityError) as told:
         resolve(ASKED, facts(dtype="float16"), machine(16))
     assert (
@@ -208,7 +208,7 @@ def refusal_of(model: ModelFacts, gib: float) -> str:
 
 
 def test_an_asked_length_is_honoured_where_only_one_sequence_fits() -> None:
-    """More than 60% of what the weights leave, which is what "auto" stays within."""
+    """The cache gets more than 60% of the memory beside the weights, which is the limit of "auto"."""
     asked = msgspec.structs.replace(ASKED, max_model_len=4096)
     config, plan, _ = resolve(asked, facts(), machine(16))
     assert config.max_model_len == 4096
@@ -220,7 +220,7 @@ def test_an_asked_length_is_honoured_where_only_one_sequence_fits() -> None:
 
 
 def test_whatever_is_left_is_served_or_refused_with_a_way_out() -> None:
-    """From too little for one token to enough for the model's length, in steps of 64 MiB."""
+    """Available memory goes from too little for one token to enough for the model's length, in steps of 64 MiB."""
     lengths: list[int] = []
     refusals: list[str] = []
     for step in range(208, 265):

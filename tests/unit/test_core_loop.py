@@ -1,4 +1,4 @@
-"""The core: what it refuses, what it tells its caller, and when a generation ends."""
+"""The core: its refusals, the messages to its caller, and the ends of generations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ready:
 
 @dataclass(slots=True)
 class Script:
-    """An executor that draws the tokens it is told to, per request, and then 50."""
+    """An executor that draws the tokens of a script, per request, and then 50."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     nan_steps: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class Script:
         return Ready(StepResult(plan.step_id, tuple(rows), 0.25))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing."""
 
 
 def make(script: Script | None = None, depth: int = 1, **limits: int) -> EngineCore:
@@ -83,7 +83,7 @@ def submit(
 
 
 def run(core: EngineCore, *submits: Submit, now: float = 5.0) -> list[Delta]:
-    """Submit all, run to the end, return all deltas."""
+    """Submit all requests, run to the end, return all deltas."""
     for message in submits:
         core.submit(message, now)
     deltas: list[Delta] = []
@@ -271,9 +271,9 @@ def outputs_of(core: EngineCore, *submits: Submit) -> list[StepOutput]:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_every_step_says_what_it_had_to_do(depth: int) -> None:
-    """Two prompts of 3 and 2 tokens, 4 of them in the first step; then the last with a decode; then decodes.
+    """Two prompts of 3 and 2 tokens, 4 of them in the first step; then the last one with a decode; then decodes.
 
-    Logits are those drawn from and, in the first step, those of the two prompt tokens that the script scores.
+    Logits are computed for draws and, in the first step, for the two prompt tokens that the script scores.
     """
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=4, max_model_len=64)
     core = EngineCore(Scheduler(limits, KVCache(32, 4)), Script(), vocab_size=VOCAB, depth=depth, work=UNITS)
@@ -397,7 +397,8 @@ def test_statistics() -> None:
 
 
 def test_a_request_that_would_be_late_is_told_when_to_come_back() -> None:
-    """At once, while another's prompt is ahead; one whose target is far goes on, and so does one without."""
+    """The request is refused at once, while another's prompt is ahead. One with a far target goes on, and so does one
+    without a target."""
     core = make(max_num_seqs=4, max_num_batched_tokens=4)
     core.submit(submit("ahead", tuple(range(20))), 3.0)
     core.step(3.0)
@@ -429,7 +430,7 @@ def test_a_request_that_waits_in_vain_is_told_so() -> None:
 
 
 def test_steps_teach_the_step_time_model() -> None:
-    """Steps of 20 ms each, by a clock that shows them end so: soon they are predicted to take that."""
+    """Steps take 20 ms each, by a clock on which they end so. Soon the model predicts that time."""
     times = iter(0.02 * i for i in range(10_000))
     now = [0.0]
 

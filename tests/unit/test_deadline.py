@@ -1,4 +1,4 @@
-"""Work and events within a deadline: what comes in time passes, what does not is an error, and both are closed."""
+"""Work and events with a deadline: results in time pass, late ones are an error, and both are closed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_does_not_come_is_an_error_and_its_source_is_closed() -> None:
 
 
 def test_a_timeout_of_the_work_itself_is_its_own() -> None:
-    """Only the deadline that passes is this request's."""
+    """Only a deadline that passes is an error of this request."""
 
     async def run() -> None:
         async def fail() -> None:

@@ -1,4 +1,4 @@
-"""Incremental text against the tokenizers library reading all ids at once."""
+"""Compares incremental text with the tokenizers library, which reads all ids at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METASPACE = "\u2581"
 
 @cache
 def byte_level() -> Tokenizer:
-    """The embedded model's tokenizer, with a special token that holds no byte's letter."""
+    """The embedded model's tokenizer, with a special token that contains a character that stands for no byte."""
     tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken("<|\u65e5\u672c|>", special=True)])
     return tokenizer
@@ -29,7 +29,7 @@ def byte_level() -> Tokenizer:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """As Llama 2: words that begin with a space's mark, and a token for each byte."""
+    """Like Llama 2's tokenizer: words begin with a mark for a space, and each byte has a token."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "Hello", "a", "\u20ac", "\n"]
     words += [METASPACE, f"{METASPACE}Hello", f"{METASPACE}world", f"{METASPACE}{METASPACE}"]
     vocab = {word: i for i, word in enumerate(words)}
@@ -47,7 +47,7 @@ def read(tokenizer: Tokenizer, ids: list[int], skip: bool, prompt: tuple[int, ..
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, drawn often from the single bytes, so that characters break everywhere; some beyond the last token."""
+    """Any ids, often those of single bytes, so that characters break everywhere. Some are above the last token."""
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     return st.lists(st.one_of(st.integers(0, 300), st.integers(0, size + 5)), max_size=20)
 
@@ -63,7 +63,7 @@ def test_byte_level_text_is_the_librarys_for_any_ids(data: st.DataObject, skip: 
 @settings(deadline=None)
 @given(data=st.data(), skip=st.booleans(), text=st.text(max_size=12))
 def test_byte_fallback_text_is_the_librarys_for_whole_characters(data: st.DataObject, skip: bool, text: str) -> None:
-    """Bytes that are no UTF-8 make the library drop the whole run of byte tokens, which a stream cannot foresee."""
+    """At bytes that are not UTF-8 the library drops the whole run of byte tokens, which a stream cannot foresee."""
     tokenizer = byte_fallback()
     as_bytes = [3 + byte for byte in text.encode()]
     words = data.draw(st.lists(st.sampled_from([0, 1, 2, *range(259, 267)]), max_size=8))
@@ -84,7 +84,7 @@ def test_no_replacement_character_before_the_end(make: Callable[[], Tokenizer]) 
 @settings(deadline=None)
 @given(prompt=st.text(max_size=6), output=st.text(max_size=6), cut=st.integers(0, 24))
 def test_a_prompt_that_ends_inside_a_character_is_not_repeated(prompt: str, output: str, cut: int) -> None:
-    """Cut the bytes of a text anywhere: the prompt's whole characters and the output's text are that text."""
+    """A text's bytes are cut anywhere. The prompt's whole characters and the output's text together are the text."""
     tokenizer = byte_level()
     table = TokenBytes(tokenizer)
     single = {table.of(i): i for i in range(tokenizer.get_vocab_size()) if len(table.of(i)) == 1}

@@ -1,4 +1,4 @@
-"""The tables of the pages are up to date, the pages name only what exists, and the README is short."""
+"""The tables of the pages are up to date, the pages name only existing things, and the README is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor: what each look says of machines that are well and machines that are not."""
+"""`inferd doctor`: the finding of each check on machines with and without a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a server leaves, without one: when requests are refused, when they are given up, and what ends the waiting."""
+"""The drain of a server, without a server: when requests are refused, when they are given up, and what ends the
+waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ NEVER_S = 3600.0
 
 
 class ServingRouter(Router):
-    """One that has an engine, which ends nothing."""
+    """A router with an engine, which ends no request."""
 
     is_ready = True
 
@@ -34,7 +35,7 @@ class ServingRouter(Router):
         return self._is_draining
 
     def take_on(self, request_id: str) -> None:
-        """As `submit` does."""
+        """Add a request, as `submit` does."""
         submit = Submit(request_id=request_id, prompt_ids=(1,), params=SamplingParams(max_tokens=9, seed=1))
         self._streams[request_id] = TokenStream(submit, lambda _: None)
         self._is_idle.clear()
@@ -48,7 +49,7 @@ class ServingRouter(Router):
 
 
 class Http:
-    """What a drain asks of the HTTP server."""
+    """The parts of the HTTP server that a drain uses."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -68,7 +69,7 @@ class Http:
 
 
 class Scene:
-    """A drain that runs."""
+    """A running drain."""
 
     def __init__(self, delay_s: float, timeout_s: float = NEVER_S) -> None:
         self.router, self.http, self.num_stuck = ServingRouter(), Http(), 0
@@ -138,7 +139,7 @@ def test_a_second_signal_ends_the_waiting_and_the_answers() -> None:
 
 
 def test_the_deadline_counts_from_the_signal() -> None:
-    """The time that senders have is part of it; an engine that ends nothing then is given up."""
+    """It includes the time that senders get. If the engine ends no request until then, requests are given up."""
 
     async def scene() -> None:
         it = Scene(NEVER_S, timeout_s=0.05)
@@ -214,7 +215,7 @@ def test_who_finds_that_nothing_can_be_served_waits_for_nobody() -> None:
 
 
 def test_every_answer_of_a_server_that_leaves_ends_its_connection() -> None:
-    """Also once uvicorn has made its headers anew, as it does each second."""
+    """Also after uvicorn has made its headers anew, as it does each second."""
 
     async def scene() -> None:
         server = HttpServer(uvicorn.Config(_no_app, log_config=None))
@@ -229,4 +230,4 @@ def test_every_answer_of_a_server_that_leaves_ends_its_connection() -> None:
 
 
 async def _no_app(scope: object, receive: object, send: object) -> None:
-    """Asked nothing."""
+    """An app that gets no requests."""

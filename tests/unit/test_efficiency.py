@@ -1,4 +1,4 @@
-"""The last minute of steps, against a plain list of them."""
+"""Compares the window of the last minute of steps with a plain list of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_last_minute_is_that_of_a_list(steps: list[tuple[float, StepPhase, float, int, int]]) -> None:
-    """Whole seconds of it: a second is forgotten at once."""
+    """The minute has whole seconds, and a second is dropped at once."""
     clock = Clock()
     efficiency = Efficiency(clock)
     efficiency.engine_ready(PEAKS)

@@ -1,4 +1,5 @@
-"""Inputs on their way through the router: how many at a time, in which order they answer, and what ends them."""
+"""Inputs of an embedding request in the router: how many run at a time, the order of their vectors, and what ends
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Answer = Delta | Exception
 
 @dataclass
 class Stream:
-    """Answers when it is told to."""
+    """Answers when the test says so."""
 
     submit: Submit
     answer: asyncio.Future[Answer]
@@ -48,7 +49,7 @@ class Router:
     limit: int = 10**6
     streams: list[Stream] = field(default_factory=list)
     going_on: list[bool] = field(default_factory=list)
-    """What each submit said of itself."""
+    """Records the arguments of each submit."""
 
     def submit(self, submit: Submit, *, goes_on: bool = False) -> Stream:
         self.going_on.append(goes_on)
@@ -62,7 +63,7 @@ SCHEDULING = SchedulingParams(arrival_s=1.5, priority=3, cache_salt="salt")
 
 
 class Paid(Unlimited):
-    """An account whose use is counted."""
+    """An account that counts the use."""
 
     used = 0
 
@@ -82,13 +83,13 @@ def request(num_inputs: int) -> EmbedRequest:
 
 
 async def settled() -> None:
-    """Until everything that can go on has."""
+    """Give turns until no task can go on."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def failing(router: Router, num_inputs: int, *ends: tuple[int, Any]) -> Exception:
-    """What the request fails with once these streams have ended so."""
+    """The request's error after these streams have ended so."""
     task = asyncio.ensure_future(embed(router, request(num_inputs)))  # type: ignore[arg-type]
     await settled()
     for index, end in ends:
@@ -184,7 +185,7 @@ def test_only_behind_one_that_was_taken_do_others_go_on() -> None:
 
 @pytest.mark.parametrize("last", [1, MAX_TOKENS_AT_ONCE, 2 * MAX_TOKENS_AT_ONCE])
 def test_long_inputs_leave_the_engine_to_others(last: int) -> None:
-    """Only so many tokens are there at a time, in the order of the inputs; one that is longer goes alone."""
+    """Only so many tokens run at a time, in the order of the inputs. A longer input runs alone."""
 
     async def run() -> None:
         router = Router()

@@ -164,7 +164,7 @@ def test_json_types_are_named_as_openai_names_them() -> None:
 
 
 def test_a_refusal_in_other_words_stays_the_same_refusal() -> None:
-    """Nothing but message and param can get lost where a family words an error its own way."""
+    """Only message and param may change when a family of routes words an error in its own way."""
     plain = RequestError("rate_limit_exceeded", "no", "messages", retry_after_s=338.0)
     told = plain.reworded("nein", "input")
     assert vars(told) == {**vars(plain), "message": "nein", "param": "input"}

@@ -1,4 +1,4 @@
-"""Fair sharing between tenants: counters, turns and lifts; and a flood on a machine that is costed, not there."""
+"""Fair sharing between tenants: counters, turns and lifts; and a flood on a simulated machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World:
         self.now = 0.0
 
     def add(self, name: str, num_prompt: int, max_tokens: int = 1, tenant: str | None = None, **asked: Any) -> Request:
-        """`name`: of which the first letter is the tenant."""
+        """Add a request. The first letter of `name` is its tenant."""
         self.now += 1e-3
         params = SamplingParams(max_tokens=max_tokens, seed=0)
         tenant = name[0] if tenant is None else tenant
@@ -42,7 +42,7 @@ class World:
         return request
 
     def step(self) -> dict[str, int]:
-        """Tokens of each row of the next plan, by request, in order."""
+        """Number of tokens of each row of the next plan, by request, in order."""
         plan = self.scheduler.schedule(self.now)
         self.scheduler.check()
         if plan is None:
@@ -100,7 +100,7 @@ def test_answers_count_twice_and_what_is_computed_again_does_not() -> None:
         pass
     assert world.served("a") == 10 + 5 * OUTPUT_COST
     assert world.served("b") == 10 + 1 * OUTPUT_COST
-    # 4 blocks of 4: both answers grow into the last ones, and one has to give way.
+    # 4 blocks of 4: both answers need the last block, so one is preempted.
     tight = World(tokens=64, blocks=6, seqs=2)
     tight.add("a0", 8, max_tokens=9)
     tight.add("b0", 8, max_tokens=9)
@@ -111,7 +111,7 @@ def test_answers_count_twice_and_what_is_computed_again_does_not() -> None:
 
 
 def test_nobody_saves_turns_up_by_being_away() -> None:
-    """The third comes when the others have had 96 tokens each, and gets as many from then on as they do."""
+    """The third tenant comes when the others have had 96 tokens each. From then on it gets as many as they do."""
     world = World(tokens=16, seqs=2)
     for i in range(60):
         world.add(f"a{i}", 16)
@@ -158,7 +158,7 @@ def test_within_a_tenant_rank_decides_and_a_priority_jumps_no_other_tenant() -> 
 
 
 def crowded() -> World:
-    """Four slots, six who want them, and a tenant that was served and has gone."""
+    """Four slots, six requests for them, and a tenant that was served and has gone."""
     world = World(tokens=64, seqs=4)
     world.add("b0", 4)
     world.step()
@@ -188,7 +188,7 @@ def test_the_last_slot_is_not_kept_for_who_is_long_gone() -> None:
 
 
 def test_who_was_given_most_gives_way() -> None:
-    """By rank alone the last to come would give way: the tenant that is owed."""
+    """By rank alone the request that came last would be preempted, but its tenant has had too few tokens."""
     world = World(tokens=64, blocks=14, seqs=3)
     world.add("a0", 16, max_tokens=40)
     world.add("a1", 12, max_tokens=40)
@@ -229,7 +229,7 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 
 def test_anothers_queue_is_not_ahead_of_a_tenant_with_a_target() -> None:
-    """500 prompts of 64 wait; a request of another tenant is not refused for them, one of the same tenant is."""
+    """500 prompts of 64 tokens wait. A request of another tenant is not refused for them, one of the same tenant is."""
     world = World(tokens=64, blocks=4096)
     for i in range(500):
         world.add(f"a{i}", 64)
@@ -253,7 +253,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 class Model:
-    """What `Shares` is told, and whose turn it is by looking at everybody."""
+    """Repeats the calls to `Shares`, and finds the tenants whose turn it is by looking at all."""
 
     def __init__(self) -> None:
         self.shares = Shares()
@@ -261,7 +261,7 @@ class Model:
         self.now = 0.0
 
     def change(self, rng: Random, tenant: str) -> None:
-        """Something happens to a tenant that may happen to it."""
+        """Change a tenant in one of the ways that can happen to it."""
         self.now += rng.choice((0.01, 1.0, 20.0))
         self.shares.now_s = self.now
         account = self.shares._tenants.get(tenant)
@@ -282,7 +282,7 @@ class Model:
             self.shares.leave(tenant)
 
     def turn(self, num_free: int) -> set[str]:
-        """Those whose turn it may be: equals that asked at the same time count alike."""
+        """Tenants whose turn it may be: equal ones that asked at the same time are alike."""
         accounts = self.shares._tenants
         without = [one for one in accounts.values() if not one.num_running]
         is_kept = any(one.num_live or self.now - one.seen_s < REMEMBERED_S for one in without)
@@ -305,7 +305,7 @@ def test_whose_turn_it_is_equals_looking_at_everybody() -> None:
 
 
 def test_a_turn_does_not_look_at_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 tenants wait: what a step reads of them goes by the requests that start."""
+    """2,000 tenants wait. The number of tenants that a step reads depends on the requests that start."""
     num_read, order = 0, fair_module._order
 
     def counted(account: TenantShare) -> Key:
@@ -325,7 +325,7 @@ def test_a_turn_does_not_look_at_everybody(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_tenants_later_requests_are_shed_as_well() -> None:
-    """Behind one without a target waits one with: it is told once it can no longer be in time."""
+    """A request with a target waits behind one without. It is refused as soon as it can no longer be in time."""
     world = World(tokens=16, seqs=1)
     world.add("a0", 4, max_tokens=400)
     world.step()
@@ -342,7 +342,7 @@ def test_a_tenants_later_requests_are_shed_as_well() -> None:
 
 @pytest.mark.parametrize("num_slots", [64, 256])
 def test_r15_a_flood_delays_others_by_less_than_twice(num_slots: int, request: pytest.FixtureRequest) -> None:
-    """Three tenants of little, alone and beside one that asks for a hundred times as much as each of them."""
+    """Three tenants with few requests, alone and beside one that asks for a hundred times as much as each of them."""
     setting = replace(SHARED, max_num_seqs=num_slots)
     alone, beside = flooded(setting, 240.0 if request.config.getoption("--long") else 20.0, 1)
     assert len(beside) >= 0.97 * len(alone) > 30

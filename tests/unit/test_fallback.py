@@ -1,4 +1,4 @@
-"""Tools for chat templates that do not show them: what is found out by probing, and what is written instead."""
+"""Tools for chat templates that do not show them: what probing finds, and what is written instead."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_tools_that_are_not_wanted_are_not_told() -> None:
 
 
 def test_a_turn_is_split_where_the_template_shows_one_call_alone() -> None:
-    """Each result stands behind its call, also where the caller sent them in another order."""
+    """Each result follows its call, even if the client sent them in another order."""
     calls = [{**CALL, "id": name, "function": {**CALL["function"], "name": name}} for name in ("first", "second")]
     results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("other", "second", "first")]
     talk = [USER, {"role": "assistant", "content": "I look.", "tool_calls": calls}, *results, ANSWER]
@@ -164,7 +164,7 @@ def test_messages_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("name", [name for name, calls in CALLS.items() if calls.syntax is not None])
 def test_calls_are_written_as_they_are_read(name: str) -> None:
-    """The form that the model is told, and its earlier calls, are the format's own."""
+    """Earlier calls are rendered in the format that the model is told to use, and the parser reads them."""
     syntax = CALLS[name].syntax
     assert syntax is not None
     talk = made(CHATML, syntax).render(Conversation(TALK[:2], tools=[TOOL]))
@@ -187,7 +187,7 @@ def test_the_format_is_that_of_the_text_unless_a_setting_says_otherwise() -> Non
 
 
 def test_many_results_are_joined_once() -> None:
-    """Each character is copied a bounded number of times: 20,000 results in a row are one text."""
+    """Each character is copied a bounded number of times: 20,000 results in a row become one text."""
 
     class Counted(str):
         num_joins = 0

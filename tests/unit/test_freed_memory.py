@@ -1,4 +1,4 @@
-"""When freed memory is given back to the system, and that it is."""
+"""Freed memory is given back to the system at the right times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Process:
-    """A process of which some memory is in use and some was freed."""
+    """A process with memory in use and memory that was freed."""
 
     def __init__(self) -> None:
         self.used, self.freed, self.num_trims = 100 * MIB, 0, 0
@@ -53,7 +53,7 @@ def test_memory_is_given_back_when_it_was_freed_and_not_tried_for_while_it_is_us
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 def test_the_system_gets_it() -> None:
-    """Small pieces, of which the last one stays: without `malloc_trim` all pages below it would."""
+    """Small pieces of which the last one stays: without `malloc_trim`, all pages below it would stay too."""
     trim = _malloc_trim()
     if trim is None:
         pytest.skip("this C library has no malloc_trim")

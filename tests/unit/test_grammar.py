@@ -1,4 +1,4 @@
-"""Grammars on llguidance with the embedded model's vocabulary: masks, ends, limits, and what is said of a bad one."""
+"""Grammars on llguidance with the embedded model's vocabulary: masks, ends, limits, and the errors of a bad grammar."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def allowed(grammar: Grammar) -> set[int]:
 
 
 def matches(vocabulary: LLTokenizer, language: Language, text: str) -> bool:
-    """Whether the grammar takes a text, token by token, and may end behind it."""
+    """Whether the grammar accepts a text, token by token, and may end after it."""
     grammar = matched(vocabulary, language)
     for token_id in vocabulary.tokenize_str(text, parse_special=True):
         if token_id not in allowed(grammar):
@@ -76,7 +76,7 @@ def matches(vocabulary: LLTokenizer, language: Language, text: str) -> bool:
 
 
 def drawn(vocabulary: LLTokenizer, language: Language, seed: int, most: int = 200) -> tuple[list[int], MatchedGrammar]:
-    """Tokens drawn evenly from what is allowed, until the grammar or an end token ends it."""
+    """Tokens drawn evenly from the allowed ones, until the grammar or an end token ends it."""
     grammar, rng, token_ids = matched(vocabulary, language), random.Random(seed), []
     while not grammar.is_finished and len(token_ids) < most:
         token_id = rng.choice(sorted(allowed(grammar)))
@@ -163,7 +163,7 @@ def test_gbnf(vocabulary: LLTokenizer, grammar: str, texts: list[str], others: l
 
 
 def test_gbnf_without_recursion_is_one_expression() -> None:
-    """A lexeme of its own for each letter takes ten times as long to follow."""
+    """With a lexeme for each letter, following the grammar takes ten times as long."""
     assert normal_form(r"root ::= [^\n]+") == "%llguidance {}\nstart: START\nSTART: /[^\\n]/+\n"
     assert "START" not in normal_form(r'root ::= "a" root | [^\n]+')
 
@@ -181,7 +181,7 @@ def test_an_end_token_may_come_exactly_where_the_text_may_end(vocabulary: LLToke
 
 
 def test_ids_that_do_not_end_this_request_are_never_drawn(vocabulary: LLTokenizer) -> None:
-    """Under `ignore_eos` no end token is; one of the caller's own may be any token."""
+    """Under `ignore_eos` no end token is drawn. An end token of the client's own may be any token."""
     without = matched(vocabulary, pattern("a*"), ())
     assert not allowed(without) & {0, END}
     own = matched(vocabulary, pattern("a*"), (100,))
@@ -231,7 +231,7 @@ def test_compiled_grammars_are_kept_and_every_request_has_its_own_place(thread: 
 
 
 def test_tenants_take_turns(thread: GrammarThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that sends a hundred compiled grammars of a second each holds up another for one of them."""
+    """A tenant sends a hundred grammars that each compile for a second. It delays another tenant by one of them."""
     order: list[str] = []
     may_begin = threading.Event()
     compiled = thread_module.compile_grammar

@@ -1,4 +1,4 @@
-"""The heap: any mix of what can be done to it equals sorting, and what is gone leaves nothing behind."""
+"""The heap: any mix of operations equals sorting, and removed items leave nothing behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_key_that_shrinks_is_seen() -> None:
 
 
 def test_first_looks_at_few_of_many() -> None:
-    """Of 4,096 items 64 grow between two looks: no more than those are read again."""
+    """64 of 4,096 items grow between two looks: only those are read again."""
     keys, num_read = [float(item) for item in range(4096)], 0
 
     def key(item: int) -> tuple[float, ...]:

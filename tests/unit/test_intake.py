@@ -1,4 +1,4 @@
-"""What a valid request becomes, and which are refused before anything is submitted."""
+"""Intake: the result of a valid request, and refusals before anything is submitted."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def lanes() -> Iterator[Lanes]:
 
 
 class Taken:
-    """Takes every grammar as it is."""
+    """Accepts every grammar unchanged."""
 
     async def check(self, text: str, param: str, tenant: str) -> str:
         return f"{param}: {text}"
 
 
 class Asker:
-    """Takes JSON bodies as the routes do."""
+    """Reads JSON bodies as the routes do."""
 
     def __init__(self, model: ServedModel, lanes: Lanes) -> None:
         self.model = model
@@ -325,7 +325,7 @@ def test_products_of_fields_are_bounded_with_their_factors(
 
 
 def test_prompt_tokens_times_choices_are_bounded(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit and one beyond it, for ids, for texts, and for conversations."""
+    """At the limit and one above it, for ids, texts and conversations."""
     monkeypatch.setattr("inferd.server.generate.work.MAX_PROMPT_IDS", 120)
     assert ask.completion(prompt=[1] * 60, n=2).num_choices == 2
     for body in ({"prompt": [1] * 61, "n": 2, "max_tokens": 1}, {"prompt": [[1], [1] * 60], "n": 2}):

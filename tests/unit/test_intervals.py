@@ -1,6 +1,5 @@
-"""Bounds of numbers in a schema: what the compiled grammar accepts is valid, and whole numbers in the bounds are
-accepted. The judge is `jsonschema` on exact decimal numbers.
-"""
+"""Bounds of numbers in a schema. Output that the compiled grammar accepts is valid, and whole numbers within the bounds
+are accepted. The judge is `jsonschema` on exact decimal numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ def make_schema(rng: Random, pool: tuple[float, ...]) -> dict[str, Any]:
 
 
 def placed(rng: Random, schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema; in some cases its keywords stand in two, and one is called as a keyword is."""
+    """The same schema. In some cases its keywords are split between two schemas, and a property has a keyword's
+    name."""
     parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for name, value in schema.items():
         rng.choice(parts)[name] = value
@@ -76,7 +76,7 @@ def texts_near(schema: dict[str, Any]) -> set[str]:
 
 
 def is_plain(text: str, schema: dict[str, Any]) -> bool:
-    """A whole number, not beside a bound. Of fractions llguidance 1.9.1 loses some, as 0.9 below 0.99."""
+    """Whether it is a whole number, not beside a bound. llguidance 1.9.1 loses some fractions, as 0.9 below 0.99."""
     number = Decimal(text)
     near = min((abs(number - Decimal(repr(schema[name]))) for name in NAMES if name in schema), default=Decimal(1))
     return text.lstrip("-").isdigit() and text != "-0" and near > BESIDE

@@ -1,4 +1,4 @@
-"""What is kept, or waits for a slow reader, takes as much memory as it counts."""
+"""Bytes that are kept, or wait for a slow reader, take as much memory as is counted for them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from inferd.server.text.json_bytes import exact
 
 OBJECT_BYTES = 96
-"""Of an object of bytes beside what it holds, at most."""
+"""Most bytes that a bytes object takes beside its content."""
 
 
 def taken_by(make: Callable[[], bytes]) -> tuple[bytes, int]:
-    """What it makes, and how many bytes Python's allocator gave for it and still has in use."""
+    """The function's result, and the bytes that Python's allocator gave for it and that are still in use."""
     tracemalloc.start()
     try:
         made = make()

@@ -1,4 +1,4 @@
-"""A JSON value in pieces, against Python's own parser."""
+"""Compares reading a JSON value in pieces with Python's own parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 
 def spanned(text: str, cuts: list[int]) -> tuple[str, int, bool, bool]:
-    """(JSON read, characters of the text that were read, is_done, is_broken)."""
+    """(JSON read, number of characters read, is_done, is_broken)."""
     span, read, num_chars = JsonSpan(), "", 0
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     for a, b in itertools.pairwise(bounds):

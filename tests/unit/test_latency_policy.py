@@ -1,4 +1,5 @@
-"""Scheduling by targets: who decodes is not held up, who waits is not forgotten, and who comes too late is told."""
+"""Scheduling by latency targets: prompts do not delay decodes, waiting prompts are not starved, and late requests are
+refused."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ COSTS = Seed(Coefficients(5e-3, 1e-5, 1e-9), Coefficients(5e-3, 2e-5, 1e-9, 1e-1
 
 @dataclass(slots=True)
 class World:
-    """A scheduler before a machine that takes exactly what `COSTS` say, one step at a time."""
+    """A scheduler and a simulated machine that takes exactly the times of `COSTS`, one step at a time."""
 
     scheduler: Scheduler
     now: float = 0.0
     tokens: dict[str, list[float]] = field(default_factory=dict)
-    """When each token of a request came."""
+    """Time of each token of a request."""
     chunks: list[int] = field(default_factory=list)
-    """Tokens of prompts in each step."""
+    """Number of prompt tokens in each step."""
 
     def add(self, name: str, num_prompt: int, max_tokens: int = 50, emitted: int = 0, **asked: Any) -> Request:
         request = Request.create(
@@ -76,7 +77,7 @@ def world(
 
 @pytest.mark.parametrize("target_s", [0.01, 0.02, 0.05])
 def test_prompts_beside_a_decode_keep_it_within_its_target(target_s: float) -> None:
-    """Four prompts of 8,000 tokens come while it decodes; without a target they hold it up for twice that."""
+    """Four prompts of 8,000 tokens come while it decodes. Without a target they delay it for twice that time."""
     kept, without = world(), world()
     for engine, asked in ((kept, target_s), (without, None)):
         engine.add("decodes", 10, tpot_target_s=asked)
@@ -92,7 +93,7 @@ def test_prompts_beside_a_decode_keep_it_within_its_target(target_s: float) -> N
 
 
 def test_a_first_token_is_in_time_where_nobody_has_a_target_for_the_others() -> None:
-    """Two prompts fit one step of 87 ms, and the first would be there in 9."""
+    """Two prompts fit one step of 87 ms, but the first one's token could be there in 9."""
     ended_s = []
     for asked in ({}, {"ttft_target_s": 0.05}):
         engine = world()
@@ -106,8 +107,8 @@ def test_a_first_token_is_in_time_where_nobody_has_a_target_for_the_others() -> 
 
 @pytest.mark.parametrize("asked", [{}, {"ttft_target_s": 0.02}, {"ttft_target_s": 0.001}], ids=["any", "20 ms", "late"])
 def test_a_step_ends_by_when_a_first_token_in_it_is_due(asked: dict[str, float]) -> None:
-    """A prompt of 200 tokens takes 9 ms beside a decode that leaves its step 47; who is late whatever the step carries
-    holds nobody up."""
+    """A prompt of 200 tokens takes 9 ms beside a decode that allows steps of 47. A request that is late in any case
+    delays no other."""
     engine = world()
     engine.add("decodes", 10, tpot_target_s=0.05)
     engine.step()
@@ -134,7 +135,7 @@ def test_chunks_end_at_multiples_of_the_split_or_of_a_grain() -> None:
 
 
 def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
-    """A step takes 5 ms whatever it carries, and 1 ms is asked for."""
+    """A step takes at least 5 ms, and the target is 1 ms."""
     engine = world()
     engine.add("decodes", 10, max_tokens=400, tpot_target_s=0.001)
     engine.step()
@@ -185,7 +186,7 @@ def test_targets_are_forgotten_with_who_had_them() -> None:
 
 
 def ranked(*asked: dict[str, Any]) -> list[int]:
-    """Places of requests, by rank, that want this."""
+    """Requests in their order by rank, for these targets."""
     cache = KVCache(1, 1)
     entries = []
     for i, one in enumerate(asked):
@@ -218,7 +219,7 @@ def test_who_is_due_first_is_computed_first() -> None:
 
 
 def test_one_that_would_be_late_is_refused_with_when_to_come_back() -> None:
-    """20 prompts of 4,000 are some 2 s of work."""
+    """20 prompts of 4,000 tokens are about 2 s of work."""
     engine = world()
     for i in range(20):
         engine.add(f"before {i}", 4000, max_tokens=1)
@@ -246,7 +247,7 @@ def test_one_that_could_never_be_in_time_is_taken_where_nobody_is_ahead() -> Non
 
 
 def test_one_that_is_late_before_its_first_step_is_served_where_it_is_alone() -> None:
-    """A target shorter than the way to the engine."""
+    """The target is shorter than the way to the engine."""
     engine = world()
     engine.add("hasty", 10, max_tokens=1, ttft_target_s=0.001)
     engine.now += 0.01
@@ -279,7 +280,7 @@ def test_a_better_priority_does_not_wait_for_worse_ones() -> None:
 
 
 def test_choices_of_one_request_are_not_ahead_of_each_other() -> None:
-    """Each computes the one token that no full block holds; all of them need the rest, which the first computes."""
+    """Each computes the one token after the last full block. All need the full blocks, which the first computes."""
     engine = world(shares_prefixes=True)
     engine.add("decodes", 10)
     engine.step()
@@ -314,7 +315,7 @@ def test_the_choices_left_go_on_as_before_where_the_first_is_gone() -> None:
 
 
 def test_ends_of_others_are_waited_for_where_slots_are_taken() -> None:
-    """One slot, and an answer each 0.5 s: the third in the queue is seen to need 1.5 s."""
+    """One slot, and an answer each 0.5 s: the third in the queue needs 1.5 s."""
     engine = world(max_num_seqs=1)
     for i in range(6):
         engine.add(f"long {i}", 10, max_tokens=100)
@@ -327,7 +328,7 @@ def test_ends_of_others_are_waited_for_where_slots_are_taken() -> None:
 
 
 def test_time_in_which_nobody_waits_is_no_pace_of_ends() -> None:
-    """Before an hour of silence, and at its end, there are two at a time; or the one behind gives up first."""
+    """Before and after an hour of silence there are two requests at a time; or the second one gives up first."""
     for gives_up in (False, True):
         engine = world(max_num_seqs=1)
         for start_s in (0.0, 3600.0):
@@ -345,7 +346,7 @@ def test_time_in_which_nobody_waits_is_no_pace_of_ends() -> None:
 
 
 def test_who_waits_in_vain_is_told_before_work_is_wasted() -> None:
-    """The machine stands still for a second: who was to begin within 0.3 s is let go, and a replay is not."""
+    """The machine stands still for a second. A request with a target of 0.3 s is refused, and a replay is not."""
     engine = world(max_num_seqs=2)
     engine.add("runs", 10, max_tokens=1000)
     engine.step()

@@ -1,4 +1,4 @@
-"""Log lines: one a record, for people and for machines, and libraries keep quiet."""
+"""Log lines: one a record, as text and as JSON, and libraries log only warnings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_json_is_one_object_with_its_extras(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_engine_speaks_in_the_style_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the launch line alone: it is configured before anything else is looked at."""
+    """By the launch line alone: logging is configured before all else."""
 
     def stop(path: object) -> None:
         logging.getLogger("inferd.engine.x").warning("on the way")

@@ -1,4 +1,4 @@
-"""JSON that is written in pieces equals JSON that is written whole, and is never in memory as a whole."""
+"""JSON that is written in pieces equals JSON that is written at once, and is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NESTED = st.recursive(
 
 
 def with_long_lists(document: Any) -> Any:
-    """Every outermost list of `document` as a `LongList`."""
+    """`document` with every outermost list as a `LongList`."""
     match document:
         case list():
             return LongList(document, lambda entry: entry)

@@ -1,4 +1,4 @@
-"""The loop probe: what it sees is how long the loop was held up, by the clock that advanced least."""
+"""The loop probe measures how long the event loop was held up, by the clock that advanced least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container's limit is what counts, and its page cache is memory that can be had."""
+"""A container's limits count, and its page cache is available memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver says becomes a GPU or a reason; the driver is played."""
+"""The driver's answers become a GPU or a reason why there is none. The driver is simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inferd.engine.api.machine.gpu import Accelerator, NoAcceleratorError
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine with two GPUs, torch built for them."""
+    """A machine with two GPUs, and a torch that is built for them."""
     played = SimpleNamespace(capability=(9, 0), is_shut_down=False)
 
     def by_index(index: int) -> int:

@@ -1,4 +1,5 @@
-"""The wire: what is sent is what arrives, and a frame that is not the next one of this engine's life is refused."""
+"""The wire: messages arrive as they were sent, and a frame that is not the next one of this engine's epoch is
+refused."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def scored(start: int, num_tokens: int, num_top: int) -> tuple[WireLogprobs, ...
 
 @pytest.mark.parametrize("num_top", [0, 1, 3, 30])
 def test_a_step_with_long_scored_prompts_is_told_in_parts(monkeypatch: pytest.MonkeyPatch, num_top: int) -> None:
-    """None holds more than may be decoded at once, each request is told the same, and the step is told once."""
+    """No part holds more than may be decoded at once. Each request gets the same results, and the step is sent once."""
     monkeypatch.setattr(parts_module, "MAX_SCORED", 20)
     ended = Delta(request_id="gone", finish_reason="abort")
     last = Delta(

@@ -1,4 +1,4 @@
-"""Metrics against the Prometheus library: its parser reads the page, its own histogram is the oracle of ours."""
+"""Metrics against the Prometheus library: its parser reads the page, and its own histogram is the oracle of ours."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ready(num_blocks: int = 8) -> Ready:
 
 
 def step(**stats: int) -> StepOutput:
-    """One in which nothing was measured of its work."""
+    """A step whose work was not measured."""
     return StepOutput(
         deltas=(), stats=EngineStats(**stats), step_duration_s=0.01, step_num_tokens=7, step_phase="decode"
     )
@@ -136,7 +136,7 @@ COUNTERS = {
 @settings(deadline=None, max_examples=10)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=3), st.booleans())
 def test_counters_go_on_when_an_engine_is_replaced(engines: list[list[int]], says_ready: bool) -> None:
-    """Each engine counts from zero; the page shows the sum of all, and never less than before."""
+    """Each engine counts from zero. The page shows the sum of all, which never falls."""
     metrics, total = Metrics("m"), 0
     before = scrape(metrics)
     for growths in engines:
@@ -168,7 +168,7 @@ def test_a_step_sets_the_gauges_and_a_dead_engine_clears_them() -> None:
 
 
 def test_a_message_of_no_step_is_in_no_histogram_of_steps() -> None:
-    """A refusal or an abort does not wait for a step: it took none of its time."""
+    """A refusal or an abort does not wait for a step and takes none of its time."""
     metrics = Metrics("m")
     metrics.engine_ready(ready())
     metrics.step(step(num_waiting=1))
@@ -179,7 +179,7 @@ def test_a_message_of_no_step_is_in_no_histogram_of_steps() -> None:
 
 
 def test_work_is_counted_by_phase_and_by_what_bound_it() -> None:
-    """Peaks of 1e10 B/s and 1e12 FLOP/s: by hand."""
+    """Peaks of 1e10 B/s and 1e12 FLOP/s: calculated by hand."""
     now = 1000.0
     metrics = Metrics("m", clock=lambda: now)
     metrics.engine_ready(ready())
@@ -236,7 +236,7 @@ def test_a_callers_method_makes_no_series_of_its_own() -> None:
 
 
 def busy(compat: Literal["none", "vllm"]) -> Metrics:
-    """Metrics in which everything that can be counted was."""
+    """Metrics with everything counted at least once."""
     metrics = Metrics("m", compat)
     metrics.engine_ready(ready())
     metrics.step(worked("decode", 0.01, 10**9, 10**7))
@@ -248,7 +248,7 @@ def busy(compat: Literal["none", "vllm"]) -> Metrics:
 
 
 def samples(metrics: Metrics, accept: str) -> list[tuple[str, Sample]]:
-    """(type, sample) of every sample, as a scraper that sends this Accept header reads them."""
+    """(type, sample) of every sample, as a scraper with this Accept header reads them."""
     families = (openmetrics if accept else text_string_to_metric_families)(metrics.render(accept)[0].decode())
     return [(f.type, (s.name, tuple(sorted(s.labels.items())))) for f in families for s in f.samples]
 
@@ -256,7 +256,7 @@ def samples(metrics: Metrics, accept: str) -> list[tuple[str, Sample]]:
 @pytest.mark.parametrize("compat", ["none", "vllm"])
 @pytest.mark.parametrize("accept", ["application/openmetrics-text", PROMETHEUS_2, PROMETHEUS_3])
 def test_both_formats_say_the_same(compat: Literal["none", "vllm"], accept: str) -> None:
-    """Also a name with a colon, which Prometheus asks for in OpenMetrics first."""
+    """Also with a colon in a name, for which Prometheus prefers OpenMetrics."""
     metrics = busy(compat)
     assert any(name.startswith("vllm:") for _, (name, _) in samples(metrics, accept)) == (compat == "vllm")
     assert {sample for _, sample in samples(metrics, accept)} == {sample for _, sample in samples(metrics, "")}
@@ -362,7 +362,7 @@ def test_attainment_and_goodput(changes: dict[str, Any], met: set[str], missed: 
 
 def test_the_step_time_models_error_and_who_was_refused() -> None:
     metrics = Metrics("m")
-    for num_shed in (2, 5, 1):  # the last of a new engine
+    for num_shed in (2, 5, 1):  # the last value is that of a new engine
         model = StepModel(error_p50=0.02, error_p95=0.06, prefill_tokens_per_s=1000.0)
         stats = EngineStats(num_shed=num_shed, num_tokens_waiting=77, step_model=model)
         metrics.step(StepOutput(deltas=(), stats=stats))

@@ -1,4 +1,4 @@
-"""The served model: what its author recommends is taken where a request could say it, and refused where none could."""
+"""The served model: its author's recommended values are used if a request could set them, and refused if none could."""
 
 from __future__ import annotations
 

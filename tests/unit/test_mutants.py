@@ -1,4 +1,4 @@
-"""The mutation driver: what it runs for a file, and that it tells a caught mistake from one that nobody sees."""
+"""The mutation driver: the tests it runs for a file, and that it tells a caught mutant from a surviving one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_target_has_tests() -> None:
     ("limit_s", "expected"), [(300, {"nothing": "survived", "a name": "killed", "all": "killed"}), (0, {})]
 )
 def test_a_mistake_that_tests_see_is_killed_and_another_survives(limit_s: int, expected: dict[str, str]) -> None:
-    """Without time none is begun, and none is said to be broken."""
+    """Without time no mutant is begun, and none is reported as broken."""
     command = [sys.executable, "-c", JUDGE, str(RUNNING_SET), str(limit_s)]
     done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
