@@ -30,8 +30,8 @@ from inferd.engine.sched.limits import SchedulerConfig
 from inferd.engine.sched.scheduler import Scheduler
 
 SHARED = replace(SETTINGS["h200"], max_num_seqs=64)
-"""Slots. A flood's decodes in all of them leave prompts two thirds of a step within the TPOT target. Of 256 slots the
-flood would hold half, as many as its prompts keep busy, and leave prompts somewhat more than half of a step."""
+"""64 slots. If a flood decodes in all of them, prompts keep two thirds of a step within the TPOT target. Of 256 slots
+the flood would hold half, as many as its prompts keep busy. Prompts would keep somewhat more than half of a step."""
 MOST_WAITING = 2000
 """Waiting requests of one tenant. More are not sent, because a server would refuse them."""
 
@@ -63,7 +63,7 @@ class _Tenants:
     def __init__(self, core: EngineCore, setting: Setting, loads: Loads) -> None:
         self.served = Served({name: [] for name in loads}, dict.fromkeys(loads, 0.0))
         self._core, self._setting = core, setting
-        self._coming = sorted(
+        self._arrivals = sorted(
             ((name, arrival) for name, load in loads.items() for arrival in load), key=lambda one: one[1].at_s
         )
         self._next = 0
@@ -73,12 +73,12 @@ class _Tenants:
     @property
     def next_s(self) -> float | None:
         """Time of the next arrival."""
-        return self._coming[self._next][1].at_s if self._next < len(self._coming) else None
+        return self._arrivals[self._next][1].at_s if self._next < len(self._arrivals) else None
 
     def send(self, now_s: float) -> None:
         """Submit all requests that have arrived by now."""
         while (at_s := self.next_s) is not None and at_s <= now_s:
-            tenant, arrival = self._coming[self._next]
+            tenant, arrival = self._arrivals[self._next]
             if self._waiting[tenant] < MOST_WAITING:
                 self._waiting[tenant] += 1
                 submit = Submit(
@@ -93,7 +93,7 @@ class _Tenants:
     def take(self, output: StepOutput | None, now_s: float) -> None:
         """Count the results of a step that ended at `now_s`."""
         for delta in output.deltas if output is not None else ():
-            tenant, arrival = self._coming[int(delta.request_id)]
+            tenant, arrival = self._arrivals[int(delta.request_id)]
             if delta.request_id not in self._begun:
                 self._begun.add(delta.request_id)
                 self._waiting[tenant] -= 1

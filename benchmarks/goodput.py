@@ -199,7 +199,7 @@ class _Run:
         self.times: list[RequestTimes] = []
         """In order of arrival, for requests that have arrived."""
         self._open: set[int] = set()
-        """Arrivals for which both targets may still be met or missed."""
+        """Arrivals whose verdict is not known yet."""
 
     def is_over(self, now_s: float) -> bool:
         """Whether all requests have arrived and every verdict is known."""

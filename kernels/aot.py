@@ -1,5 +1,5 @@
-"""Compiles every form of every Triton kernel for every supported architecture, on a machine without a GPU, and checks
-registers, stack, shared memory, spills and tensor core instructions.
+"""Compiles every form of every Triton kernel for every supported architecture, without a GPU. Checks registers, stack,
+shared memory, spills and tensor core instructions.
 
     python -m inferd.kernels.aot [--one-each] [--since TABLE] [--write TABLE]
 
@@ -259,7 +259,7 @@ def chosen(
     forms: Sequence[Shipped], known: Mapping[tuple[str, str], str], *, one_each: bool, sms: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The (index of a form, architecture) pairs to compile. Without `one_each`: all. With it: for all of `sms` the
-    forms whose digest `known` does not have by (op, config), and the first form of each other op for one of `sms`."""
+    forms whose digest `known` does not have by (op, config), and each op's first form for one of `sms`."""
     first = {form.op: index for index, form in reversed(list(enumerate(forms)))}
     turns = {index: turn for turn, index in enumerate(sorted(first.values()))}
     tasks: list[tuple[int, int]] = []

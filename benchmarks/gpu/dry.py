@@ -121,8 +121,8 @@ def _wrong(forms: Sequence[DryRow], checks: Sequence[Result]) -> Iterator[str]:
 
 
 def _told(forms: Sequence[DryRow], checks: Sequence[Result]) -> dict[str, Any]:
-    told = [{"row": result.key, "status": result.status, "reason": result.reason} for result in checks]
-    return {"note": "no GPU: nothing was timed", "rows": [asdict(form) for form in forms], "checks": told}
+    check_rows = [{"row": result.key, "status": result.status, "reason": result.reason} for result in checks]
+    return {"note": "no GPU: nothing was timed", "rows": [asdict(form) for form in forms], "checks": check_rows}
 
 
 def _python(*arguments: str, timeout_s: float, **variables: str) -> int:

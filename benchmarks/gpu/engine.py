@@ -48,8 +48,8 @@ class _Loaded:
     def case(self, point: str, phases: Sequence[Phase], amount: float) -> Case:
         mode = "deterministic" * self.is_deterministic + f"KV in {self.kv}" * (self.kv != "bf16")
         labels = {"model": self.name, "precision": self.precision, "mode": mode, "point": point}
-        told = "" if mode else floors.goal(self.name, self.precision, point)
-        return Case(table="engine", labels=labels, goal=told, phases=phases, amount=amount)
+        goal = "" if mode else floors.goal(self.name, self.precision, point)
+        return Case(table="engine", labels=labels, goal=goal, phases=phases, amount=amount)
 
 
 def decode(

@@ -434,8 +434,8 @@ def main(arguments: Sequence[str]) -> int:
     with torch.inference_mode():
         found = {name: check(name, torch.device("cpu")) for name in CHECKS}
     for name, result in found.items():
-        told = result.reason or f"{result.max_err:.2e} of {result.tol:.2e}{' WRONG' * result.is_wrong}"
-        print(f"{name:18} {told}", flush=True)
+        outcome = result.reason or f"{result.max_err:.2e} of {result.tol:.2e}{' WRONG' * result.is_wrong}"
+        print(f"{name:18} {outcome}", flush=True)
     if arguments:
         kernels = {op: _worst([found[name] for name in check_of(op, package)]) for op, package in shipped_ops()}
         Path(arguments[0]).write_text(json.dumps({op: dataclasses.asdict(r) for op, r in {**found, **kernels}.items()}))

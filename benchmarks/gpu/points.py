@@ -89,10 +89,10 @@ class Point:
         """JSON without the speed of a wrong result. JSON has no infinity: such an error becomes null, and counts as
         wrong."""
         trial = self.trial.without_speed() if self.trial.is_wrong else self.trial
-        told = asdict(trial)
+        fields = asdict(trial)
         if trial.error is not None and not math.isfinite(trial.error):
-            told["error"] = None
-        return {"case": asdict(self.case), "trial": {**told, "is_wrong": trial.is_wrong}}
+            fields["error"] = None
+        return {"case": asdict(self.case), "trial": {**fields, "is_wrong": trial.is_wrong}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Point:

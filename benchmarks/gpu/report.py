@@ -119,5 +119,5 @@ def _error(error: float | None) -> tables.Cell:
 
 def as_json(results: Sequence[Result], title: str) -> dict[str, Any]:
     rates = rates_of(results)
-    told = None if rates is None else {"copy_bytes": rates.copy_bytes, "flops": dict(rates.flops)}
-    return {"title": title, "rates": told, "rows": [result.as_json() for result in results]}
+    rates_json = None if rates is None else {"copy_bytes": rates.copy_bytes, "flops": dict(rates.flops)}
+    return {"title": title, "rates": rates_json, "rows": [result.as_json() for result in results]}

@@ -241,8 +241,8 @@ def _judge(code: int | None, points: Sequence[Point], skipped: str, log: Path, t
         return "ok", ""
     first = wrong[0]
     labels = ", ".join(first.case.labels.values())
-    told = f"{first.case.table}, {labels}: error {first.trial.error}, tolerance {first.trial.tolerance}"
-    return "wrong", f"{len(wrong)} of {len(points)}; {told}{'; ' * bool(first.trial.note)}{first.trial.note}"
+    detail = f"{first.case.table}, {labels}: error {first.trial.error}, tolerance {first.trial.tolerance}"
+    return "wrong", f"{len(wrong)} of {len(points)}; {detail}{'; ' * bool(first.trial.note)}{first.trial.note}"
 
 
 def progress(result: Result) -> str:

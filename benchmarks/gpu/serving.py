@@ -30,7 +30,7 @@ def start(bench: Bench, model: str) -> None:
     cached."""
     for run in range(_STARTS):
         labels = {"model": model, "start": "first" if run == 0 else "again"}
-        told = floors.goal(model, "bf16", "start")
+        goal = floors.goal(model, "bf16", "start")
 
         def trial() -> Trial:
             path = checkpoint(MODELS[bench.pick(model, "smoke")], bench.device)
@@ -42,7 +42,7 @@ def start(bench: Bench, model: str) -> None:
             figures = {f"{name.removeprefix('phase ')} s": float(value) for name, value in phases}
             return Trial(seconds=seconds, figures=figures)
 
-        bench.measure(Case(table="engine start", labels=labels, goal=told), trial)
+        bench.measure(Case(table="engine start", labels=labels, goal=goal), trial)
 
 
 def http(bench: Bench, model: str) -> None:

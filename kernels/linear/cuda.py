@@ -1,7 +1,7 @@
 """A linear layer on a GPU: a kernel for few rows, the vendor's library for many, and the choice between them.
 
-Every call asks the table, so it may be completed after layers are bound. Only few rows ask it; a CUDA graph replays
-their calls as they were recorded.
+Each call with few rows asks the table, so the table may be completed after layers are bound. A CUDA graph replays such
+calls as they were recorded.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def test_measurements_have_the_machine_to_themselves(options: Options, tmp_path:
 def test_a_wrong_point_has_no_speed_anywhere(error: float) -> None:
     wrong = point(error=error)
     assert wrong.trial.is_wrong
-    told = wrong.as_json()["trial"]
-    assert told["seconds"] is None and not told["figures"] and told["is_wrong"]
+    trial = wrong.as_json()["trial"]
+    assert trial["seconds"] is None and not trial["figures"] and trial["is_wrong"]
     again = Point.from_json(json.loads(json.dumps(wrong.as_json())))
     assert again.trial.is_wrong and again.trial.seconds is None
     for shown in (wrong, again):
@@ -183,7 +183,7 @@ def test_without_a_measurement_no_number_has_a_time_in_it() -> None:
     results = [Result("kernels/a", "ok", 1.0, "", (point(), rate("copy", "bytes/s", 4e12)))]
     text = report.render(results, "title", is_measured=False)
     assert "not measured" in text
-    assert not any(told in text for told in ("ms", "GB/s", "4.00", "TB/s"))
+    assert not any(figure in text for figure in ("ms", "GB/s", "4.00", "TB/s"))
 
 
 # -- floors ------------------------------------------------------------------------------------------------------------
@@ -328,8 +328,8 @@ def test_a_dry_run_of_one_kernel(
     monkeypatch.setattr(dry, "DRY_FILE", ROOT / "build" / "gpu" / f"{tmp_path.name}.json")
     monkeypatch.setattr(dry, "_compiled", lambda *_: [compiled("norm")])
     for max_err, code in ((0.001, 0), (0.5, 1)):
-        told = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
-        monkeypatch.setattr(dry, "_numerics", lambda *_, told=told: told)
+        numerics = {"norm": {"max_err": max_err, "tol": 0.01, "reason": ""}}
+        monkeypatch.setattr(dry, "_numerics", lambda *_, numerics=numerics: numerics)
         said: list[str] = []
         assert dry.run(Options(work_dir=tmp_path), said.append, lambda row: False) == code
         (row,) = json.loads(dry.DRY_FILE.read_text())["rows"]
