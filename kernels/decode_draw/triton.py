@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inferd.kernels.argmax.triton import highest, peaks_of_chunks
 from inferd.kernels.gpu import Shipped
-from inferd.kernels.sample.triton import MARGIN, better, chunks_that_may_win, exact_noise, near_noise, random_bits
+from inferd.kernels.sample.triton import MARGIN, best_of, candidate_chunks, exact_noise, near_noise, random_bits
 
 _PEAK_BLOCK, _BLOCK, _NUM_WARPS = 2048, 1024, 4
 _DRAW_WARPS = 8
@@ -71,14 +71,14 @@ def _draw(
     if temperature == 0.0:
         tl.store(out + row, greedy_id.to(tl.int64))
     else:
-        chunks, can_win = chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS)
+        chunks, can_win = candidate_chunks(highs, lows, row, num_chunks, CHUNKS)
         best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
         chunk = tl.min(tl.where(can_win, chunks, CHUNKS), 0)
         while chunk < CHUNKS:
             token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
             values = _scores(logits, row, stride, token_ids, size, peak, temperature)
             totals = values + exact_noise(random_bits(tl.load(seeds + slot), tl.load(positions + row), token_ids))
-            best, best_id = better(best, best_id, totals, token_ids)
+            best, best_id = best_of(best, best_id, totals, token_ids)
             chunk = tl.min(tl.where(can_win & (chunks > chunk), chunks, CHUNKS), 0)
         tl.store(out + row, best_id.to(tl.int64))
 

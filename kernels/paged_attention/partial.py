@@ -21,7 +21,7 @@ _NUM_WARPS, _NUM_STAGES = 4, 3
 
 
 @triton.jit
-def of_nothing(BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
+def no_result(BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
     """The partial result of no keys. `total` has as many equal columns as the sum is computed in."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return peak, tl.zeros([BLOCK_M, COLUMNS], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -94,7 +94,7 @@ def _combine(
         is_row = row < num_rows
         row = tl.minimum(row, num_rows - 1)
         is_column = (column < D)[None, :]
-        peak, total, summed = of_nothing(BLOCK_M, 1, BLOCK_D)
+        peak, total, summed = no_result(BLOCK_M, 1, BLOCK_D)
         for index in range(num_slots):
             first = ((slot + index).to(tl.int64) * num_kv_heads + head) * slot_rows + row
             more_peak = tl.load(slot_stats + first * 2)

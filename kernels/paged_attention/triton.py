@@ -36,7 +36,7 @@ from torch import Tensor
 from inferd.kernels.gpu import DTYPES, Shipped
 from inferd.kernels.paged_attention import partial, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
-from inferd.kernels.paged_attention.partial import merge, of_nothing, offset_of, store_slot
+from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, store_slot
 from inferd.kernels.paged_attention.passes import STEADY_ROWS, Form, Shape
 from inferd.kernels.paged_attention.work import Work
 
@@ -70,7 +70,7 @@ def _weights(scores, peak, scale, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
-def _seen_of(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M: tl.constexpr):
+def _visible_keys(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M: tl.constexpr):
     """[low, high): the keys among [first_key, end_key) that some query of the block of packed rows sees."""
     last_query = (tl.minimum(first_packed + BLOCK_M, num_packed) - 1) // group
     low = tl.maximum(first_position + first_packed // group - window + 1, first_key)
@@ -79,7 +79,8 @@ def _seen_of(first_position, first_packed, num_packed, group, window, first_key,
 
 @triton.jit
 def _store_result(out, unit, head, num_heads, group, total, summed, D: tl.constexpr):
-    """Reads the unit's numbers again, because keeping them through the loop over keys would take registers."""
+    """Write a unit's result. Reads the unit's fields again, because keeping them through the loop over keys would take
+    registers."""
     packed = tl.load(unit + 3) + tl.arange(0, summed.shape[0])
     column = tl.arange(0, summed.shape[1])
     is_number = (packed < tl.load(unit + 4))[:, None] & (column < D)[None, :]
@@ -133,10 +134,10 @@ def _attend(
         b_q = tl.load(q + q_offset[:, None] + column[None, :], mask=is_column, other=0.0)
 
         first_key, end_key = (first_tile + begin - unit_begin) * TILE, (first_tile + stop - unit_begin) * TILE
-        low, high = _seen_of(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M)
+        low, high = _visible_keys(first_position, first_packed, num_packed, group, window, first_key, end_key, BLOCK_M)
         table = tables + row.to(tl.int64) * table_stride
-        peak, total, summed = of_nothing(BLOCK_M, 8, BLOCK_D)
-        tile_peak, tile_total, tile_summed = of_nothing(BLOCK_M, 8, BLOCK_D)
+        peak, total, summed = no_result(BLOCK_M, 8, BLOCK_D)
+        tile_peak, tile_total, tile_summed = no_result(BLOCK_M, 8, BLOCK_D)
         slot = tl.where(is_from_start, last_slot - 1, first_slot)
         last_block = (high - 1) // BLOCK_N
         key = low // BLOCK_N * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -180,7 +181,7 @@ def _attend(
                         slot += 1
                 else:
                     peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
-                tile_peak, tile_total, tile_summed = of_nothing(BLOCK_M, 8, BLOCK_D)
+                tile_peak, tile_total, tile_summed = no_result(BLOCK_M, 8, BLOCK_D)
         if is_from_start:
             if stop == unit_end:
                 _store_result(out, unit, head, num_heads, group, total, summed, D)

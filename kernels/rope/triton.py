@@ -44,7 +44,7 @@ def _divided(x, scale, inverse):
 
 
 @triton.jit
-def _turn(
+def _rotate(
     source,
     target,
     target_stride,
@@ -172,7 +172,7 @@ def _rope_and_cache(
     angles = cos_sin + tl.load(positions + token) * (2 * HALF)
     if part < NUM_Q_PARTS:
         goal = out + token * (NUM_HEADS * HEAD_DIM)
-        _turn(
+        _rotate(
             q + token * q_stride, goal, HEAD_DIM, kv_scales, 0, q_norm, angles, part * HEADS, NUM_HEADS, eps,
             HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
@@ -182,7 +182,7 @@ def _rope_and_cache(
         keys = kv + (slot // PAGE) * (2 * NUM_KV_HEADS * plane) + (slot % PAGE) * HEAD_DIM
         key_scales = kv_scales + (slot // PAGE) * (2 * NUM_KV_HEADS * PAGE) + slot % PAGE
         if part < NUM_Q_PARTS + NUM_KV_PARTS:
-            _turn(
+            _rotate(
                 k + token * k_stride, keys, plane, key_scales, PAGE, k_norm, angles, (part - NUM_Q_PARTS) * HEADS,
                 NUM_KV_HEADS, eps, HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip

@@ -64,7 +64,7 @@ def exact_noise(bits):
 
 
 @triton.jit
-def chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
+def candidate_chunks(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
     """(chunk numbers, whether each reaches the best lower bound of the row)."""
     chunks = tl.arange(0, CHUNKS)
     is_inside = chunks < num_chunks
@@ -74,7 +74,7 @@ def chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def better(best, best_id, totals, token_ids):
+def best_of(best, best_id, totals, token_ids):
     """(total, id) of the best so far, or the lowest id among these tokens that has a higher total."""
     top = tl.max(totals, 0)
     first = tl.min(tl.where(totals == top, token_ids, 2147483647), 0)
@@ -106,14 +106,14 @@ def _draw(
 ):
     """Visit the chunks that may hold the winner in order, so that the lowest id wins a tie."""
     row = tl.program_id(0).to(tl.int64)
-    chunks, can_win = chunks_that_may_win(highs, lows, row, num_chunks, CHUNKS)
+    chunks, can_win = candidate_chunks(highs, lows, row, num_chunks, CHUNKS)
     best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], 0, tl.int32)
     chunk = tl.min(tl.where(can_win, chunks, CHUNKS), 0)
     while chunk < CHUNKS:
         token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
         values = _load_scores(scores, row, stride, token_ids, size)
         totals = values + exact_noise(random_bits(tl.load(seeds + row), tl.load(positions + row), token_ids))
-        best, best_id = better(best, best_id, totals, token_ids)
+        best, best_id = best_of(best, best_id, totals, token_ids)
         chunk = tl.min(tl.where(can_win & (chunks > chunk), chunks, CHUNKS), 0)
     tl.store(out + row, best_id.to(tl.int64))
 

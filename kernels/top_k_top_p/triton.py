@@ -2,9 +2,9 @@
 It asks each chunk how many tokens, and how much mass, lie at or above a bound.
 
 Scores are compared by an integer image that keeps their order. The largest image that still reaches a target is found
-bit by bit from the top: 32 steps for any row. A chunk answers a step from the last image of each of its 32 blocks of
-32, which stay in registers, and from the one block that contains the bound. Sums are of whole numbers, and weights are
-made of products and sums that are not fused (`_UNFUSED`), so the thresholds equal the reference's.
+bit by bit from the top: 32 steps for any row. A chunk has 32 blocks of 32. It answers a step from the last image of
+each block, which stay in registers, and from the one block that contains the bound. Sums are of whole numbers, and
+weights are made of products and sums that are not fused (`_UNFUSED`), so the thresholds equal the reference's.
 
 Bytes a token: 16 (scores read twice and written once, images written once), 8 for a min-p alone, 0 without a cut.
 Memory: 4.4 bytes a token, for at most 64 rows at a time.
@@ -63,7 +63,7 @@ def weights_of(scores):
 
 
 @triton.jit
-def _asked(top_k, top_p, slots, row, size):
+def _cuts_of(top_k, top_p, slots, row, size):
     """(slot of the row's cuts, its k, its p, whether there is a top-k, whether there is a top-p)."""
     slot = tl.load(slots + row)
     is_row, slot = slot >= 0, tl.maximum(slot, 0)
@@ -75,7 +75,7 @@ def _asked(top_k, top_p, slots, row, size):
 def _sort(scores, top_k, top_p, slots, images, lasts, masses, size, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
     """Write a chunk's images from the largest down; for each block its last image, and the chunk's mass up to there."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    _, _, _, has_k, has_p = _asked(top_k, top_p, slots, row, size)
+    _, _, _, has_k, has_p = _cuts_of(top_k, top_p, slots, row, size)
     if has_k | has_p:
         place = tl.arange(0, CHUNK)
         token_ids = chunk * CHUNK + place
@@ -123,7 +123,7 @@ def _select(
 ):  # fmt: skip
     """Write a row's threshold: the highest of those that its cuts set."""
     row = tl.program_id(0).to(tl.int64)
-    slot, k, p, has_k, has_p = _asked(top_k, top_p, slots, row, size)
+    slot, k, p, has_k, has_p = _cuts_of(top_k, top_p, slots, row, size)
     floor = tl.where(tl.load(slots + row) >= 0, tl.load(log_min_p + slot).to(tl.float32), float("-inf"))
     if has_k | has_p:
         images += row * num_chunks * BLOCK * BLOCK
@@ -163,13 +163,13 @@ def top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor,
     lasts = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int32, device=scores.device)
     masses = torch.empty((rows, num_chunks, _BLOCK), dtype=torch.int64, device=scores.device)
     floors = torch.empty(rows, dtype=torch.float32, device=scores.device)
-    for part, whose in zip(scores.split(_ROWS_AT_ONCE), slots.split(_ROWS_AT_ONCE), strict=True):
+    for part, part_slots in zip(scores.split(_ROWS_AT_ONCE), slots.split(_ROWS_AT_ONCE), strict=True):
         _sort[(len(part), num_chunks)](
-            part, top_k, top_p, whose, images, lasts, masses, size,
+            part, top_k, top_p, part_slots, images, lasts, masses, size,
             BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=_SORT_WARPS, **_UNFUSED,
         )  # fmt: skip
         _select[(len(part),)](
-            top_k, top_p, log_min_p, whose, images, lasts, masses, floors, size, num_chunks,
+            top_k, top_p, log_min_p, part_slots, images, lasts, masses, floors, size, num_chunks,
             CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=_SELECT_WARPS, **_UNFUSED,
         )  # fmt: skip
         _cut[(len(part), num_chunks)](part, floors, size, CHUNK=_CHUNK, num_warps=_CUT_WARPS)
