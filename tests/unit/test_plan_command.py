@@ -1,4 +1,4 @@
-"""`inferd plan`: every way to name a model, what is said of this machine, both outputs, and refusals by name."""
+"""`inferd plan`: every way to name a model, what it reports about this machine, both outputs, and refusals by name."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_it_says_whether_results_are_deterministic_here(mistral: str) -> None:
 
 
 def test_a_machine_that_is_too_small_is_told_what_would_fit(mistral: str) -> None:
-    """Contexts in the table are those that the same machine then accepts, and no longer ones."""
+    """The machine then accepts the contexts of the table, and no longer ones."""
     said = report(mistral, gib=12, batch=2, context=32768)
     assert not said.fits
     assert said.verdict.startswith("does not fit: the model needs 2")
@@ -169,7 +169,7 @@ def test_a_dtype_that_this_machine_lacks_is_planned_as_asked_and_judged_as_serve
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_rows_and_verdict_go_by_the_dtype_that_is_served(mistral: str, dtype: str) -> None:
-    """Which row fits, and how far, is what `--quantization` is then told, also where only KV of two bytes fits."""
+    """`--quantization` then gets the row that fits and its context, even if only KV of two bytes fits."""
     asked: dict[str, Any] = {"dtype": dtype, "gib": 12, "context": 32768}
     rows = {row["name"]: row for row in to_json(report(mistral, **asked))["precisions"]}
     for name in ("int8", "int4"):
@@ -298,7 +298,7 @@ def test_an_absurd_depth_is_refused_before_it_takes_memory(mistral: str) -> None
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("model", ["tiny", None])
 def test_it_fits_its_width(mistral: str, model: str | None, width: int) -> None:
-    """Also where a formula has to wrap: numbers stay whole and in their column."""
+    """Numbers stay whole and in their column, even if a formula must wrap."""
     text = shown(report(model or mistral, quantization="int4", gib=5), width)
     assert max(map(len, text.splitlines())) <= width
     sizes = [

@@ -1,4 +1,4 @@
-"""The plan against published figures, against its own formulas read back, and against a count of every tensor."""
+"""Compares the plan with published figures, with its own formulas evaluated, and with a count of every tensor."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ GEMMA_LIKE = MISTRAL_7B | {
     "sliding_window": 1024,
     "use_sliding_window": True,
 }
-"""A quarter of the layers see everything, the rest 1,024 positions."""
+"""A quarter of the layers see all positions, the rest 1,024."""
 
 
 def arch_of(config: dict[str, Any], **changes: Any) -> Arch:
@@ -83,7 +83,7 @@ def planned(config: dict[str, Any], num_seqs: int, length: int, precision: Preci
 
 
 def evaluated(formula: str) -> float:
-    """What the arithmetic in a formula's text comes to, words left out."""
+    """The value of a formula's text, without its words."""
     arithmetic = re.sub(r"[A-Za-z]+", "", formula.replace(" x ", " * ").replace(",", ""))
     return float(eval(arithmetic, {"__builtins__": {}}))  # noqa: S307
 
@@ -160,7 +160,8 @@ def test_every_formula_comes_to_the_bytes_beside_it(
 
 
 def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
-    """Weights, tensor by tensor as the checkpoint names them: linears by what a matrix of that kind is stored in."""
+    """Bytes of all weights, tensor by tensor as the checkpoint names them, in the precision that each kind is stored
+    in."""
     num_bytes = 0
     sources = [(source.tensor, source.shape) for source in weights(arch).sources]
     if arch.tie_embeddings:
@@ -229,7 +230,7 @@ def test_the_pool_holds_the_longest_sequence_and_none_longer(config: dict[str, A
 def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
     config: dict[str, Any], length: int, precision: Precision
 ) -> None:
-    """And on a GPU with one block more, which steps are padded with."""
+    """A GPU has one block more, which steps are padded with."""
     arch, kv_bytes = arch_of(config), {}
     for device in ("cpu", "cuda"):
         sized = work(3, length, device=device)
@@ -240,7 +241,7 @@ def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
 
 
 def test_kv_in_8_bits_as_it_is_written() -> None:
-    """A byte for each of 128 numbers and 4 for their scale: 0.52 of what 16 bits take."""
+    """A byte for each of 128 numbers and 4 for their scale: 0.52 of the 16-bit size."""
     plan = planned(MISTRAL_7B | {"sliding_window": None}, 4, 4096, Precision("bfloat16", kv_cache="fp8"))
     assert plan.kv_bytes == 2 * 32 * 8 * (128 + 4) * 4096 * 4 == 1_107_296_256
     assert plan.kv.formula.text == (
@@ -267,7 +268,7 @@ def test_ways_out_are_flags_that_can_be_typed() -> None:
 
 
 def test_a_plan_is_as_full_as_its_fullest_moment() -> None:
-    """A large head and little else: reading it in takes more than serving."""
+    """The model has a large head and little else: loading it takes more memory than serving."""
     plan = planned(LLAMA_2_7B | {"vocab_size": 10**6}, 1, 64)
     assert plan.loading.num_bytes > plan.kv_bytes + plan.working_bytes
     assert plan.total_bytes > plan.weights_bytes + plan.kv_bytes + plan.working_bytes

@@ -10,7 +10,7 @@ from inferd.engine.cache.pool import BlockPool
 
 
 def cached(pool: BlockPool) -> int:
-    """Take a block, fill it and let it go: its content stays."""
+    """Take a block, fill it and release it: its content stays."""
     (block_id,) = pool.take(1)
     pool.mark_content(block_id)
     pool.release(block_id)

@@ -1,4 +1,4 @@
-"""Requests that end with a vector, as the engine's core sees them."""
+"""The engine's core with requests that end with a vector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Done:
 
 
 class Worker:
-    """Gives the row that ends a prompt its number of tokens as a vector; other rows a token where they draw."""
+    """Returns the number of tokens as the vector of a row that ends a prompt, and a token for other rows that
+    sample."""
 
     def __init__(self, status: RowStatus = RowStatus.OK) -> None:
         self._status = status

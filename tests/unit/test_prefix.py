@@ -1,4 +1,4 @@
-"""The prefix index: only the same ids, behind the same prefix, under the same salt, are found."""
+"""The prefix index finds only equal ids, behind the same prefix, under the same salt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_the_same_chain_is_found(hash_block: HashBlock) -> None:
 
 
 def test_a_collision_up_the_chain_is_a_miss() -> None:
-    """(1,) and (2,) share a key; what is indexed behind the one is not found behind the other."""
+    """(1,) and (2,) share a key: a block indexed behind one of them is not found behind the other."""
     one, two = struct.pack("=q", 1), struct.pack("=q", 2)
     index = PrefixIndex(1, hash_block=lambda parent_key, payload: blake2b_block(parent_key, payload.replace(two, one)))
     insert(index, "", [(1,), (7,)])

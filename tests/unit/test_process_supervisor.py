@@ -127,7 +127,7 @@ def test_exits_in_words() -> None:
 
 
 def test_the_engine_dies_with_its_server() -> None:
-    """kill -9 of the parent: the real engine process reads the end of its input, wherever it is in its start."""
+    """After kill -9 of the parent the real engine process reads the end of its input, at any point of its start."""
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -172,7 +172,7 @@ def test_a_pulse_is_read_without_asking() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
 @pytest.mark.parametrize("num_bytes", [HEARTBEAT_BYTES, flight_bytes(65_536)])
 def test_shared_memory_is_there_from_the_start_and_lies_in_no_directory(num_bytes: int) -> None:
-    """A page that had to be found later would end the server by SIGBUS where there is none."""
+    """A page that must be allocated later would end the server by SIGBUS if memory is short."""
     shared = allocate(num_bytes)
     try:
         about = os.fstat(shared)
@@ -186,7 +186,7 @@ def test_shared_memory_is_there_from_the_start_and_lies_in_no_directory(num_byte
 
 
 def test_no_descriptor_is_left(stub: list[str]) -> None:
-    """Of engines that started, that did not, and that were never started."""
+    """Holds for engines that started, that failed to start, and that were never started."""
     stub[0] = "import sys; sys.stdin.read()"
 
     def num_open() -> int:

@@ -1,4 +1,4 @@
-"""How prompts are read: in turns on threads, no further than is wanted, and not for a caller that has left."""
+"""Prompts are read in turns on threads, no further than needed, and not for a caller that has left."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nothing_more_is_read_for_a_caller_that_has_left(model: ServedModel, lan
 
 
 def test_a_short_text_does_not_wait_for_the_rest_of_long_ones(model: ServedModel) -> None:
-    """As many long texts as there are threads are read all the time."""
+    """As many long texts as there are threads are being read all the time."""
     endless = Endless()
     endless.goes_on.set()
     lanes = Lanes()

@@ -1,4 +1,4 @@
-"""The query of a URL: what it may hold, and that reading it takes time in proportion to its length."""
+"""The query of a URL: what it may hold, and that reading it takes time proportional to its length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def request(text: str) -> Request:
 
 
 def num_operations(work: Callable[[], object]) -> int:
-    """Instructions of Python that `work` takes."""
+    """Number of Python instructions that `work` takes."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -58,7 +58,7 @@ def test_more_parameters_than_any_route_has_are_refused_before_they_are_read(nam
 
 @pytest.mark.parametrize("name", ["include", "include[]", "after", "a"])
 def test_reading_takes_time_in_proportion_to_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound aside, which alone would hide how the work grows."""
+    """Without the bound on its length, which would hide how the work grows."""
     monkeypatch.setattr(query, "MAX_PARAMETERS", 10_000)
 
     def work(num: int) -> int:

@@ -1,4 +1,4 @@
-"""The waiting queue: rank order, removal from anywhere, and no memory of what is gone."""
+"""The waiting queue: rank order, removal from anywhere, and no memory kept for removed requests."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_an_entry_may_leave_and_come_back() -> None:
 
 
 def test_a_queue_by_tenant_is_one_queue_each() -> None:
-    """Any mix of pushes and removals, beside a plain set: whose turn it is, who is overdue, and how much waits."""
+    """Compares any mix of pushes and removals with a plain set: the next request, the overdue ones, and how much
+    waits."""
     rng = Random(1)
     shares = Shares()
     queue, model = FairQueue(shares), set[Entry]()

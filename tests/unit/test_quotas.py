@@ -1,4 +1,4 @@
-"""A key's quota on a clock that a test moves: buckets of a minute, requests at a time, and what is told of them."""
+"""A key's quota on a clock that the test moves: buckets of a minute, concurrent requests, and their headers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from inferd.server.auth.quotas import UNLIMITED, KeyAccount, Quota
 
 
 class Key:
-    """An account whose clock stands where it is set."""
+    """An account with a clock that the test sets."""
 
     def __init__(self, **quota: int) -> None:
         self.now_s = 100.0
         self.account = KeyAccount(Quota(**quota), lambda: self.now_s)
 
     def refusal(self, num_tokens: int | None = None) -> RequestError:
-        """Of a request, or of a prompt of so many tokens."""
+        """The refusal of a request, or of a prompt of so many tokens."""
         with pytest.raises(RequestError) as caught:
             self.account.enter() if num_tokens is None else self.account.take(num_tokens)
         return caught.value

@@ -1,4 +1,4 @@
-"""What a start says: the plan in one line, the card, and a plan that was wrong."""
+"""Output of a start: the plan in one line, the READY card, and a warning for a wrong plan."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_wish_that_a_processor_overrides_is_answered(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(("taken", "is_wrong"), [(1000, False), (1060, False), (1070, True), (940, False), (930, True)])
 def test_a_wrong_plan_is_said(taken: int, is_wrong: bool) -> None:
-    """Beyond 5% and the 16 MiB that a matrix library may keep."""
+    """The plan is wrong by more than 5% and by more than the 16 MiB that a matrix library may keep."""
     told = deviation(msgspec.structs.replace(READY, weights_bytes=taken * MIB))
     assert (told is not None) == is_wrong
     assert told is None or "1000.0 MiB were planned" in told

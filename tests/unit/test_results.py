@@ -1,4 +1,4 @@
-"""A choice's events, folded, against the same text worked out from all of its ids at once."""
+"""Compares a choice's events, collected into results, with the text computed from all of its ids at once."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Replay:
 
 
 class Silent(Replay):
-    """Of whom nothing comes."""
+    """A stream that never yields."""
 
     async def __anext__(self) -> Delta:
         return await asyncio.Event().wait()  # type: ignore[return-value]
@@ -164,7 +164,7 @@ class Silent(Replay):
 
 @pytest.mark.parametrize("stop", [(), ("nope",), ("e",)])
 def test_a_pile_of_tokens_is_read_as_if_it_had_come_singly(stop: tuple[str, ...]) -> None:
-    """Long deltas are read in slices, so that others get their turn; nobody can see it."""
+    """Long deltas are read in slices, so that other tasks get their turn. The result does not change."""
     ids = [*range(3, 1_500)]
     asked = request(stop, logprobs=0)
 
@@ -208,7 +208,7 @@ def test_a_prompt_that_was_shed_is_given_back(
 
 
 def test_of_several_prompts_those_are_given_back_of_which_nothing_was_begun() -> None:
-    """A prompt was computed where one of its choices was, and one refusal ends the whole request."""
+    """A prompt counts as computed if one of its choices was begun, and one refusal ends the whole request."""
     shed = Delta(request_id="a", finish_reason="error", failure=Failure("rate_limit_exceeded", "no"))
     streams = [Silent([]), Replay([shed]), Silent([]), Silent([])]
     streams[0].scheduled_s = 1.0
@@ -233,7 +233,7 @@ def test_of_several_prompts_those_are_given_back_of_which_nothing_was_begun() ->
 
 @pytest.mark.parametrize("num_choices", [2, 9])
 def test_choices_are_read_in_the_order_of_their_tokens_until_all_have_ended(num_choices: int) -> None:
-    """Each turn gives one choice a token, and the last turns their ends; every one is read before the next turn."""
+    """Each turn gives one choice a token, and the last turns give the ends. Each is read before the next turn."""
     turns = [(i * 5) % num_choices for i in range(3 * num_choices)]
     ends = list(range(num_choices))[::-1]
 
@@ -291,7 +291,7 @@ def test_a_callers_stop_token_is_named_and_shown_only_if_asked_for() -> None:
 @pytest.mark.parametrize("min_tokens", range(8))
 @pytest.mark.parametrize("text", ["ababab", "bbbbbb"])
 def test_stop_strings_wait_for_the_least_number_of_tokens(text: str, min_tokens: int) -> None:
-    """A token a character: the first that may complete the stop string comes behind the first `min_tokens`."""
+    """One token for each character: the stop string may only end behind the first `min_tokens` tokens."""
     ids = [tokenizer().get_vocab()[char] for char in text]
     asked = request(("b",), min_tokens=min_tokens)
     result = folded(asked, events_of(asked, deltas(ids, [1, 2, 3, 4, 5], "length")))
@@ -304,7 +304,7 @@ def test_stop_strings_wait_for_the_least_number_of_tokens(text: str, min_tokens:
     ("num_ids", "cuts", "min_tokens", "reason", "num_kept"),
     [
         (2, [], 0, "length", 2),
-        (3, [], 0, "length", 3),  # the model's own end is on the token that repeats
+        (3, [], 0, "length", 3),  # the model ends the answer at the token that completes the repetition
         (3, [1, 2], 0, "length", 3),
         (4, [], 0, "repetition", 3),
         (4, [1, 2, 3], 0, "repetition", 3),
@@ -315,7 +315,7 @@ def test_stop_strings_wait_for_the_least_number_of_tokens(text: str, min_tokens:
 def test_a_repetition_ends_an_answer_that_does_not_end_by_itself(
     num_ids: int, cuts: list[int], min_tokens: int, reason: str, num_kept: int
 ) -> None:
-    """Three times the same token is one, and not before `min_tokens`."""
+    """Three equal tokens are a repetition, but not before `min_tokens`."""
     asked = replace(request(min_tokens=min_tokens), repetition=RepetitionRule(1, 1, 3))
     ids = [tokenizer().get_vocab()["a"]] * num_ids
     choice = Choice(0, asked, table())
@@ -356,7 +356,7 @@ def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int]
     if stop in ((), ("never",)):
         assert (result.text, result.reasoning) == ("Well.", "One, two \u20ac.")
         assert without_ids[1] == [("f", '{"a": "\u20ac b"}')]
-        # Well-formed reasoning ends where a token ends, so that its tokens are those of its text.
+        # Well-formed reasoning ends at the end of a token, so that its tokens are those of its text.
         assert result.num_reasoning_tokens == len(tokenizer().encode(THOUGHT).ids)
     if stop == ("two",):
         assert (result.text, result.reasoning, result.calls) == ("", "One, ", ())
@@ -364,7 +364,8 @@ def test_reasoning_and_calls_are_the_same_however_the_ids_arrive(cuts: list[int]
 
 
 def test_special_tokens_are_seen_by_the_reader_and_not_by_the_caller() -> None:
-    """Markers that are special tokens are followed; other special tokens stay hidden, and all do without a reader."""
+    """The parser sees markers that are special tokens. Other special tokens stay hidden, and without a parser all
+    do."""
     markers = {"open": "<|im_start|>", "close": "<|endoftext|>"}
     own = {"start_anchor": "-", "fields": {"thinking": markers, "content": {}}}
     ids = [1, *tokenizer().encode("Hm.").ids, 0, *tokenizer().encode("Yes").ids, 2, *tokenizer().encode("!").ids]
@@ -400,7 +401,7 @@ def test_seeds_of_choices_are_the_documented_hash() -> None:
 
 
 def test_scores_are_kept_packed_and_read_as_they_came() -> None:
-    """In whatever pieces they came; and what they take is a tenth of what they are as objects."""
+    """The scores are the same in whatever pieces they came, and take a tenth of the memory of objects."""
     tokens = [
         ScoredToken(WireLogprobs(i, -1.5, 1, tuple((i + j, -1.5 - j / 7) for j in range(20))), 3 * i)
         for i in range(1_000)
@@ -419,7 +420,7 @@ def test_scores_are_kept_packed_and_read_as_they_came() -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1, stream_module._SLICE + 3])
 @pytest.mark.parametrize("reason", [None, "stop", "error"])
 def test_a_long_delta_says_in_pieces_what_it_says_whole(extra: int, reason: FinishReason | None) -> None:
-    """What is said once comes with the first piece or, if it ends the choice, with the last."""
+    """A field that occurs once comes with the first piece or, if it ends the choice, with the last."""
     ids = tuple(range(stream_module._SLICE + extra))
     whole = Delta(
         request_id="a",

@@ -1,4 +1,4 @@
-"""The router: every accepted request ends once, backlogs merge without loss, and what cannot be taken is refused."""
+"""The router: every accepted request ends once, waiting deltas merge without loss, and full queues refuse requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ READY = Ready(
 
 
 class FakeClient:
-    """Stands for the engine's end of the wire."""
+    """Replaces the engine's end of the wire."""
 
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
@@ -74,7 +74,7 @@ Scenario = Callable[[Router, FakeClient], Coroutine[Any, Any, None]]
 def play(
     scenario: Scenario, *, is_ready: bool = True, options: RouterOptions | None = None, receives: bool = True
 ) -> None:
-    """`receives`: False: only until it is ready; whoever plays runs the router from then on."""
+    """`receives`: False runs the router only until it is ready; from then on the scenario runs it."""
 
     async def main() -> None:
         client = FakeClient()
@@ -114,7 +114,7 @@ def test_deltas_reach_the_stream_they_are_for() -> None:
 
 
 class SeenLatencies(Metrics):
-    """What the router says of latencies."""
+    """The latencies that the router records."""
 
     def __init__(self) -> None:
         super().__init__("model")
@@ -134,7 +134,7 @@ class SeenLatencies(Metrics):
 
 @pytest.mark.parametrize("dies", [False, True], ids=["one engine", "an engine that dies between"])
 def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
-    """However late the event loop reads them, and in however few turns: all outputs are here before it reads one."""
+    """The times do not depend on how late the event loop reads: all outputs are here before it reads one."""
 
     async def run() -> None:
         client, seen = FakeClient(), SeenLatencies()
@@ -162,7 +162,7 @@ def test_latencies_are_between_the_engines_stamps(dies: bool) -> None:
 
 
 def test_tokens_and_ends_are_progress_and_nothing_else_is() -> None:
-    """What says of a crash loop whether anything moves between deaths: an end that came without a token does."""
+    """Shows a crash loop whether anything moves between deaths. An end without a token counts, too."""
 
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = [router.submit(submit(name)) for name in "abc"]
@@ -184,7 +184,7 @@ def test_tokens_and_ends_are_progress_and_nothing_else_is() -> None:
 
 
 def test_tokens_beside_the_first_one_came_without_a_gap() -> None:
-    """So every token but a stream's first has one, whatever tokens came together."""
+    """Every token but a stream's first has a gap, whatever tokens came together."""
 
     async def run() -> None:
         client, seen = FakeClient(), SeenLatencies()
@@ -233,7 +233,7 @@ def test_merging_in_any_grouping_is_the_same(deltas: list[Delta], size: int) -> 
 
 
 def test_a_backlog_is_kept_merged_and_nothing_of_it_is_lost() -> None:
-    """A reader that stands still costs the tokens, not a delta for each."""
+    """A reader that stands still costs memory for tokens, not for deltas."""
 
     async def run() -> None:
         stream = TokenStream(submit("a"), lambda _: None)
@@ -252,7 +252,7 @@ def test_a_backlog_is_kept_merged_and_nothing_of_it_is_lost() -> None:
 
 @given(st.lists(DELTAS, max_size=300), st.lists(st.integers(0, 200), max_size=4))
 def test_a_backlog_is_read_as_it_came_however_it_was_kept(deltas: list[Delta], pauses: list[int]) -> None:
-    """Read now and then, by so many deltas; what lies longer is packed where it has log probabilities."""
+    """Reads some deltas now and then. Deltas with log probabilities that wait longer are packed."""
 
     async def run() -> None:
         stream, read = TokenStream(submit("a"), lambda _: None), list[Delta]()
@@ -359,8 +359,8 @@ def test_a_recovery_is_told_with_all_that_go_on_and_how_long_it_took(monkeypatch
 
 
 def test_replays_are_sent_in_slices_in_which_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between them: what is aborted ends and is not sent, and what comes is sent last."""
-    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 4)  # of two requests
+    """Between two parts of a replay, an aborted request ends unsent, and a new one is sent last."""
+    monkeypatch.setattr(router_module, "_REPLAYED_AT_ONCE", 4)  # two requests at a time
 
     async def scenario(router: Router, client: FakeClient) -> None:
         streams = {name: router.submit(submit(name)) for name in "abcdef"}
@@ -395,7 +395,7 @@ def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pyte
         await until(lambda: len(client.sent) == 2)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        streams["b"].abort()  # it was told, and may be answered for by the one that dies
+        streams["b"].abort()  # sent to the engine that dies
         router.lose({})
         assert (await collect(streams["b"]))[-1].finish_reason == "abort"
 
@@ -411,7 +411,7 @@ def test_a_death_in_the_middle_of_the_replays_begins_them_anew(monkeypatch: pyte
 
 
 def test_what_comes_before_a_death_is_noticed_waits_for_the_next_engine() -> None:
-    """The socket knows first: its other end is gone."""
+    """The socket notices first that its other end is gone."""
 
     async def scenario(router: Router, client: FakeClient) -> None:
         client.is_dead = True
@@ -579,7 +579,7 @@ def test_a_drain_waits_for_what_goes_on_behind_what_ended() -> None:
 
 
 def test_room_is_asked_for_with_the_callers_own_target() -> None:
-    """40 began one each 50 ms, and 19 wait: a first token comes in about a second."""
+    """40 requests began, one each 50 ms, and 19 wait: a first token comes in about a second."""
 
     async def scenario(router: Router, client: FakeClient) -> None:
         clock = [0.0]

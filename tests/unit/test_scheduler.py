@@ -1,4 +1,4 @@
-"""The scheduler, plan by plan: who gets which tokens, who waits, who gives way."""
+"""The scheduler, plan by plan: which requests get which tokens, which wait, and which are preempted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN = 7
 
 @dataclass(slots=True)
 class Engine:
-    """A scheduler with hands: submit by name, plan, apply with `TOKEN` for each row that samples."""
+    """A scheduler and its caller: submits by name, plans, and applies `TOKEN` for each row that samples."""
 
     scheduler: Scheduler
     requests: dict[str, Request]
@@ -52,13 +52,13 @@ class Engine:
         return [(self.name_of(row), row.start, row.num_tokens, row.samples) for row in plan.rows]
 
     def name_of(self, row: Row) -> str:
-        """Whose row it is."""
+        """Name of the row's request."""
         entries = [*self.scheduler._running, *self.scheduler._slots.draining]
         names: list[str] = [entry.request.request_id for entry in entries if entry.slot == row.slot]
         return names[0]
 
     def apply(self, status: RowStatus = RowStatus.OK) -> list[AppliedRow]:
-        """Apply the oldest plan, and finish whom its length ends."""
+        """Apply the oldest plan, and finish the requests that their length ends."""
         plan = self.plans.pop(0)
         rows = tuple(RowResult((TOKEN,) if row.samples and status is RowStatus.OK else (), status) for row in plan.rows)
         applied = self.scheduler.apply(StepResult(plan.step_id, rows, 0.0))
@@ -188,7 +188,7 @@ def test_the_last_in_rank_gives_way_and_resumes_with_its_tokens() -> None:
     assert engine.scheduler.num_preemptions == 1
     assert engine.requests["bad"].ids[3:] == [TOKEN] * 2
     assert engine.step() == [("good", 5, 1, True)]
-    # Of its two full blocks the deeper one was evicted; finding its own is no hit that a caller is told of.
+    # The deeper of its two full blocks was evicted. Finding its own block is no hit that is reported to the caller.
     assert engine.step() == [("bad", 2, 3, True)]
     assert engine.requests["bad"].num_cached_tokens == 0
     assert engine.scheduler.stats.prefix_hit_tokens == 0
@@ -347,7 +347,7 @@ def test_a_follower_computes_a_prefix_whose_window_was_evicted() -> None:
 
 
 def test_a_row_waits_for_its_own_launched_step_before_anyone_gives_way() -> None:
-    """Four positions a step in a window of 4: blocks that die with the launched step make room for the next one."""
+    """Four positions a step in a window of 4: blocks freed by the launched step are used by the next one."""
     engine = make(num_blocks=4, block_size=4, tokens=5, windows=(4,))
     engine.add("other", unlike(2, 2), max_tokens=20, arrival_s=1.0)
     engine.step()

@@ -1,4 +1,4 @@
-"""Settings: precedence and origin against a table, bounds against their words, and what is said when wrong."""
+"""Settings: precedence and origin by a table, bounds by their documented words, and the errors of wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads and who follows when prompts would compute the same blocks."""
+"""Which prompt leads and which follow when several would compute the same blocks."""
 
 from __future__ import annotations
 

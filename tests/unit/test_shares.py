@@ -1,4 +1,5 @@
-"""Virtual counters by hand: what a row costs its tenant, how much comes before a request, who is remembered."""
+"""Virtual counters computed by hand: the cost of a row, the work ahead of a request, and which tenants are
+remembered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text in parts has the tokens of the whole, for every kind of tokenizer that is cut."""
+"""A text in parts has the tokens of the whole, for every kind of tokenizer with split points."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CORPUS = [
     "the quick brown fox 12345 can't 'LL jump\n\n  over/the lazy dog's 2nd bone!!! \u4eca\u5929\u6c14\uff0c\u3002",
     "Hello HELLO hello   \r\n \t x1y2 9999999 \u0301e\u0301 \u00e9 a/b/c == \U0001f600\U0001f600 \u00b2\u0663 <|x1 y|>",
 ] * 3
-# One of each class of characters that the patterns tell apart, and each character that they name.
+# One character of each class that the patterns distinguish, and each character that they name.
 CHARS = "aAs't1\u00b2 \n\r/!\u0301\u4eca\uff0c"
 
 
@@ -75,7 +75,7 @@ def byte_level(name: str, *, is_nfc: bool = False) -> Tokenizer:
 
 @cache
 def sentencepiece(kind: str) -> Tokenizer:
-    """As Llama 2 ("prepend"), as newer conversions of it ("metaspace"), and as Gemma ("plain")."""
+    """Tokenizers like Llama 2 ("prepend"), newer conversions of it ("metaspace"), and Gemma ("plain")."""
     words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     texts = [" ".join(text.split()).replace(" ", MARK) for text in CORPUS]
     trained = Tokenizer(models.BPE())
@@ -124,7 +124,7 @@ def parts(found: SplitPoints, text: str) -> list[str]:
 
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every place that may be cut, or nearly, is."""
+    """Parts may have one character, so that nearly every split point is used."""
     monkeypatch.setattr(split_points, "PART", 1)
 
 
@@ -178,7 +178,7 @@ def test_parts_have_the_tokens_of_the_whole(name: str) -> None:
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("name", SPLITTERS)
 def test_no_word_reaches_across_a_cut(name: str) -> None:
-    """Every text of five characters, one of each class that a pattern can tell from the others."""
+    """Every text of five characters, with one character of each class that a pattern distinguishes."""
     splitter, found = SPLITTERS[name](), known(byte_level(name))
 
     def words(text: str) -> list[str]:
@@ -197,7 +197,7 @@ def test_a_long_text_comes_in_parts_of_bounded_length(name: str, unit: str) -> N
     text = unit * (20 * split_points.PART // len(unit))
     split_text = parts(known(TOKENIZERS[name]()), text)
     is_cut = len(split_text) > 1
-    # Before a text Llama 2 puts the space that is left out at a cut: it is cut at spaces alone.
+    # Llama 2 puts a space before a text, so it is split only at spaces, which are left out.
     assert is_cut or (name in ("prepend", "metaspace") and unit != "word ") or (name == "plain" and unit != "word ")
     if is_cut:
         assert max(map(len, split_text)) <= 2 * split_points.PART + len(unit)
@@ -239,7 +239,7 @@ def test_sentencepiece_whose_characters_depend_on_others_is_not_cut(change: dict
 
 
 class Counted(str):
-    """A text that counts the characters which were copied out of it."""
+    """A text that counts the characters copied out of it."""
 
     num_copied = 0
 
@@ -252,7 +252,7 @@ class Counted(str):
 @pytest.mark.parametrize("name", ["gpt2", "gpt4"])
 @pytest.mark.parametrize("unit", ["<|x1 y|> ", "a <|x1 y|> ", "a"])
 def test_the_search_for_cuts_is_linear(name: str, unit: str) -> None:
-    """Also where a token that was added touches every place, and of the part that grows meanwhile."""
+    """The search is linear even if an added token touches every place, so that the part grows."""
     found = split_points_of(json.loads(TOKENIZERS[name]().to_str()))
     assert found is not None
     text = Counted(unit * (2**20 // len(unit)))
@@ -261,7 +261,7 @@ def test_the_search_for_cuts_is_linear(name: str, unit: str) -> None:
 
 
 def test_sentencepiece_reads_its_vocabulary_once() -> None:
-    """However many pairs of characters a text has that stand side by side in some token."""
+    """The search is linear however many neighbours in the text are neighbours in a token."""
     num_read = 0
 
     class Vocabulary(dict[str, int]):

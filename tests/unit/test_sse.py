@@ -1,4 +1,4 @@
-"""The bytes of an event stream, and what ends it. The sockets are in the API tests; here is the order of things."""
+"""The bytes of an event stream, and the order of events at its end. The API tests use sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sent = list[dict[str, Any]]
 
 
 class Connection:
-    """An ASGI client that records, and goes away when told to."""
+    """An ASGI client that records, and disconnects when told to."""
 
     def __init__(self) -> None:
         self.sent: Sent = []
@@ -51,7 +51,7 @@ class Connection:
 
 
 class Words:
-    """A family of routes with a wording of its own."""
+    """A family of routes with its own wording."""
 
     keep_alive = sse.KEEP_ALIVE
 
@@ -191,7 +191,7 @@ def test_a_client_that_goes_away_closes_the_stream() -> None:
 
 
 def test_a_client_that_was_gone_before_the_first_event_closes_it_too() -> None:
-    """The generator never ran, so its own clean-up does not run either."""
+    """The generator never ran, so its clean-up does not run either."""
 
     async def run() -> None:
         connection = Connection()

@@ -1,4 +1,4 @@
-"""What keeps a standby, without processes: which one is promoted, what becomes of another, and how soon one follows."""
+"""The keeper of a standby, with fake processes: which one is promoted or killed, and how soon the next one starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FakeHandle:
     """A process, its end of the wire and its pulse."""
 
     def __init__(self, *says: FromEngine | Exception) -> None:
-        """`says`: behind that its libraries are read, and then nothing; by default that it waits to be promoted."""
+        """`says`: its messages after the one that its libraries are loaded; by default that it waits to be promoted."""
         self.supervisor = self.client = self
         self._unsaid = [READ, *(says or (Phase(STANDBY, 1.0, ""),))]
         self.is_running, self.beat_s = True, float("inf")
@@ -66,7 +66,7 @@ class Scene:
     """A `Standby` whose processes are fakes."""
 
     def __init__(self, *lives: Callable[[], FakeHandle]) -> None:
-        """`lives`: what each start gives; the last one again and again."""
+        """`lives`: result of each start; the last one is repeated."""
         self._lives, self.begun, self.told = list(lives), list[FakeHandle](), list[bool]()
         self.generations: list[int] = []
         self.standby = Standby(self._begin, self.told.append)
@@ -101,7 +101,7 @@ def test_a_warm_one_is_promoted_once() -> None:
 
 @pytest.mark.parametrize("fault", ["silent", "dead", "cold"])
 def test_one_that_cannot_serve_is_not_promoted_and_nothing_is_left_of_it(fault: str) -> None:
-    """Without a beat for long, dead a moment ago, or not bound to its server yet."""
+    """A standby that is silent for long, just died, or is not bound to its server yet."""
 
     async def scene() -> None:
         it = Scene((lambda: FakeHandle(READ)) if fault == "cold" else FakeHandle)

@@ -1,4 +1,4 @@
-"""The work of a step: counted by hand, against published figures, and against a count of pair by pair."""
+"""The work of a step, compared with counts by hand, published figures, and a count pair by pair."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAYER = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
 HEAD = 4096 * 128256
 NORMS = 65 * 4096
 KV_BYTES = 131_072
-"""Of a token, in all layers."""
+"""KV bytes of a token in all layers."""
 
 
 def llama() -> WorkModel:
@@ -132,7 +132,7 @@ WINDOWS = st.lists(st.sampled_from([None, 1, 2, 5, 40]), min_size=1, max_size=4)
 def test_steps_are_the_sum_of_their_pairs_and_keys(
     rows: list[tuple[int, int]], windows: tuple[int | None, ...], num_logits: int
 ) -> None:
-    """Every layer, query and key of its own, in place of closed forms."""
+    """Counts every layer, query and key instead of using closed forms."""
     matrices = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16
     flops, num_bytes = 0, len(windows) * 2 * (matrices + 2 * 8) + 2 * 8
     for start, count in rows:

@@ -1,4 +1,4 @@
-"""The step-time model: it finds what steps cost, whatever a machine does in between, and says how far off it is."""
+"""The step-time model finds the cost of steps despite disturbances, and reports its error."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_machine_that_became_slower_is_believed() -> None:
 
 
 def test_what_a_straight_line_cannot_fit_ends_in_no_runaway() -> None:
-    """Decodes of the same few rows, of steps whose time falls with context: every coefficient stays at 0 or above."""
+    """Decodes of the same few rows whose time falls with context: every coefficient stays at 0 or above."""
     model, rng = StepTimeModel(UNKNOWN), Random(6)
     for step in range(20_000):
         load = StepLoad(26, 35_000 + 26 * (step % 300), 0)

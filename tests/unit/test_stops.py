@@ -15,7 +15,7 @@ TEXTS = st.text("abc", max_size=24)
 
 
 def oracle(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """(text let go, stop string): of the stop strings that the earliest character completes, the longest."""
+    """(text sent, stop string): the longest of the stop strings that the earliest character completes."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -63,7 +63,7 @@ def test_what_is_held_back_is_only_what_may_become_a_stop_string(text: str, stop
 
 
 def test_the_oracle_tells_a_reader_that_forgets_between_pieces() -> None:
-    """What a search in each piece alone would give is not what the oracle gives."""
+    """A search in each piece alone gives another result than the oracle."""
     pieces = ["xa", "b", "y"]
     forgetful = "".join(piece for piece in pieces if "ab" not in piece)
     assert forgetful != oracle("xaby", ["ab"], include=False)[0]
@@ -74,10 +74,10 @@ def test_the_oracle_tells_a_reader_that_forgets_between_pieces() -> None:
     ("pieces", "stops", "text", "stop"),
     [
         (["aab"], ["ab"], "a", "ab"),
-        (["ababac"], ["abac"], "ab", "abac"),  # the failed start holds the true one
+        (["ababac"], ["abac"], "ab", "abac"),  # the failed start contains the true one
         (["xabc"], ["bc", "abc"], "x", "abc"),  # one end, two starts: the longer
         (["xab", "c"], ["abcd", "b"], "xa", "b"),  # complete first
-        (["a", "b"], ["abc"], "ab", None),  # held back, then let go
+        (["a", "b"], ["abc"], "ab", None),  # held back, then sent
         (["\u00e9", "\U0001f600"], ["\u00e9\U0001f600"], "", "\u00e9\U0001f600"),
     ],
 )  # fmt: skip
@@ -104,7 +104,7 @@ def test_what_is_complete_too_early_is_text_and_may_still_begin_another(
     if reader.match is None:
         released += reader.finish()
     assert (reader.match.stop if reader.match else None) == found
-    # What was let go before the stop string could count is not taken back.
+    # Text sent before the stop string could count is not taken back.
     assert released == expected or (found and released.startswith(expected))
 
 
@@ -118,7 +118,7 @@ def test_a_stop_string_that_is_complete_too_early_is_text() -> None:
 
 
 class Counted(str):
-    """A stop string that counts how often one of its characters is looked at."""
+    """A stop string that counts how often its characters are read."""
 
     num_looks = 0
 
@@ -141,7 +141,7 @@ def test_cost_is_linear_in_the_text(stop: str, text: str) -> None:
 
 
 def test_the_tables_of_a_request_are_made_in_linear_time() -> None:
-    """Counted by the looks at the stop string while its table of failures is made."""
+    """Counts the reads of the stop string while its failure table is made."""
     Counted.num_looks = 0
     length = 20_000
     StopTables.of([Counted("a" * (length - 1) + "b")])

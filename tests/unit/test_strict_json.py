@@ -1,4 +1,4 @@
-"""The counts before the parser: they agree with the parser's own, and no string, slice or escape deceives them."""
+"""The counts before parsing agree with those of the parsed value, and no string, slice or escape deceives them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 
 def counted(value: Any, depth: int = 1) -> dict[str, int]:
-    """What the bounds count, counted on the parsed value; escapes excepted."""
+    """The counts of the parsed value, apart from escapes."""
     counts = dict.fromkeys(NAMES, 0)
     counts["MAX_DEPTH"] = depth - 1
     children = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -47,7 +47,7 @@ def counted(value: Any, depth: int = 1) -> dict[str, int]:
 @settings(max_examples=300, deadline=None)
 @given(VALUES, st.integers(1, 40), st.booleans())
 def test_a_bound_refuses_exactly_what_is_beyond_it(value: Any, size: int, ascii_only: bool) -> None:
-    """However the text is sliced: slices of every length give the counts of the value itself."""
+    """Slices of every length give the counts of the value itself."""
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strict_json, "_SLICE", size + 11)

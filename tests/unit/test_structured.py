@@ -1,4 +1,4 @@
-"""What the fields say an answer may be: read from the wire, bounded, and refused by the path of what is wrong."""
+"""Fields that constrain an answer: read from the wire, bounded, and refused by the path of the wrong part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refused(**body: Any) -> tuple[str, str | None, str]:
 
 
 def accepts(vocabulary: LLTokenizer, grammar: str | None, text: str) -> bool:
-    """Whether a grammar takes a text, written as the tokenizer writes it, and may end behind it."""
+    """Whether a grammar accepts the tokens of a text and may end behind them."""
     assert grammar is not None
     matcher = compile_grammar(vocabulary, grammar)
     token_ids = vocabulary.tokenize_str(text, parse_special=True)
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_refused_by_its_path(body: dict[str, Any], code: str, p
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """JSON of so many levels, each an object in an object's properties being two."""
+    """A schema of so many levels; each object in an object's properties adds two."""
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(levels // 2):
         schema = {"properties": {"a": schema}}
@@ -283,7 +283,7 @@ ANY = {"type": "any_text"}
 
 
 def nested_tags(kind: str, levels: int, *, num_triggers: int = 2) -> dict[str, Any]:
-    """Tags in tags. Each begins with every one of its triggers, so that it is named once for each."""
+    """Nested tags. Each begins with every one of its triggers, so that it is referred to once for each."""
     form: dict[str, Any] = {"type": "regex", "pattern": "[a-z]{1,9}"}
     for _ in range(levels):
         tag = {"begin": "<" * num_triggers, "content": form, "end": ">"}

@@ -1,4 +1,4 @@
-"""What recovery decides by: who is a suspect, when to give up, and what hangs."""
+"""The decisions of recovery: which requests are suspects, when to give up, and when an engine hangs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_who_was_not_alone_is_never_failed() -> None:
 
 
 def test_a_token_says_that_all_before_it_is_computed_and_not_itself() -> None:
-    """Overlap: the engine died in the step that computed a token which it had not told yet."""
+    """Overlap: the engine died in the step that computed a token which it had not sent yet."""
     each, quarantine = journal("a", num_prompt=4), Quarantine()
     give(each, 1)
     quarantine.judge(dead(each, reached=6), [each])
@@ -151,7 +151,7 @@ def test_deaths_long_ago_do_not_count() -> None:
 
 
 def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk may be full, or memory short, for a moment: not the end of a server that has served."""
+    """A disk may be full or memory short for a moment. This does not end a server that has served."""
     monkeypatch.setattr(deaths_module, "_FIRST_DELAY_S", 0.0)
     asked: list[int] = []
 
@@ -246,20 +246,20 @@ def test_before_the_first_beat_libraries_are_read() -> None:
 
 @dataclass
 class Wire:
-    """What either end says of a wire, look after look, and when the watchdog has enough of it."""
+    """The frame counts of both ends of a wire at each look, and when the watchdog gives up."""
 
     sent: int = 5
-    """By the engine, as its beat says; all that the server sent was received."""
+    """Frames sent by the engine, as its beat says; it has received all that the server sent."""
     arrived: int = 4
     is_awaited: bool = True
     told: int = 3
-    """Sent to the engine."""
+    """Frames sent to the engine."""
     taken: int = 3
     phase: EnginePhase = EnginePhase.SERVING
     in_a_step: bool = False
 
     def given_up(self, num_looks: int = 40, *, beats: int = 1, look_s: float = TICK_S) -> tuple[float, str] | None:
-        """(seconds until then, why) where each look finds so many more beats."""
+        """(seconds until the watchdog gives up, reason) if each look finds so many more beats."""
         watchdog = Watchdog(0.0)
         for tick in range(1, num_looks + 1):
             pulse = Pulse(
@@ -294,7 +294,7 @@ def test_nobody_misses_a_frame_while_it_could_not_be_seen(wire: Wire) -> None:
 
 
 def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
-    """The engine was stopped with a frame on its way, or the server was: a look counts a quarter second at most."""
+    """The engine or the server was stopped with a frame on its way: a look counts a quarter second at most."""
     watchdog = Watchdog(0.0)
     stopped = [watchdog.look(pulse_with(1, sent=5), tick * TICK_S, FrameCounts(0, 4, True)) for tick in range(1, 12)]
     assert stopped == [None] * 11
@@ -304,7 +304,7 @@ def test_time_in_which_a_side_stood_still_does_not_make_a_frame_late() -> None:
 
 
 def test_frames_that_go_on_coming_are_none_of_them_late() -> None:
-    """A server that is behind reads on: a gap would be seen by its number."""
+    """A server that is behind reads on: the sequence number would show a gap."""
     watchdog = Watchdog(0.0)
     for tick in range(1, 400):
         behind = FrameCounts(3 * tick, tick, True)

@@ -1,4 +1,4 @@
-"""Suspects: each runs alone as far as it was told, in turn with all others, and nobody starves."""
+"""Suspects: each runs alone up to its position, in turn with all others, and no request starves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_suspect_that_ends_gives_the_turn_back() -> None:
 
 
 def test_a_suspect_that_ends_is_alone_until_its_last_row_is_applied() -> None:
-    """That row may be what ends the engine: with another beside it nobody could be told from it."""
+    """That row may kill the engine: with a second row, nothing would show which one did."""
     engine = make(shares_prefixes=False)
     suspect = engine.add("s", PROMPT, max_tokens=9, alone_until=99)
     engine.add("a", PROMPT, max_tokens=9)
@@ -73,7 +73,7 @@ def test_a_suspect_that_waits_is_aborted() -> None:
 
 
 def test_nobody_takes_the_memory_that_a_suspect_waits_for() -> None:
-    """Four blocks: the one that runs leaves too few, and those behind it may not start before the suspect."""
+    """Four blocks: the running request leaves too few, and later requests may not start before the suspect."""
     engine = make(num_blocks=4, shares_prefixes=False)
     engine.add("a", PROMPT, max_tokens=4)
     assert names(engine) == ["a"]

@@ -1,4 +1,4 @@
-"""Block tables on one cache: hits, growth, what is indexed when, and the order in which blocks go."""
+"""Block tables on one cache: hits, growth, when blocks are indexed, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_table(cache: KVCache, ids: tuple[int, ...], salt: str = "", prompt_logp
 
 
 def admit(table: BlockTable, num_tokens: int) -> int:
-    """Admit with whatever hits; returns the tokens hit."""
+    """Admit with all prefix hits; returns the number of tokens hit."""
     match = table.match()
     assert table.admit(match, num_tokens)
     return match.num_tokens

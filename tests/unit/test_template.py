@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders them, refusals in the template's own words."""
+"""Chat templates: rendered as transformers renders them, with refusals in the template's words."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_start_runs_nothing_of_the_template() -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", ["{{ 9 ** 9 ** 9 }}", "{% set x = messages | length ** 9 %}"])
 def test_a_template_raises_nothing_to_a_power(text: str) -> None:
-    """The first is of constants alone, which compiling would work out: for hours, in one call that nothing ends."""
+    """The first has only constants. Compiling would evaluate it for hours, in one call that cannot be interrupted."""
     with pytest.raises(ModelError, match="raises to a power in line 1"):
         ChatTemplate(text, {})
 
@@ -101,7 +101,7 @@ def test_what_a_template_refuses_is_a_400_in_its_own_words(template: str, words:
 
 
 def test_arguments_of_calls_are_what_the_template_expects() -> None:
-    """An object to those that print it, a text to those that join it to others."""
+    """Templates that print arguments get an object; templates that join them to text get a text."""
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "\u00e9"}}}
     talk = [{"role": "assistant", "tool_calls": [call]}]
     for shown, text in (("arguments | tojson", '{"a": "\u00e9"}'), ("name + arguments", 'f{"a": "\u00e9"}')):
@@ -131,7 +131,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 @pytest.mark.parametrize("name", [*SPECIAL, "image_token", "raise_exception", "strftime_now", "tools", "messages"])
 def test_a_callers_switch_overrides_nothing_of_the_templates_own(name: str) -> None:
-    """Whether the tokenizer has the token or not: another one in its place would be another prompt format."""
+    """Holds even if the tokenizer lacks the token: another one in its place would be another prompt format."""
     for tokens in ({}, {name: "<own>"}):
         template = ChatTemplate(f"[{{{{ {name} }}}}]", tokens if name not in ("tools", "messages") else {})
         if name == "image_token" and not tokens:
@@ -143,7 +143,7 @@ def test_a_callers_switch_overrides_nothing_of_the_templates_own(name: str) -> N
 
 
 def test_the_sandbox_holds() -> None:
-    """A checkpoint comes from elsewhere: its template must not reach Python."""
+    """A checkpoint is not trusted: its template must not reach Python."""
     for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}"):
         template = ChatTemplate(attack, {})
         with pytest.raises(RequestError):
@@ -167,7 +167,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_template_that_makes_too_much_of_its_messages_is_refused_before_it_has(name: str) -> None:
-    """10,000 messages that share a text of 200 kB: 20 TB, by what it puts out or by what it forgets again."""
+    """10,000 messages that share a text of 200 kB make 20 TB, in the output or in variables."""
     talk = ({"role": "user", "content": "x" * 200_000},) * 10_000
     with pytest.raises(RequestError, match=f"more than {MAX_RENDERED_CHARS} characters of them; send fewer") as caught:
         ChatTemplate(GREEDY[name], {}).render(Conversation(talk))
@@ -175,7 +175,7 @@ def test_a_template_that_makes_too_much_of_its_messages_is_refused_before_it_has
 
 
 def test_each_rendering_has_all_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much as may be, again and again on one thread, and after one that was refused."""
+    """Renders the allowed maximum repeatedly on one thread, also after a refusal."""
     monkeypatch.setattr(template_module, "MAX_RENDERED_CHARS", 7)
     template = ChatTemplate(EACH, {})
     for _ in range(3):

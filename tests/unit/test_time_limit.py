@@ -1,4 +1,4 @@
-"""Code that runs too long on a thread is ended, and nothing else is."""
+"""Code that runs too long on a thread is ended, and no other code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = """{% for a in range(100000) %}{% for b in range(100000) %}{% for c in
 
 
 def on_a_thread(work: Any, limit_s: float, then: Any = lambda: None) -> Any:
-    """What `work` gives under its limit; afterwards `then` has run on the same thread."""
+    """The result of `work` under its limit; afterwards `then` has run on the same thread."""
 
     async def run() -> Any:
         with ThreadPoolExecutor(1) as pool:
@@ -72,11 +72,11 @@ def test_messages_that_take_too_long_to_render_are_refused_and_others_are_render
 
 
 class Body:
-    """What a request was read from."""
+    """Object that a request was read from."""
 
 
 def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
-    """It stood behind other long texts; what runs is counted until its thread is done with it."""
+    """It waited behind other long texts. Running work counts until its thread is done."""
 
     async def run() -> None:
         lanes, began, go_on = Lanes(max_pending=3), threading.Event(), threading.Event()
@@ -104,7 +104,7 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
             assert kept() is None, "what was read for somebody who has left is still in memory"
             last = asyncio.ensure_future(lanes.run(lambda: done.append("third"), LONG_TEXT))
             await asyncio.sleep(0)
-            with pytest.raises(RequestError, match="3 prompts are waiting"):  # as nobody has come to the second yet
+            with pytest.raises(RequestError, match="3 prompts are waiting"):  # no thread has reached the second one yet
                 await lanes.run(lambda: None, 1)
             go_on.set()
             await last
@@ -126,7 +126,7 @@ def test_an_error_of_the_work_is_its_own() -> None:
 
 
 def test_one_exception_that_is_swallowed_is_followed_by_another() -> None:
-    """As where it arrives in a destructor."""
+    """Simulates an exception that arrives in a destructor."""
     num_caught = 0
 
     def stubborn() -> None:
@@ -146,7 +146,7 @@ def test_one_exception_that_is_swallowed_is_followed_by_another() -> None:
 
 
 def test_work_that_ends_about_when_its_time_does_gives_a_result_or_the_error() -> None:
-    """Many times over, and the thread that waits for it lives on."""
+    """Ends work many times; the waiting thread goes on."""
 
     def count(num: int) -> int:
         for _ in range(num):

@@ -1,4 +1,4 @@
-"""What one request is told of its own times: by hand, and null for what did not happen."""
+"""Timing of one request, compared with values computed by hand; null for what did not happen."""
 
 from __future__ import annotations
 

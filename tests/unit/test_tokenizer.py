@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer and what is refused of it."""
+"""The checkpoint's tokenizer, and tokenizers that are refused."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_more_tokens_than_are_wanted_are_counted_and_not_listed() -> None:
 def in_parts(
     tokenizer: Tokenizer, text: str, kept: int | None = None, most: int = 2**20
 ) -> tuple[tuple[int, ...], int]:
-    """(the ids, characters that were read for them in parts)."""
+    """(ids, number of characters that were read for them in parts)."""
     work, num_chars = tokenizer.encode_in_parts(text, True, most, kept), 0
     while True:
         try:
@@ -177,7 +177,7 @@ def in_parts(
 
 
 def with_frame(checkpoint: Path) -> Tokenizer:
-    """The embedded model's, with a token before each text and two behind."""
+    """The embedded model's tokenizer, with one token added before each text and two behind."""
     state = json.loads((checkpoint / "tokenizer.json").read_text())
     start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|im_start|>", "<|im_end|>"))
     names = {token["content"]: token["id"] for token in state["added_tokens"]}

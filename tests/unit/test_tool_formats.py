@@ -1,4 +1,4 @@
-"""Formats: found from what a checkpoint shows, and followed in what its models write."""
+"""Formats: detected from a checkpoint, and used to parse the output of its model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reading(found: Format, prompt: str = "", *, with_calls: bool = True) -> Pars
 
 
 def read(asked: ParserConfig, text: str, cuts: list[int] | None = None) -> tuple[list[Piece], AnswerParser]:
-    """Every piece of an answer that arrived in the pieces that the cuts make."""
+    """Every piece of an answer whose text arrives in parts split at `cuts`."""
     reader = AnswerParser(asked)
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts or ()), len(text)]
     pieces = [piece for a, b in itertools.pairwise(bounds) for piece in reader.feed(text[a:b])]
@@ -75,7 +75,7 @@ def test_an_answer_reads_the_same_however_it_arrives(sample: str, cuts: list[int
 
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.is_as_transformers])
 def test_transformers_reads_the_same(name: str) -> None:
-    """Its parser needs the whole text, and knows nothing of blanks; what it finds in well-formed answers is found."""
+    """transformers' parser needs the whole text and ignores blanks. In well-formed answers both find the same."""
     sample = SAMPLES[name]
     found = format_of(sample.tools, sample.reasoning)
     assert found.template is not None
@@ -132,7 +132,7 @@ def test_any_text_reads_the_same_however_it_arrives(
 @settings(deadline=None, max_examples=300)
 @given(parts=PARTS, cuts=CUTS)
 def test_no_word_is_lost_beside_reasoning_and_calls(parts: list[str], cuts: list[int]) -> None:
-    """Numbered words between whatever else there is: each comes back once, in order."""
+    """Numbered words between other text: each comes back once, in order."""
     text = "".join(f"{part}w{i}w" for i, part in enumerate(parts))
     for tools in ("hermes", "mistral_args", "llama3_json", "qwen3_coder"):
         pieces, _ = read(reading(format_of(tools, "think")), text, cuts)
@@ -305,7 +305,7 @@ def test_tagged_arguments_are_json_whatever_number_is_written(written: str, read
 
 
 def test_an_argument_that_is_written_twice_is_not_lost() -> None:
-    """JSON has a key once: what the model wrote is given as it stands."""
+    """JSON has each key once, so the model's text is given as it is."""
     written = "\n<parameter=x>\n1\n</parameter>\n<parameter=x>\n2\n</parameter>\n"
     text = f"<tool_call>\n<function=f>{written}</function>\n</tool_call>"
     pieces, _ = read(replace(reading(format_of("qwen3_coder")), tools=NUMBERS), text, list(range(len(text))))
@@ -314,7 +314,7 @@ def test_an_argument_that_is_written_twice_is_not_lost() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_copy_of_a_begun_reader_reads_as_a_new_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many choices read the prompt's part of the answer once, and share nothing afterwards."""
+    """Many choices share one parse of the prompt's part of the answer, and nothing afterwards."""
     sample = SAMPLES[name]
     asked = reading(format_of(sample.tools, sample.reasoning), sample.prompt)
     expected = read(asked, sample.text, [3, 5])
@@ -337,7 +337,7 @@ def test_special_tokens_of_markers_are_the_readers() -> None:
 
 
 def test_a_long_run_of_blanks_costs_no_more_than_its_length() -> None:
-    """Held back whole, and read once: characters taken from the text, not time, is what is counted."""
+    """The text is held back completely and read once. The test counts characters taken from it, not time."""
     own = format_of("hermes", "think")
     assert all(not region.open.pattern.pattern.startswith("\\s") for region in own.regions)
     assert all(

@@ -1,4 +1,4 @@
-"""What is asked of calls and reasoning, as grammars: followed by llguidance on the embedded model's vocabulary."""
+"""Grammars for calls and reasoning, followed by llguidance on the embedded model's vocabulary."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def asked(model: ServedModel, prompt: str = PROMPT, answer: AnswerLanguage | Non
 
 
 def follows(what: AnswerRules, model: ServedModel, text: str) -> bool:
-    """Whether the grammar takes this text, and may end there."""
+    """Whether the grammar accepts this text and may end there."""
     assert what.answer is not None
     matcher = LLMatcher(vocabulary(), what.answer.language.text())
     assert not matcher.is_error(), matcher.get_error()

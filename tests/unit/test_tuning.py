@@ -1,4 +1,4 @@
-"""The table of fastest products: what it chooses, and a file that survives whatever happens to it."""
+"""The table of fastest products: its choices, and that a damaged file does no harm."""
 
 from __future__ import annotations
 

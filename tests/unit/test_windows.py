@@ -1,4 +1,4 @@
-"""Block tables of groups with a window: what is given back when, what room is counted, and what a hit needs."""
+"""Block tables of groups with a window: when blocks are freed, how many are reserved, and what a hit needs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_room_is_counted_in_every_group() -> None:
 
 
 def test_a_hit_ends_where_every_window_holds_what_the_next_query_sees() -> None:
-    """Of a chain of 10 blocks one block of the window is evicted: hits whose window it lies in end in front of it."""
+    """One window block of a chain of 10 is evicted: hits whose window contains it end before it."""
     for gone in range(10):
         cache = windowed(40, None, 4)
         running = Running.start(cache, IDS).compute(20)
@@ -174,7 +174,7 @@ def test_who_computes_an_evicted_window_block_again_gives_it_back_to_the_chain()
 
 
 def test_tombstones_are_as_many_as_blocks_at_most() -> None:
-    """A sequence 25 times as long as the pool: its index stays within the pool, and its end can be hit."""
+    """The sequence is 25 times as long as the pool. Its index stays within the pool, and its end can be hit."""
     cache = windowed(8, 4)
     ids = tuple(range(400))
     running = Running.start(cache, ids)

@@ -1,4 +1,4 @@
-"""What models of each family write, with how it is to be read, and the words of their chat templates that tell them.
+"""Outputs of models of each family with the expected parse, and the texts of chat templates that show the family.
 
 Outputs and template texts are written for these tests, in the spelling of the published templates.
 """
@@ -238,4 +238,4 @@ TEMPLATES: dict[str, tuple[Clues, str, str]] = {
                 "harmony", "harmony"),
     "a base model": (Clues(), "none", "none"),
 }  # fmt: skip
-"""What checkpoints show, and the formats of calls and of reasoning that they use."""
+"""Properties of checkpoints, and the formats of calls and of reasoning that they use."""
