@@ -76,8 +76,8 @@ def test_the_floor_is_given_once() -> None:
 
 
 def test_what_a_chunk_leaves_begins_no_prompt() -> None:
-    """Time for 9 tokens is a chunk if there is no other chunk, and is unused after another one. Time for one token is
-    unused."""
+    """With time for 9 tokens after another chunk, a whole prompt of 9 runs, but no part of a longer one. Without
+    another chunk a part runs. Time for one token gives no chunk."""
     nine_s = chunk_s(COSTS, 0, 9) * 1.001
     budget = TimedBudget(4096, chunk_s(COSTS, 0, 320) + nine_s, COSTS, 256)
     budget.spend(0, budget.chunk(0, 320))
