@@ -1,4 +1,5 @@
-"""R20: what is timed goes by the monotonic clock; the wall clock, which people and services set, only tells dates."""
+"""R20: durations are measured with the monotonic clock. The wall clock, which people and services set, is used for
+dates only."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ DATES = {
     "server/commands/bench/report.py": "the date of a report",
     "kernels/native.py": "the age of files, whose times are the wall clock's",
 }
-"""Who may ask for it, and for what."""
+"""File -> its purpose, for files that may read the wall clock."""
 
 _OF_TIME = frozenset({"time", "time_ns", "ctime", "localtime", "gmtime", "asctime", "strftime"})
 _OF_DATETIME = frozenset({"now", "utcnow", "today"})
 
 
 def wall_clocks(source: str) -> Iterator[int]:
-    """The lines that ask for the wall clock, or import what does by a name of its own."""
+    """Lines that read the wall clock, or import a function that reads it."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="time"), attr=name) if name in _OF_TIME:

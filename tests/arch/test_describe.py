@@ -1,5 +1,5 @@
-"""config.json in, `Arch` out: Llama's and Qwen3's, and every refusal by name, rule and value. The other families are in
-`test_families`, the scalings of rope in `test_rope`."""
+"""config.json in, `Arch` out: Llama's and Qwen3's configs, and every refusal with field, rule and value. The other
+families are in `test_families`, the scalings of rope in `test_rope`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QWEN3 = LLAMA | {
 
 
 def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """`config` with fields set, or dropped where the value is `...`."""
+    """`config` with fields set, or removed if the value is `...`."""
     return {name: value for name, value in (config | changes).items() if value is not ...}
 
 

@@ -1,4 +1,4 @@
-"""What the published configs of each family say, in the spelling of their repositories, defaults omitted as there."""
+"""The `Arch` of each family's published config, as its repository spells it, without fields that have their default."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def arch_of(name: str, **changes: Any) -> Arch:
-    """Of the published config with fields set, or dropped where the value is `...`."""
+    """The `Arch` of the published config with fields set, or removed if the value is `...`."""
     config = PUBLISHED[name][0] | changes
     return describe({field: value for field, value in config.items() if value is not ...})
 

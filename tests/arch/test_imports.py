@@ -1,7 +1,7 @@
-"""Who may import whom. The rule is data below; the test walks every import statement of the product.
+"""Which package may import which. The rules are data below; the test walks every import statement of the product.
 
-A room may import itself, the standard library, what its row names, and nothing else: also inside functions, so that no
-cycle is broken by a deferred import.
+A package may import itself, the standard library, and the names in its row. Imports inside functions count too, so that
+no cycle is broken by a deferred import.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ RULES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 PURE = ("engine.arch", "engine.request", "engine.cache", "engine.sched")
-"""Rooms that may not even import clocks, randomness or input and output from the standard library."""
+"""Packages that may not import clocks, randomness or input and output from the standard library."""
 
 IMPURE_MODULES = {"time", "random", "secrets", "datetime", "socket", "asyncio", "threading", "subprocess", "uuid", "io"}
 
@@ -77,14 +77,14 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def room_of(module: str) -> str | None:
-    """The longest rule that covers the module; None for packages that are only a folder."""
-    matches = [room for room in RULES if module == room or module.startswith(room + ".")]
+def package_of(module: str) -> str | None:
+    """The package of the longest rule that covers the module; None for packages that are only a folder."""
+    matches = [package for package in RULES if module == package or module.startswith(package + ".")]
     return max(matches, key=len, default=None)
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Every imported name in full: for `from a import b`, both could be modules, so `a.b` is given."""
+    """Every imported name in full. In `from a import b` both could be modules, so it gives `a.b`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -98,28 +98,28 @@ def within(name: str, prefix: str) -> bool:
 
 
 def violations(module: str, path: Path) -> list[str]:
-    room = room_of(module)
+    package = package_of(module)
     found = []
     for name in imported(path):
         top = name.split(".")[0]
         if top in sys.stdlib_module_names:
-            if room in PURE and top in IMPURE_MODULES:
+            if package in PURE and top in IMPURE_MODULES:
                 found.append(f"{module} is pure and imports {name}")
             continue
-        allowed = RULES.get(room, ()) if room else ()
-        own = f"inferd.{room}"
-        if not (room and within(name, own)) and not any(within(name, prefix) for prefix in allowed):
-            found.append(f"{module} ({room}) imports {name}")
+        allowed = RULES.get(package, ()) if package else ()
+        own = f"inferd.{package}"
+        if not (package and within(name, own)) and not any(within(name, prefix) for prefix in allowed):
+            found.append(f"{module} ({package}) imports {name}")
     return found
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_module_imports_only_what_its_room_may(module: str, path: Path) -> None:
+def test_a_module_imports_only_what_its_package_may(module: str, path: Path) -> None:
     assert violations(module, path) == []
 
 
 def test_packages_export_nothing() -> None:
-    """`engine.api.params` loads without pyzmq, and so on: packages re-export nothing but a kernel's own signature."""
+    """`engine.api.params` loads without pyzmq, and so on: packages export nothing but a kernel's own signature."""
     for module, path in modules():
         if path.name == "__init__.py" and not module.startswith("kernels."):
             assert list(imported(path)) == [], f"{module} imports in its __init__"

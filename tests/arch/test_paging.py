@@ -1,4 +1,4 @@
-"""How many blocks a sequence holds, against counting them position by position."""
+"""The number of blocks of a sequence, compared with counting position by position."""
 
 from __future__ import annotations
 

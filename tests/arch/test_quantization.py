@@ -1,4 +1,4 @@
-"""quantization_config: what is read of it, and every value that is refused, by its name."""
+"""quantization_config: the formats that are read, and every value that is refused, with its name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
     ],
 )  # fmt: skip
 def test_some_layers_may_be_left_out(quantization: object, plain: list[str]) -> None:
-    """Their tensors are expected as they are, and all others with scales."""
+    """Their tensors are expected unquantized, and all others with scales."""
     arch = arch_of(quantization)
     assert arch.stored is not None and arch.stored.plain == set(plain)
     forms = {source.tensor: source.form for source in weights(arch).sources}
@@ -162,7 +162,7 @@ def test_blocks_that_a_fused_matrix_would_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("quantization", [AUTO | {"activation_scheme": "static"}, DEEPSEEK, compressed(ignore=[])])
 def test_the_weight_map_fills_every_parameter_once(quantization: object) -> None:
-    """Rows touch and do not overlap (`parameters` asserts it), and scales stand beside every matrix in 8 bits."""
+    """Rows follow one another without overlap (`parameters` asserts it), and every matrix in 8 bits has scales."""
     arch = arch_of(quantization)
     found, plain = weights(arch), weights(arch_of(None))
     shapes = found.parameters()

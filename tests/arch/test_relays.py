@@ -1,5 +1,5 @@
-"""A request's parameters travel whole: nothing on their way copies them field by field, so that a new field has three
-places: its schema, its struct, its use."""
+"""A request's parameters are passed on whole: nothing copies them field by field. So a new field has three places: its
+schema, its struct, its use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCES = {
     ("server/generate/intake.py", "weight"),
     ("server/generate/request.py", "max_tokens"),
 }
-"""The code that fills the structs, from the HTTP request, its caller and its prompts."""
+"""Files that fill the structs, from the HTTP request, its client and its prompts."""
 
 
 def copied(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Rope in config.json: both spellings, each scaling with its defaults, how far it stretches the model, and refusals."""
+"""Rope in config.json: both spellings, each scaling with its defaults, the positions that it adds, and refusals."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_original_length_beside_the_section_counts() -> None:
     ],
 )
 def test_how_far_a_scaling_stretches_the_model(scaling: dict[str, Any], max_positions: int) -> None:
-    """YaRN and dynamic scaling are added to configs that state the length before; the others are not."""
+    """Configs with YaRN and dynamic scaling state the length without it; the others state the final length."""
     assert arch_of(rope_scaling=scaling).max_positions == max_positions
 
 

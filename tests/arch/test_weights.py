@@ -1,4 +1,4 @@
-"""The weight map: counts of published models, rows that fill every parameter, and every contradiction named."""
+"""The weight map: sizes of published models, rows that fill every parameter, and the report of every contradiction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The KV cache under any sequence of operations: what a hit gives is what the request's own ids would have written.
+"""The KV cache under any sequence of operations: a hit gives the content that the request's own ids would have written.
 
-The model keeps, for every block, the salted prefix that its content was computed from. It is told of content only when
-a table computes it, as a device is; so a stale table, a false hit or a block owned twice shows as other content.
+The model keeps, for every block, the salted prefix that its content was computed from. It learns content only when a
+table computes it, like a device. So a stale table, a false hit or a block with two owners shows as other content.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = KVCache(num_blocks, block_size, windows, step_tokens=_MAX_STEP, hash_block=weak)
 
     def visible(self, request: Request, table: BlockTable, end: int) -> Iterator[tuple[int, Content]]:
-        """The full blocks that the query at `end` sees, each with what it should hold."""
+        """The full blocks that the query at `end` sees, each with its expected content."""
         size = self.cache.block_size
         for group, (window, blocks) in enumerate(zip(self.cache.windows, table.block_ids, strict=True)):
             for i in range(end // size):
@@ -96,7 +96,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.compute(*data.draw(st.sampled_from(self.admitted)), num_tokens, token_id)
 
     def compute(self, request: Request, table: BlockTable, num_tokens: int, token_id: int) -> None:
-        """Compute some of what is known, and sample at its end; a block that it fills has the content of its ids."""
+        """Compute some of the known tokens, and sample at their end. A block that is filled has the content of its
+        ids."""
         num_tokens = min(num_tokens, request.num_pending)
         if num_tokens == 0 or not table.extend(request.scheduled + num_tokens):
             return

@@ -13,10 +13,10 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.refs: dict[int, int] = {}
-        """Held blocks -> references."""
+        """Held block -> number of references."""
         self.with_content: set[int] = set()
         self.cached: list[int] = []
-        """Oldest first."""
+        """Free blocks, the oldest first."""
 
     @initialize(num_blocks=st.integers(1, 8))
     def start(self, num_blocks: int) -> None:

@@ -1,6 +1,7 @@
-"""A text is one text: streamed in whatever pieces, answered at once, or decoded from all of its ids by the library.
+"""The text of an answer is the same, whether it is streamed in any pieces, sent at once, or decoded by the library from
+all ids.
 
-Over HTTP, through every interface that streams, above an engine whose ids and cuts Hypothesis chooses.
+Tested over HTTP, through every interface that streams, with an engine whose ids and cuts Hypothesis chooses.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.api.conftest import MODEL_PATH, Script, ScriptedRouter, serving
 LIBRARY = Tokenizer.from_file(str(Path(MODEL_PATH) / "tokenizer.json"))
 TABLE = TokenBytes(LIBRARY)
 NUM_MARKERS = 5
-"""Ids of special tokens and of the marks around calls, which are no text."""
+"""Ids of special tokens and of the marks around calls, which are not text."""
 BYTE_IDS = {TABLE.of(i): i for i in range(NUM_MARKERS, 3_072) if len(TABLE.of(i)) == 1}
 ALPHABET = "ae <>\u00e9\u20ac\U0001f600\u0915\u094d\ufffd\n"
 MAX_IDS = 24
@@ -35,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """How one family is asked, and where its text stands."""
+    """The requests of one family of routes, and the text in their answers."""
 
     path: str
     body: Json
@@ -97,7 +98,7 @@ CUTS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 
 
 def ended_by(text: str, stops: Sequence[str]) -> str:
-    """The text up to the stop string that is complete first; of two, the longer."""
+    """The text up to the first complete stop string; if two end there, the longer one."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -108,7 +109,7 @@ def ended_by(text: str, stops: Sequence[str]) -> str:
 def ask(
     http: httpx.Client, router: ScriptedRouter, face: Interface, script: Script, body: Json
 ) -> tuple[str, list[str]]:
-    """(the plain answer's text, the pieces of the streamed one)."""
+    """(text of the plain answer, pieces of the streamed one)."""
     router.reset()
     router.will(script)
     whole = http.post(face.path, json={**face.body, **body})
@@ -139,7 +140,7 @@ def test_streamed_is_plain_is_decoded(
 def test_a_character_is_shown_whole_or_at_the_end(
     face: Interface, http: httpx.Client, router: ScriptedRouter, text: str, lost: int, cuts: list[int]
 ) -> None:
-    """Of a text whose last bytes are cut off: nothing but its last character may be replaced."""
+    """The last bytes of the text may be cut off: then its last character is replaced, and no other."""
     ids = ids_of_text(text)
     ids = ids[: max(1, len(ids) - lost)]
     plain, pieces = ask(http, router, face, Script(token_ids=tuple(ids), cuts=tuple(cuts)), {})
@@ -159,7 +160,7 @@ def test_a_character_is_shown_whole_or_at_the_end(
 def test_no_piece_of_a_stop_string_is_ever_shown(
     face: Interface, http: httpx.Client, router: ScriptedRouter, text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    """What was streamed is the beginning of the answer at any moment: nothing has to be taken back."""
+    """At any moment the streamed text is a beginning of the answer, so nothing has to be taken back."""
     expected = ended_by(text, stops)
     script = Script(token_ids=tuple(ids_of_text(text)), cuts=tuple(cuts))
     plain, pieces = ask(http, router, face, script, {face.stop: stops})
@@ -176,7 +177,7 @@ def test_no_piece_of_a_stop_string_is_ever_shown(
 def test_a_prompt_that_ends_inside_a_character_is_not_shown_again(
     http: httpx.Client, router: ScriptedRouter, prompt: str, cut: int, cuts: list[int]
 ) -> None:
-    """The answer completes the character: it begins with it, and with nothing that stands before it."""
+    """The answer completes the character. It begins with it, without any text before it."""
     ids = ids_of_text(prompt + "\u20ac")
     face = replace(INTERFACES[0], body={"prompt": ids[:-cut], "max_tokens": 64})
     script = Script(token_ids=(*ids[-cut:], *ids_of_text("b")), cuts=tuple(cuts))

@@ -125,7 +125,7 @@ CASES = (
     Case("truncated weights", 3, ("truncated",), weights(lambda data: data[:-100])),
     Case("weights cut in their header", 3, ("truncated",), weights(lambda data: data[:100])),
     Case("corrupt header", 3, ("not valid JSON",), weights(lambda data: data[:8] + b"}" + data[9:])),
-    Case("corrupt length", 3, ("no safetensors file",), weights(lambda data: b"\xff" * 8 + data[8:])),
+    Case("corrupt length", 3, ("not a safetensors file",), weights(lambda data: b"\xff" * 8 + data[8:])),
     Case("config against weights", 3, ("640", "520"), config(**WIDER)),
     Case("unknown architecture", 3, ("MambaForCausalLM", "LlamaForCausalLM"), config(**OTHER)),
     Case("config of another kind", 3, ("hidden_size",), config(hidden_size="wide")),
