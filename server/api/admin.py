@@ -1,4 +1,4 @@
-"""What an operator may ask of a running server: /config and /reset_prefix_cache. Served with an admin key alone."""
+"""The admin routes /config and /reset_prefix_cache, and the checks that let only admin keys call them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class AdminApi:
         self._service = service
 
     async def config(self, request: Request) -> Response:
-        """Setting -> value, source and what it became. Keys are counted, never shown."""
+        """Setting -> its value, its source and what it became. Keys are counted, never shown."""
         del request
         return Response(any_json(self._service.config), media_type="application/json")
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """Blocks that running requests hold stay theirs. Raises `RequestError` where there is no engine to tell."""
+        """Running requests keep the blocks that they hold. Raises `RequestError` if there is no engine."""
         del request
         check_ready(self._service.router)
         self._service.router.reset_prefix_cache()
@@ -36,7 +36,7 @@ class AdminApi:
 
 
 def not_served(why: str) -> Handler:
-    """A route that other servers have: 501, with the way out."""
+    """A handler for a route that only other servers have. It answers 501 with the reason."""
 
     async def refuse(request: Request) -> Response:
         del request
@@ -46,9 +46,9 @@ def not_served(why: str) -> Handler:
 
 
 async def admin_only(request: Request) -> None:
-    """A dependency of a route that only administrators may call, as the `Keys` middleware knows them.
+    """A dependency of routes that only admin keys may call. The `Keys` middleware has found the caller's role.
 
-    It belongs to the route, so that no spelling of the path goes around it. Raises `RequestError`.
+    It belongs to the route, so no other spelling of the path avoids it. Raises `RequestError`.
     """
     role = request.state.role
     if role != "admin":
@@ -56,9 +56,9 @@ async def admin_only(request: Request) -> None:
 
 
 def at_port(port: int, *, is_there: bool) -> Callable[[Request], Awaitable[None]]:
-    """A dependency of a route that is served at the local `port` alone, or at every other port; elsewhere it is a 404.
+    """A dependency of routes that exist only at the local `port`, or only at other ports. Elsewhere they are a 404.
 
-    It asks for the socket that the connection came to, which no header can change.
+    It looks at the connection's own socket, which no header can change.
     """
 
     async def check(request: Request) -> None:
@@ -70,9 +70,9 @@ def at_port(port: int, *, is_there: bool) -> Callable[[Request], Awaitable[None]
 
 def _refused(role: str, *, has_admin_keys: bool) -> RequestError:
     if not has_admin_keys:
-        message = "This route is served with an admin key alone, and none is set: start the server with --admin-key."
+        message = "This route needs an admin key, but the server has none: start the server with --admin-key."
     elif role == "user":
-        message = "This route is served with an admin key alone; the API key that was sent is none."
+        message = "This route needs an admin key, but you sent an API key of a client."
     else:
         message = "You didn't provide an admin key. Send it in a header: 'Authorization: Bearer YOUR_ADMIN_KEY'."
         return RequestError("invalid_api_key", message)

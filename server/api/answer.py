@@ -1,4 +1,4 @@
-"""What chat and text answers have in common: the head, usage, and the bytes of a chunk."""
+"""The common parts of chat and text answers: the head, the usage, and the bytes of a chunk."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ DONE = sse.event(b"[DONE]")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the caller wants to see, besides the text."""
+    """The parts of an answer that the caller asked for."""
 
     name: str
-    """The model's name, as the caller spelt it."""
+    """Name of the model, as the caller wrote it."""
     is_stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
     num_prompt_logprobs: int | None
-    """Alternatives to show for each prompt token; None: the field was not given."""
+    """Number of alternatives to show for each prompt token; None if the field was not given."""
     include_metrics: bool = False
 
 
 @dataclass(slots=True)
 class Counts:
-    """Tokens seen so far in a stream."""
+    """Number of tokens of a stream so far."""
 
     num_prompt: int
     num_output: int = 0
     num_reasoning: int = 0
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
     num_unsent: int = 0
-    """Of `num_output`: those whose text is held back."""
+    """Part of `num_output` whose text is held back."""
     _unsent_by_choice: dict[int, int] = field(default_factory=dict)
 
     def add(self, event: TextDelta, request: GenerateRequest) -> None:
@@ -59,12 +59,12 @@ class Counts:
             self.cached_by_prompt[prompt] = max(self.cached_by_prompt.get(prompt, 0), event.num_cached_tokens)
 
     def hold(self, choice: int, num_unsent: int) -> None:
-        """Of so many tokens of a choice the text has yet to come."""
+        """The text of `num_unsent` tokens of a choice is held back."""
         self.num_unsent += num_unsent - self._unsent_by_choice.get(choice, 0)
         self._unsent_by_choice[choice] = num_unsent
 
     def usage_sent(self) -> Json:
-        """Of the text that is out."""
+        """The usage of the text that was sent."""
         num_output = self.num_output - self.num_unsent
         num_cached = sum(self.cached_by_prompt.values())
         return usage(self.num_prompt, num_output, num_cached, min(self.num_reasoning, num_output))
@@ -84,7 +84,7 @@ def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int)
 
 
 def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Json:
-    """A prompt and what of it was cached count once: as its first choice found them."""
+    """A prompt and its cached tokens count once, as its first choice found them."""
     return usage(
         request.num_prompt_tokens,
         sum(len(choice.token_ids) for choice in choices),
@@ -94,7 +94,7 @@ def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Jso
 
 
 def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) -> Json:
-    """The part of an answer, or of every chunk of it, that does not change."""
+    """The part of an answer that is the same in all of its chunks."""
     return {
         "id": request.response_id,
         "object": kind,
@@ -106,7 +106,7 @@ def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) ->
 
 
 class Chunks:
-    """Writes the chunks of a stream: the head is encoded once, a chunk adds its choices and, where asked for, usage."""
+    """Writes the chunks of a stream. The head is encoded once; a chunk adds choices and, if asked for, usage."""
 
     def __init__(self, head: Json, shape: Shape, request: GenerateRequest) -> None:
         self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
@@ -117,15 +117,15 @@ class Chunks:
         self._counts.add(event, self._request)
 
     def ended(self, choice: int) -> None:
-        """All text of a choice is out, or will never be."""
+        """No more text of a choice will be sent."""
         self._counts.hold(choice, 0)
 
     def chunk(self, choice: Json, extra: Json | None = None) -> bytes:
-        """One event with one choice; `extra` are fields of the chunk itself."""
+        """An event with one choice. `extra` are fields of the chunk itself."""
         return self._event([choice], self._running_usage(), extra or {})
 
     def end(self, extra: Json) -> bytes:
-        """The last chunk, which carries only usage and `extra`, where usage was asked for; then [DONE]."""
+        """[DONE], after a last chunk with usage and `extra` if usage was asked for."""
         return (self._event([], self._counts.usage(), extra) if self._shape.include_usage else b"") + DONE
 
     def _running_usage(self) -> Json | None:
@@ -140,7 +140,7 @@ class Chunks:
 
 
 class ChunkRendering:
-    """What the renderings of chat and text have in common: how a stream of chunks ends, and the fold of a plain one."""
+    """Base of the renderings of chat and text: ends a stream of chunks, and collects the events of a plain answer."""
 
     keep_alive = sse.KEEP_ALIVE
 
@@ -151,7 +151,7 @@ class ChunkRendering:
         return self._chunks.end(extra)
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        """No [DONE] follows."""
+        """The error as the last event, without [DONE]."""
         return sse.event(orjson.dumps(errors.body_of(error)))
 
     def add(self, event: Event) -> None:

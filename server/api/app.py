@@ -1,6 +1,6 @@
-"""Puts the HTTP side together: one table of routes, the middleware in order, and the errors every route may raise.
+"""Assembles the HTTP application: the table of routes, the middleware in its order, and the handlers of errors.
 
-`create_app` takes what it stands on as arguments; nothing here is global. Knows no engine and starts nothing.
+`create_app` receives everything that it needs; nothing here is global. It knows no engine and starts nothing.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from inferd.server.transport.sse import KEEP_ALIVE_S, ClientGoneError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """What the operator decides about the HTTP side."""
+    """The operator's settings of the HTTP side."""
 
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
     keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
-    """Web pages that may call; "*": all."""
+    """Origins of web pages that may call. "*" allows all."""
     allowed_hosts: tuple[str, ...] | None = None
-    """Names that the server may be asked by besides the loopback's; None: any."""
+    """Names that `Host` may hold besides those of the loopback; None allows any."""
     max_body_bytes: int = 16 * 2**20
     body_idle_s: float = 10.0
-    """A body of which nothing comes for so long is not waited for."""
+    """Maximum time without a byte of a body."""
     admin_port: int | None = None
-    """The local port at which admin routes are served, and no others but the public ones; None: all at every port."""
+    """Local port that serves admin routes and public ones, but no others. None serves all routes at every port."""
     keep_alive_s: float = KEEP_ALIVE_S
     stored_responses_bytes: int = 256 * 2**20
     stored_responses_ttl_s: float = 86_400.0
@@ -84,11 +84,11 @@ class AppOptions:
     e2e_target_s: float | None = None
     has_access_log: bool = True
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """What /config shows."""
+    """The answer of /config."""
 
     @classmethod
     def from_settings(cls, settings: Settings, config: EngineConfig | None = None) -> Self:
-        """`config`: what the engine's settings became."""
+        """`config`: the engine's settings after the start decided the automatic ones."""
         return cls(
             api_keys=tuple(key.get_secret_value() for key in settings.api_key),
             admin_keys=tuple(key.get_secret_value() for key in settings.admin_key),
@@ -107,7 +107,7 @@ class AppOptions:
 
 
 def settled(settings: Settings, config: EngineConfig | None) -> dict[str, dict[str, object]]:
-    """Setting -> {value as text, source, what it became}; `became` is null where nothing was left to decide."""
+    """Setting -> {value as text, source, became}. `became` is null if the start had nothing to decide."""
     return {
         name: {"value": value, "source": source, "became": getattr(config, _BECOMES.get(name, name), None)}
         for name, value, source in settings.explain()
@@ -115,7 +115,7 @@ def settled(settings: Settings, config: EngineConfig | None) -> dict[str, dict[s
 
 
 _BECOMES = {"kv_memory": "kv_memory_bytes"}
-"""Settings whose fields of the engine's configuration have other names."""
+"""Setting -> its name in the engine's configuration, if that differs."""
 
 
 _READ_BY_PAGES = (
@@ -127,7 +127,7 @@ _READ_BY_PAGES = (
     "x-should-retry",
     *RATE_LIMIT_HEADERS,
 )
-"""Headers of answers that browsers show to a page's scripts."""
+"""Headers of answers that the scripts of a web page may read."""
 
 
 def create_app(model: ServedModel, router: Router, metrics: Metrics, options: AppOptions) -> FastAPI:
@@ -171,7 +171,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
 
     app = FastAPI(
         title="inferd",
-        openapi_url=None,  # the document is a row of the table
+        openapi_url=None,  # the table of routes has the document
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=_middleware(options, metrics, keyring),
@@ -187,7 +187,7 @@ def create_app(model: ServedModel, router: Router, metrics: Metrics, options: Ap
 
 
 def handlers_of(service: Service) -> dict[Route, Handler]:
-    """What serves each route of the table, those alone excepted that answer 501."""
+    """The handler of each route in the table, except routes that answer 501."""
     chat, text, tokens = ChatApi(service), CompletionsApi(service), TokensApi(service)
     models, health, admin = ModelsApi(service), HealthApi(service), AdminApi(service)
     render, messages = RenderApi(service), MessagesApi(service)
@@ -223,7 +223,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
 
 
 def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int | None = None) -> None:
-    """Serve every route of the table as its label says. Raises `RuntimeError` where table and handlers differ."""
+    """Serve every route of the table with its access label. Raises `RuntimeError` if table and handlers differ."""
     served = {route for route in routes.ROUTES if not route.missing}
     if set(handlers) != served:
         paths = sorted(f"{route.method} {route.path}" for route in set(handlers) ^ served)
@@ -242,16 +242,16 @@ def add_routes(app: FastAPI, handlers: Mapping[Route, Handler], admin_port: int 
 
 
 def check_labels(app: FastAPI) -> None:
-    """Raises `RuntimeError` where a route is served that the table does not have."""
+    """Raises `RuntimeError` if the app serves a route that is not in the table."""
     labelled = {route.path for route in routes.ROUTES}
     unlabelled = [getattr(route, "path", route) for route in app.routes if getattr(route, "path", None) not in labelled]
     if unlabelled:
-        raise RuntimeError(f"served without a label that says to whom: {unlabelled}")
+        raise RuntimeError(f"these routes have no access label: {unlabelled}")
 
 
 def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list[Middleware]:
-    """Outermost first. CORS answers preflights, which carry no key, before keys are asked for, and lets pages read
-    every answer from there on, errors included."""
+    """The middleware, outermost first. CORS comes before the check of keys, because preflights carry no key. It lets
+    web pages read all later answers, errors included."""
     public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
     templates = [route.path for route in routes.ROUTES]
     layers = [Middleware(middleware.RequestIds), Middleware(middleware.Tally, metrics=metrics, templates=templates)]
@@ -285,21 +285,21 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
-    """Nobody reads this; the access line does."""
+    """The client has gone, so only the access log sees this answer."""
     del request, error
     return Response(status_code=499)
 
 
 async def _on_no_route(request: Request, error: Exception) -> Response:
-    """No such path, or a path without this method."""
+    """There is no such path, or the path has no such method."""
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {errors.clip(request.url.path, errors.MAX_ECHO)}"
+    target = f"{request.method} {errors.clip(request.url.path, errors.MAX_ECHO)}"
     if error.status_code == 405:
         allowed = ", ".join(routes.methods_of(request.url.path))
         message = (
-            f"Not allowed to {where}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
+            f"Not allowed to {target}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
         )
         response = middleware.refusal(request.scope, RequestError("method_not_supported", message))
         response.headers["Allow"] = allowed
         return response
-    return middleware.refusal(request.scope, RequestError("invalid_url", f"Invalid URL ({where})"))
+    return middleware.refusal(request.scope, RequestError("invalid_url", f"Invalid URL ({target})"))

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: parse -> generate -> render. A stream renders each event, a plain answer their fold."""
+"""/v1/chat/completions: parse -> generate -> render. A stream renders each event, a plain answer all of them."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class ChatRendering(ChunkRendering):
         return {**answer, **extra}
 
     def _role(self, choice: int) -> bytes:
-        """The first chunk of a choice says who speaks."""
+        """The first chunk of a choice, which has the role; empty if it was sent."""
         if choice in self._introduced:
             return b""
         self._introduced.add(choice)
         extra: Json = {}
         if self._shape.return_token_ids and len(self._introduced) == 1:
             extra["prompt_token_ids"] = self._taken.prompts[0].token_ids
-        # Where the answer may be calls alone, clients that add deltas up must not be left with an empty text.
+        # If the answer has only calls, clients that add up deltas must not end with an empty text.
         content = "" if self._taken.parser_config is None else None
         delta = {"role": "assistant", "content": content, "refusal": None}
         return self._chunk(choice, {"delta": delta, "finish_reason": None}, extra)
@@ -119,7 +119,7 @@ class ChatRendering(ChunkRendering):
         return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, extra)
 
     def _reason(self, reason: EndReason) -> EndReason:
-        """A function that the caller named is no decision of the model's: OpenAI says `stop`."""
+        """The finish reason. If the caller named the function, the model did not decide to call: OpenAI says `stop`."""
         config = self._taken.parser_config
         return "stop" if reason == "tool_calls" and config is not None and config.names_function else reason
 
@@ -137,7 +137,7 @@ class ChatRendering(ChunkRendering):
 
 
 def _message(result: ChoiceResult) -> Json:
-    """`content` is null where there is nothing but calls."""
+    """The message of a choice. `content` is null if there are only calls."""
     content = None if result.calls and not result.text else result.text
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if result.reasoning:
@@ -151,5 +151,5 @@ def _message(result: ChoiceResult) -> Json:
 
 
 def _reasoning(text: str) -> Json:
-    """Clients look for the one name or for the other."""
+    """The reasoning under both names that clients read."""
     return {"reasoning": text, "reasoning_content": text}

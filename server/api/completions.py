@@ -1,4 +1,4 @@
-"""/v1/completions: parse -> generate -> render, for one prompt or many, echoed and scored where asked for."""
+"""/v1/completions: parse -> generate -> render. It has one prompt or many, and echoes and scores them if asked to."""
 
 from __future__ import annotations
 

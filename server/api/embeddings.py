@@ -1,4 +1,4 @@
-"""/v1/embeddings: parse -> embed -> render. Vectors become text on a thread: a large answer has millions of numbers."""
+"""/v1/embeddings: parse -> embed -> render. A thread writes the vectors: a large answer has millions of numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EmbeddingsApi:
         """Raises `RequestError`, `EngineDeadError` and `ClientGoneError`."""
         service = self._service
         name = service.intake.check_model(body.wire.model)
-        # The engine is given its inputs as others leave it room: one place in the queue is enough to begin.
+        # The server sends inputs as places in the queue become free, so one free place is enough to begin.
         caller = admit(request, service, body.wire.timeout, num_choices=1, has_target=False)
         hidden_size = service.router.ready.hidden_size
         taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size))
@@ -49,8 +49,7 @@ class EmbeddingsApi:
 
 
 def written(name: str, vectors: Sequence[bytes], num_tokens: int, *, is_base64: bool) -> bytes:
-    """The answer. As numbers a vector is written and forgotten before the next: as Python's they take eight times its
-    bytes."""
+    """The answer as JSON. Vectors become Python numbers one after another, because those take eight times the bytes."""
     items = [orjson.Fragment(_item(i, vector, is_base64)) for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return exact(orjson.dumps({"object": "list", "data": items, "model": name, "usage": usage}))

@@ -1,4 +1,4 @@
-"""/live, /ready, /health, /version, /metrics: for orchestrators and scrapers, without a key and without the queue."""
+"""/live, /ready, /health, /version and /metrics, for orchestrators and scrapers. They need no key and do not queue."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class HealthApi:
         self._service = service
 
     async def live(self, request: Request) -> Response:
-        """The server process answers; what its engine does is another question."""
+        """Says that the server process answers. The engine may be down."""
         del request
         return _json({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        """Requests are taken, if only to wait for the next engine. Raises `RequestError` (503) where they are not."""
+        """Says that requests are accepted, even if they wait for an engine. Otherwise raises `RequestError` (503)."""
         del request
         router = self._service.router
         check_ready(router)

@@ -1,6 +1,6 @@
-"""A plain answer that is too large to be one object.
+"""A plain answer that is too large for one object.
 
-Each piece is made on a thread, once the client has read the one before.
+A thread makes each piece after the client has read the one before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log probabilities on the wire: OpenAI's chat form, its older text form, and vLLM's form for prompts."""
+"""Log probabilities in JSON: OpenAI's form for chat, its older form for text, and vLLM's form for prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from inferd.server.text.token_bytes import TokenBytes
 T = TypeVar("T")
 
 _LONG = 16
-"""Tokens from which on a list is written in pieces. As objects, a token with 20 alternatives takes 9 KB."""
+"""Number of tokens from which on a list is written in pieces. As objects, a token with 20 alternatives takes 9 KB."""
 LEAST_LOGPROB = -9999.0
-"""What OpenAI writes for "very unlikely": JSON has no infinity."""
+"""OpenAI's value for "very unlikely", because JSON has no infinity."""
 
 
 def chat_logprobs(table: TokenBytes, scored: Collection[ScoredToken]) -> dict[str, Any]:
@@ -26,12 +26,12 @@ def chat_logprobs(table: TokenBytes, scored: Collection[ScoredToken]) -> dict[st
 def text_logprobs(
     table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int, first_id: int | None = None
 ) -> dict[str, Any]:
-    """Four lists of one length. An entry None is the prompt's first token, `first_id`: it follows nothing."""
+    """Four lists of one length. The entry None stands for the prompt's first token, `first_id`, which has no score."""
 
     def column(show: Callable[[ScoredToken], Any], first: Any) -> list[Any] | LongList[ScoredToken | None]:
         return _list(scored, lambda token: first if token is None else show(token))
 
-    # The prompt's first token alone has no log probability, so an answer without a prompt needs no text of it.
+    # Only the prompt's first token has no log probability, so an answer without a prompt does not need its text.
     first_text = None if first_id is None else _legacy_text(table, first_id)
     return {
         "tokens": column(lambda token: _legacy_text(table, token.logprobs.token_id), first_text),
@@ -44,12 +44,12 @@ def text_logprobs(
 def prompt_logprobs(
     table: TokenBytes, scored: Collection[ScoredToken | None], num_top: int
 ) -> list[dict[str, Any] | None] | LongList[ScoredToken | None]:
-    """For each prompt token, token id -> how it was ranked."""
+    """For each prompt token: token id -> its log probability and rank."""
     return _list(scored, lambda token: None if token is None else _ranked(table, token.logprobs, num_top))
 
 
 def _list(items: Collection[T], show: Callable[[T], Any]) -> list[Any] | LongList[T]:
-    """The entry of each item, as JSON shows it."""
+    """The list of `show(item)`, written in pieces if it is long."""
     return [show(item) for item in items] if len(items) < _LONG else LongList(items, show)
 
 
@@ -64,14 +64,14 @@ def _entry(table: TokenBytes, token_id: int, logprob: float) -> dict[str, Any]:
 
 def _top_texts(table: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str, float]:
     top: dict[str, float] = {}
-    # Two ids may have one text: the likelier keeps it. The chosen token is always among them.
+    # If two ids have one text, the likelier one keeps it. The chosen token is always in the list.
     for token_id, logprob in (*logprobs.top[:num_top], (logprobs.token_id, logprobs.logprob)):
         top.setdefault(_legacy_text(table, token_id), _finite(logprob))
     return top
 
 
 def _legacy_text(table: TokenBytes, token_id: int) -> str:
-    """A token that is no text of its own as OpenAI's older API writes it: "bytes:\\xe2\\x96"."""
+    """The token's text. A token that is part of a character becomes "bytes:\\xe2\\x96", as in OpenAI's older API."""
     data = table.of(token_id)
     try:
         return data.decode("utf-8")
@@ -89,5 +89,5 @@ def _ranked(table: TokenBytes, logprobs: WireLogprobs, num_top: int) -> dict[str
 
 
 def _finite(logprob: float) -> float:
-    # Written so that NaN, which compares false, is never let through.
+    # NaN compares false, so it becomes the least value too.
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

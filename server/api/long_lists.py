@@ -1,7 +1,7 @@
-"""JSON documents with long lists, written in pieces, so that the whole is never in memory.
+"""Writes JSON documents with long lists in pieces, so that the whole document is never in memory.
 
-The largest answer that is taken has 742,400 log probabilities: 55 MiB of JSON, and 300 MiB as Python objects. No other
-thread runs while orjson encodes, nor while bytes are copied, so each piece is short.
+The largest answer has 742,400 log probabilities. They are 55 MiB of JSON, or 300 MiB of Python objects. No other thread
+runs while orjson encodes or bytes are copied, so each piece is short.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 PIECE_BYTES = 64 * 1024
 _ENCODED_AT_ONCE = 64
-"""Entries. With 20 alternatives, 64 tokens are 100 KB of JSON."""
+"""Number of entries that are encoded at once. With 20 alternatives, 64 tokens are 100 KB of JSON."""
 
 
 class Chained(Generic[T]):
-    """Collections one after another, as one that can be read more than once."""
+    """Several collections as one, which can be read more than once."""
 
     __slots__ = ("_parts",)
 
@@ -39,12 +39,12 @@ class Chained(Generic[T]):
 
 
 class LongList(Generic[T]):
-    """A list of a document. Its entries are made and encoded when the document is written, some at a time."""
+    """A list in a document. Its entries are made and encoded while the document is written, some at a time."""
 
     __slots__ = ("_items", "_show")
 
     def __init__(self, items: Collection[T], show: Callable[[T], object]) -> None:
-        """`show` gives the entry of each item. `items` is read anew each time the document is written."""
+        """`show` makes the entry of an item. `items` is read again each time the document is written."""
         self._items, self._show = items, show
 
     def encoded(self) -> Iterator[bytes]:
@@ -58,9 +58,9 @@ class LongList(Generic[T]):
 
 
 def pieces(document: object) -> Iterator[bytes]:
-    """The JSON of `document`, in pieces of `PIECE_BYTES` or a little more; the last may be shorter.
+    """The JSON of `document` in pieces of `PIECE_BYTES` or a little more. The last piece may be shorter.
 
-    `document` holds what orjson writes, and `LongList`s.
+    `document` contains values that orjson can write, and `LongList`s.
     """
     gathered = bytearray()
     for part in _parts(document):
@@ -73,12 +73,12 @@ def pieces(document: object) -> Iterator[bytes]:
 
 
 def dumps(document: object) -> bytes:
-    """The same JSON as one object."""
+    """The same JSON in one piece."""
     return b"".join(_parts(document))
 
 
 def _parts(document: object) -> Iterator[bytes]:
-    # orjson writes the mark in the place of each long list. Nothing else in the document can hold 128 random bits.
+    # orjson writes the mark in place of each long list. No other text in the document can contain 128 random bits.
     mark = secrets.token_hex(16).encode()
     lists: list[LongList[object]] = []
 

@@ -1,8 +1,8 @@
-"""What every request passes through, as pure ASGI: id, access line, last-resort error, key, body limit.
+"""The middleware that every request passes through, in pure ASGI. It buffers no body and no response.
 
-Nothing here buffers a body or a response. Order, outermost first: `RequestIds`, `Tally`, `AccessLog`, `LastResort`,
-`Keys`, `BodyLimit`. Knows no route but its path's template, whether it is public and whether it is Anthropic's, and
-logs neither bodies nor keys. Paths are what follows the prefix that a proxy stripped.
+The order, outermost first, is `RequestIds`, `Tally`, `AccessLog`, `LastResort`, `Keys`, `BodyLimit`. This file knows a
+route's path template, whether it is public, and whether it belongs to Anthropic's API. It logs neither bodies nor keys.
+Paths are without the prefix that a proxy removes.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.schema.generation import is_sane_id
 
 MIN_BODY_RATE = 16 * 1024
-"""Bytes a second, 128 kbit/s: 16 MiB may take 17 minutes."""
+"""Minimum bytes per second, 128 kbit/s. 16 MiB may take 17 minutes."""
 
 MAX_HELD_BYTES = 2**30
-"""Of all bodies whose requests are not answered yet: a body may have 16 MiB, a connection is there for thousands of
-them, and the memory was planned for the model."""
+"""Maximum number of bytes of all bodies whose requests are not answered yet. Thousands of connections could send 16 MiB
+each, but the memory plan gives that memory to the model."""
 MAX_TENANT_SHARE = 0.75
-"""Fraction of `MAX_HELD_BYTES` that one tenant may fill, so that bodies of others are still read."""
+"""Fraction of `MAX_HELD_BYTES` that one tenant may fill, so that bodies of other tenants are still read."""
 
 access_logger = logging.getLogger("inferd.access")
 logger = logging.getLogger("inferd.server")
 
 
 _CLIENT_GONE = 499
-"""The status of an answer of which nothing was sent, as nginx counts it."""
+"""Status of an answer of which nothing was sent, as in nginx."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent of an answer: written in one place, a token at a time, for all who want to know."""
+    """The part of an answer that was sent so far."""
 
     status: int = _CLIENT_GONE
     num_bytes: int = 0
-    """Of the body."""
+    """Number of bytes of the body."""
 
     @property
     def has_begun(self) -> bool:
@@ -58,9 +58,10 @@ class Sent:
 
 
 class RequestIds:
-    """Every answer carries `x-request-id`: the caller's own where it is sane, else a new one.
+    """Adds `x-request-id` to every answer: the caller's own id if it is well-formed, otherwise a new one.
 
-    Anthropic's clients look for it under `request-id`. The request's state tells all within what was `sent` of it.
+    Anthropic's clients read it as `request-id`. Inner layers find in the request's state how much of the answer was
+    `sent`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -93,10 +94,10 @@ class RequestIds:
 
 
 class Tally:
-    """Counts and times every answer, to its last byte, under its route's template."""
+    """Counts and times every answer up to its last byte, by the template of its route."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, templates: Iterable[str]) -> None:
-        """`templates`: every route's path."""
+        """`templates`: the paths of all routes."""
         self._app, self._metrics = app, metrics
         self._exact = {template for template in templates if "{" not in template}
         self._patterns = {template: compile_path(template)[0] for template in templates if "{" in template}
@@ -119,7 +120,7 @@ class Tally:
 
 
 class AccessLog:
-    """One line a request, when its answer has ended; probes and scrapes, which come by the second, at debug level."""
+    """Logs one line per request when its answer has ended. Frequent probes and scrapes are logged at debug level."""
 
     def __init__(self, app: ASGIApp, quiet_paths: Iterable[str]) -> None:
         self._app, self._quiet_paths = app, frozenset(quiet_paths)
@@ -150,7 +151,7 @@ class AccessLog:
 
 
 class LastResort:
-    """An exception that nobody expected: logged here with its stack, told to the caller without."""
+    """Handles unexpected exceptions: logs them with their stack, and answers without it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -164,20 +165,20 @@ class LastResort:
         except Exception:
             logger.exception("request %s failed", scope["state"]["request_id"])
             if scope["state"]["sent"].has_begun:
-                # The connection must break: a complete-looking half answer would be taken for a whole one.
+                # The connection must break, or the client would mistake half an answer for a whole one.
                 raise
             await refusal(scope, errors.internal_error())(scope, receive, send)
 
 
 class Keys:
-    """Lets a request in that names one of the keys, or asks for a public path. Without keys, everyone is let in.
+    """Lets requests pass that have a valid key or ask for a public path. If the server has no keys, all may pass.
 
-    What is let in carries its `role` in the request's state: "admin" for an admin key, "user" for another, else ""; and
-    the key's `holder`, None where it named none.
+    It sets two values in the request's state: `role` is "admin" for an admin key, "user" for another key, otherwise "".
+    `holder` is the key's holder, or None.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
-        """An admin key opens every route; alone it closes none but those of administrators."""
+        """An admin key opens every route. If there are only admin keys, they protect only the admin routes."""
         self._app, self._keyring, self._public_paths = app, keyring, frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -189,7 +190,7 @@ class Keys:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> RequestError | None:
-        """Say in the request's state who asks; what is wrong with the key, where anything is."""
+        """Set the caller in the request's state. Returns the error of the key, or None."""
         state = scope["state"]
         state["role"], state["has_admin_keys"], state["holder"] = "", self._keyring.has_admins, None
         state["needs_key"] = not self._keyring.is_open
@@ -201,8 +202,8 @@ class Keys:
             message = f"You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'{also}."
             return RequestError("invalid_api_key", message)
         if len(keys) > 1:
-            # What stands before this server may have looked at the other one.
-            return RequestError("invalid_api_key", "Your request has two API keys that differ. Send one.")
+            # A proxy in front of this server may have checked the other one.
+            return RequestError("invalid_api_key", "Your request has two different API keys. Send one.")
         holder = self._keyring.find(*keys)
         if holder is None:
             return RequestError("invalid_api_key", "Incorrect API key provided.")
@@ -211,10 +212,11 @@ class Keys:
 
 
 class BodyLimit:
-    """Refuses a body that is compressed, one of more than `max_bytes`, by its stated length or as soon as it has grown
-    past them, and one that comes too slowly: nothing of it for `idle_s`, or less than `MIN_BODY_RATE` after as long.
-    Refuses what would make all of them together more than `MAX_HELD_BYTES`, or those of one tenant more than its share.
-    A lone body within `max_bytes` always fits.
+    """Refuses bodies that are compressed, too large or too slow.
+
+    A body is too large if it states or reaches more than `max_bytes`. It is too slow if nothing comes for `idle_s`, or
+    if it is slower than `MIN_BODY_RATE` after that time. A body is also refused if all bodies together would exceed
+    `MAX_HELD_BYTES`, or those of one tenant its share. A lone body within `max_bytes` always fits.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, idle_s: float) -> None:
@@ -267,7 +269,7 @@ class BodyLimit:
     def _check(self, headers: Headers) -> RequestError | None:
         encoding = headers.get("content-encoding", "identity").strip()
         if encoding.lower() != "identity":
-            message = f"Send the body as it is: no Content-Encoding such as '{errors.shown(encoding)}' is decoded here."
+            message = f"This server does not decode the Content-Encoding '{errors.shown(encoding)}'. Send a plain body."
             return RequestError("unsupported_content_type", message)
         stated = headers.get("content-length", "")
         if stated.isdigit() and (len(stated) > 18 or int(stated) > self._max_bytes):
@@ -275,31 +277,32 @@ class BodyLimit:
         return None
 
     def _too_large(self) -> RequestError:
-        message = f"The request body is too large: this server takes at most {self._max_bytes} bytes."
+        message = f"The request body is too large: this server accepts at most {self._max_bytes} bytes."
         return RequestError("request_too_large", message)
 
     def _too_many(self, what: str) -> RequestError:
         return RequestError(
-            "server_is_overloaded", f"{what} bytes, the most that this server holds at a time; retry later."
+            "server_is_overloaded",
+            f"{what} bytes, the maximum that this server holds at the same time. Try again later.",
         )
 
     def _too_slow(self, num_bytes: int) -> RequestError:
         message = (
-            f"The request body did not arrive: after {num_bytes} bytes nothing came for {self._idle_s:g} s, or less "
-            f"than {MIN_BODY_RATE} bytes a second in the mean."
+            f"The request body did not arrive in time: after {num_bytes} bytes nothing came for {self._idle_s:g} s, or "
+            f"the mean rate fell below {MIN_BODY_RATE} bytes per second."
         )
         return RequestError("deadline_exceeded", message)
 
 
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
-    """An error in the shape of the interface that the path belongs to."""
+    """An error in the shape of the API that the path belongs to."""
     if _is_anthropic(scope):
         return anthropic_errors.response_of(error, scope["state"]["request_id"])
     return errors.response_of(error)
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the routes know it: the server puts the proxy's prefix before every path."""
+    """The path as the routes know it, without the proxy's prefix that the server adds."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -309,7 +312,7 @@ def _is_anthropic(scope: Scope) -> bool:
 
 
 def _keys_of(scope: Scope) -> set[str]:
-    """The keys in the headers, of which one may stand twice: as bearer and, where clients send it so, on its own."""
+    """The different keys in the headers. Some clients send a key twice, as bearer token and in `x-api-key`."""
     headers = Headers(scope=scope)
     parts = [value.partition(" ") for value in headers.getlist("authorization")]
     found = {key.strip() for scheme, _, key in parts if scheme.lower() == "bearer"}

@@ -1,4 +1,4 @@
-"""/v1/models: what is served, under which names, with which context."""
+"""/v1/models: the served names of the model, with its context length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions/render and /v1/completions/render: the prompt as ids, after every check and before any step."""
+"""/v1/chat/completions/render and /v1/completions/render: a checked request's prompt as ids, without generation."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
 class RenderApi:
-    """The routes' handlers; they need no engine."""
+    """The routes' handlers, which need no engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def chat(self, request: Request, body: Annotated[Body[ChatRequest], body_of(ChatRequest)]) -> Response:
-        """`{"token_ids": [...]}`. Raises `RequestError` for what is refused as a request, and `ClientGoneError`."""
+        """`{"token_ids": [...]}`. Raises `RequestError`, as for a chat, and `ClientGoneError`."""
         return await self._render(request, body, self._service.intake.chat, is_list=False)
 
     async def completions(
         self, request: Request, body: Annotated[Body[CompletionRequest], body_of(CompletionRequest)]
     ) -> Response:
-        """One `{"token_ids": [...]}` for each prompt. Raises likewise."""
+        """One `{"token_ids": [...]}` for each prompt. Raises the same errors."""
         return await self._render(request, body, self._service.intake.completion, is_list=True)
 
     async def _render(

@@ -1,6 +1,7 @@
-"""From a valid request to a response: the one path that every generating route takes, streamed or plain.
+"""Turns a valid request into a response. Every generating route takes this path, for a stream or a plain answer.
 
-A route family supplies a `Rendering`; this file submits, watches the client, and aborts what nobody waits for.
+A family of routes supplies a `Rendering`. This file submits the request, watches the client, and aborts the request if
+the client has gone.
 """
 
 from __future__ import annotations
@@ -39,44 +40,44 @@ from inferd.server.transport import sse
 T = TypeVar("T")
 
 _LARGE_ANSWER = 10_000
-"""Log probabilities from which on a plain answer, or the prompt of a stream, is rendered on a thread (about 1 us
-each). What else a plain answer is made of counts as so many of them as take as long: an event as one."""
+"""Number of log probabilities (about 1 us each) from which on a thread renders a plain answer, or a stream's prompt.
+An event of a plain answer counts as one, a choice as `_CHOICE_SIZE`."""
 _CHOICE_SIZE = 20
 
 
 class Rendering(Protocol):
-    """How one family of routes writes one answer. It is given every event, by `event` or by `add`, and then ended."""
+    """Writes one answer of a family of routes. It gets every event by `event` or `add`, and is then ended."""
 
     @property
     def keep_alive(self) -> bytes: ...
 
     def event(self, event: Event) -> bytes:
-        """What a stream says of an event; may be nothing. Runs on a thread where that is a long prompt."""
+        """The stream's bytes for an event; may be empty. Runs on a thread if the event is a long prompt."""
         ...
 
     def end(self, extra: Json) -> bytes:
-        """The last bytes of a stream that went well. `extra` goes where the answer says how it went as a whole."""
+        """The last bytes of a successful stream. `extra` are fields of the whole answer."""
         ...
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        """The last bytes of a stream that failed, also where no event came before."""
+        """The last bytes of a stream that failed, even before its first event."""
         ...
 
     def add(self, event: Event) -> None:
-        """Take an event of an answer that is not streamed."""
+        """Collect an event of a plain answer."""
         ...
 
     def plain(self, extra: Json) -> Json:
-        """The answer that is not streamed, for `long_lists` to write. Runs on a thread if it is long."""
+        """The plain answer, for `long_lists` to write. Runs on a thread if it is long."""
         ...
 
 
 def admit(
     request: Request, service: Service, timeout_s: float | None, num_choices: int, *, has_target: bool = True
 ) -> Caller:
-    """Ask once, before the prompt is read, whether the server takes a request of so many choices: refusing it costs
-    almost nothing. The router checks again when it queues the request, because only then its prompt tokens are known.
+    """Check before the prompt is read, while a refusal is cheap, whether the server accepts so many choices.
 
+    The router checks again when it queues the request, because only then its number of prompt tokens is known.
     `timeout_s`: the request's own field. `has_target`: whether a TTFT target applies to it. Raises `RequestError`.
     """
     check_ready(service.router)
@@ -88,7 +89,7 @@ def admit(
 
 
 def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
-    """`timeout_s`: the request's own field. Raises `RequestError` if a header is no valid timeout or target."""
+    """The caller of a request. `timeout_s` is the request's own field. Raises `RequestError` for an invalid header."""
     arrival_s = request.state.arrival_s
     deadline = Deadline.after(arrival_s, timeout_of(timeout_s, request.headers.get(TIMEOUT_HEADER)))
     targets = targets_of(request.headers)
@@ -104,18 +105,18 @@ def caller_of(request: Request, timeout_s: float | None = None) -> Caller:
 
 
 async def while_asked(request: Request, deadline: Deadline | None, work: Awaitable[T]) -> T:
-    """What `work` gives. Ends it and raises `ClientGoneError` where the client goes first, and `RequestError` at the
-    deadline (None: there is none). Only once the body has been read.
+    """The result of `work`. Cancels it and raises `ClientGoneError` if the client disconnects first, or `RequestError`
+    at the deadline. May be called only after the body was read.
     """
     return await sse.unless_disconnected(request.receive, within(deadline, work))
 
 
 def check_ready(router: Router) -> None:
-    """Before any work is done. Raises `RequestError`."""
+    """Raises `RequestError` if the server accepts no requests."""
     if not router.is_ready:
         if router.is_leaving:
             raise errors.leaving()
-        message = "The server is not ready to take requests. Please try again in a few seconds."
+        message = "The server is not ready to accept requests. Please try again in a few seconds."
         raise RequestError("server_is_overloaded", message)
 
 
@@ -140,7 +141,8 @@ async def respond(
     rendering: Rendering,
     headers: Mapping[str, str],
 ) -> Response:
-    """Raises `RequestError` and `EngineDeadError` until the response has begun, and `ClientGoneError`."""
+    """Generate and answer. Raises `RequestError` and `EngineDeadError` until the response has begun, and
+    `ClientGoneError`."""
     headers = warned(headers, taken.warnings)
     streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline, streams.events())
@@ -164,7 +166,7 @@ async def respond(
 async def _streamed(
     events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Json], lanes: Lanes, per_token: int
 ) -> AsyncGenerator[bytes, None]:
-    """`per_token`: log probabilities that each scored token has."""
+    """The stream's bytes. `per_token`: number of log probabilities of each scored token."""
     try:
         async for event in events:
             if isinstance(event, PromptRead) and len(event.scored) * per_token >= _LARGE_ANSWER:
@@ -179,7 +181,7 @@ async def _streamed(
 
 
 async def _taken_in(events: AsyncGenerator[Event, None], rendering: Rendering) -> tuple[int, int]:
-    """Gives `rendering` every event; returns how many there were, and how many tokens had log probabilities."""
+    """Give `rendering` every event. Returns (number of events, number of tokens with log probabilities)."""
     num_events = num_scored = 0
     async for event in events:
         rendering.add(event)

@@ -1,4 +1,4 @@
-"""What the handlers stand on, made once by `create_app` and handed to each of them."""
+"""The objects that all handlers share. `create_app` makes them once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inferd.server.text.model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The served model and the ways to it."""
+    """The served model, and the objects that lead a request to it."""
 
     model: ServedModel
     router: Router
@@ -31,17 +31,17 @@ class Service:
     responses: ResponseStore
     background: Background
     version: str
-    """Of inferd."""
+    """Version of inferd."""
     unknown_fields: Literal["refuse", "warn"]
     keep_alive_s: float
     targets: Targets = NO_TARGETS
-    """Of requests that ask for none."""
+    """Targets of requests that set none."""
     e2e_target_s: float | None = None
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Setting -> {value, source, became}, for /config; without secrets."""
+    """Setting -> {value, source, became} for /config, without secrets."""
 
     def fingerprint(self) -> str:
-        """`system_fingerprint`: changes where the answer to the same request may. Only once the engine is ready."""
+        """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
         ready = self.router.ready
         seen = (self.version, self.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
         return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]

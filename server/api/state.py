@@ -1,6 +1,6 @@
-"""/state: what an operator asks first, in one small JSON object. Without a key, like /metrics: it tells of no request.
+"""/state: an overview of the server for operators, in one small JSON object.
 
-Fields are only ever added.
+Like /metrics it needs no key, because it shows nothing of a single request. Fields may be added, but never removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferd.server.api.service import Service
 from inferd.server.observability.efficiency import PHASES, PhaseSummary
 
 _DIGITS = 4
-"""Of ratios."""
+"""Number of digits of ratios."""
 _UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9), ("ps", 1e12))
 
 
@@ -29,7 +29,7 @@ class StateApi:
         self._service = service
 
     async def get(self, request: Request) -> Response:
-        """200 in every state; `status` says whether requests are taken."""
+        """Always 200. `status` says whether the server accepts requests."""
         del request
         service, router = self._service, self._service.router
         try:
@@ -77,7 +77,7 @@ def _engine(ready: Ready) -> dict[str, object]:
 
 
 def _load(stats: EngineStats) -> dict[str, object]:
-    """As of the newest step."""
+    """Requests and KV cache after the newest step."""
     return {
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
         "kv_cache": {
@@ -90,13 +90,13 @@ def _load(stats: EngineStats) -> dict[str, object]:
 
 
 def _targets(service: Service) -> dict[str, object]:
-    """Of requests that ask for none; null: any."""
+    """The default targets in milliseconds; null means none."""
     targets = {"ttft": service.targets.ttft_s, "tpot": service.targets.tpot_s, "e2e": service.e2e_target_s}
     return {f"{name}_ms": None if target_s is None else round(target_s * 1e3, 3) for name, target_s in targets.items()}
 
 
 def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary]) -> dict[str, object]:
-    """What steps are expected to take, in words, and how far off that was."""
+    """The step-time model in words, and its errors."""
     model = stats.step_model
     return {
         "steps_without_chunks": _costs(model.decode),
@@ -120,7 +120,7 @@ def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary])
 
 
 def _costs(costs: StepCosts) -> str:
-    """As in "4.2 ms a step, 22 us a token, 34 ns a token of context"."""
+    """Costs as a text: "4.2 ms a step, 22 us a token, 34 ns a token of context"."""
     parts = [
         (costs.step_s, "a step"),
         (costs.token_s, "a token"),
@@ -136,7 +136,7 @@ def _time(seconds: float) -> str:
 
 
 def _phase(summary: PhaseSummary | None) -> dict[str, object] | None:
-    """None: no such step in the last minute."""
+    """The summary of a phase; None if it had no step in the last minute."""
     if summary is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info: what the model reads for a text, a conversation, or a list of ids."""
+"""/tokenize, /detokenize and /tokenizer_info: converts between texts or conversations and token ids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from inferd.server.text.json_bytes import exact
 from inferd.server.text.template import conversation_of
 
 MAX_TEXT_BYTES = 2**24
-"""Bytes of a text that is written for ids: as many as the largest body has by default."""
+"""Maximum size of the text of token ids. It equals the default maximum of a body."""
 _PART = 2**18
-"""Characters of a text that are encoded at a time."""
+"""Number of characters that are encoded at a time."""
 
 
 class TokensApi:
-    """The routes' handlers; they need no engine."""
+    """The routes' handlers, which need no engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -68,7 +68,7 @@ class TokensApi:
                 rule = f"Their text has {num_bytes} bytes. Expected at most {MAX_TEXT_BYTES}; send fewer ids."
                 raise errors.invalid_value("tokens", f"{len(wire.tokens)} ids", rule)
             text = service.model.tokenizer.decode(wire.tokens, skip_special=False)
-            # No other thread runs while orjson encodes: of 9 MB that is 20 ms.
+            # No other thread runs while orjson encodes. 9 MB would take 20 ms.
             parts = (orjson.dumps(text[start : start + _PART])[1:-1] for start in range(0, len(text), _PART))
             return exact(b'{"prompt":"' + b"".join(parts) + b'"}')
 
@@ -76,7 +76,7 @@ class TokensApi:
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def info(self, request: Request) -> Response:
-        """tokenizer_config.json as the checkpoint has it, with the chat template wherever that stands."""
+        """The checkpoint's tokenizer_config.json, with the chat template even if that is in another file."""
         del request
         return Response(self._service.model.tokenizer_info, media_type="application/json")
 

@@ -46,7 +46,7 @@ def test_a_route_without_a_label_is_not_built(model: Any, router: Any) -> None:
     }
     assert served - {("HEAD", route.path) for route in ROUTES} == {(route.method, route.path) for route in ROUTES}
     app.router.add_route("/forgotten", app.routes[0].endpoint)  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match=r"without a label that says to whom: .*/forgotten"):
+    with pytest.raises(RuntimeError, match=r"these routes have no access label: .*/forgotten"):
         check_labels(app)
     handlers = dict.fromkeys((route for route in ROUTES if not route.missing), app.routes[0])
     handlers.pop(CHAT)

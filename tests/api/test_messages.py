@@ -196,7 +196,7 @@ def test_a_last_turn_of_the_assistants_is_continued(http: httpx.Client, router: 
     assert prompt(router, -3) == prompt(router, -1)
     use = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}
     assert "send their results" in refused(http, messages=[ASK, {"role": "assistant", "content": [use]}])
-    assert "a turn of the user's" in refused(http, messages=[{"role": "assistant", "content": ""}])
+    assert "a turn of the user" in refused(http, messages=[{"role": "assistant", "content": ""}])
 
 
 PLAIN = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"

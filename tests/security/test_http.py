@@ -195,7 +195,7 @@ def test_a_body_that_comes_byte_by_byte_must_keep_a_pace(server: Server) -> None
             answer = read_all(client)
         dripping.join()
         assert answer.startswith(b"HTTP/1.1 408 "), answer
-        assert b"bytes a second" in answer
+        assert b"bytes per second" in answer
 
 
 def test_a_body_that_comes_slowly_but_well_is_taken(server: Server) -> None:

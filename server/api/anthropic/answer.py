@@ -1,6 +1,6 @@
-"""How /v1/messages writes an answer: content blocks, as Anthropic's stream of named events.
+"""Writes the answers of /v1/messages: content blocks, in Anthropic's stream of named events.
 
-A plain answer is the fold of the events that a stream would have carried, so that the two cannot differ.
+A plain answer is put together from the events that a stream would have sent, so that the two cannot differ.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from inferd.server.generate.request import GenerateRequest
 from inferd.server.transport import sse
 
 _DELTAS = {"text": "text", "input_json": "partial_json", "thinking": "thinking"}
-"""Kind of a delta -> the key of what it adds."""
+"""Kind of a delta -> the key of its text."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """A content block that grows, as its first event says it."""
+    """A content block while it grows. `start` is the block in its first event."""
 
     start: Json
     pieces: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Block:
 
     @property
     def signature(self) -> str:
-        """Clients expect one and send it back; it is a digest of the thought, and is never checked."""
+        """A digest of the reasoning. Clients expect a signature and send it back; the server never checks it."""
         return base64.b64encode(self.digest.digest()).decode()
 
     def whole(self) -> Json:
@@ -66,7 +66,7 @@ class MessageRendering:
     keep_alive = sse.event(b'{"type":"ping"}', "ping")
 
     def __init__(self, taken: GenerateRequest, model: str, max_tokens: int, request_id: str) -> None:
-        """`model`: its name, as the caller spelt it. `max_tokens`: as the caller asked, fit or not."""
+        """`model`: the name as the caller wrote it. `max_tokens`: the caller's number, which may exceed the context."""
         self._taken, self._model, self._max_tokens, self._request_id = taken, model, max_tokens, request_id
         self._counts = Counts(taken.num_prompt_tokens)
         self._blocks: list[_Block] = []
@@ -97,7 +97,7 @@ class MessageRendering:
         return {**self._message(), "content": [block.whole() for block in self._blocks]}
 
     def _events(self, event: Event, *, is_kept: bool) -> Iterator[Json]:
-        """What a stream says of an event. `is_kept`: what the blocks hold is asked for as a whole later."""
+        """The stream's events for an event of the choice. `is_kept`: the text is collected for a plain answer."""
         if isinstance(event, TextDelta):
             self._counts.add(event, self._taken)
         if not self._has_begun:
@@ -125,7 +125,7 @@ class MessageRendering:
                 pass
 
     def _block_of(self, start: Json) -> Iterator[Json]:
-        """The block that is open, where it has this type; else a new one."""
+        """Open a new block, unless the open one has this type."""
         if self._is_open and self._blocks[-1].kind == start["type"]:
             return
         yield from self._close()
@@ -169,7 +169,7 @@ class MessageRendering:
         }
 
     def _usage(self) -> Json:
-        """What was found in the cache is no input token here; what is put there costs nothing and is not counted."""
+        """Anthropic's input tokens exclude cached ones. Filling the cache costs nothing here, so its count is 0."""
         counts = self._counts
         num_cached = sum(counts.cached_by_prompt.values())
         return {
@@ -194,12 +194,12 @@ def _written(event: Json) -> bytes:
 
 
 def _id_of(call_id: str) -> str:
-    """In Anthropic's manner; ids that a chat template bounds in length stay as they are."""
+    """The id with Anthropic's prefix. An id that is short because of the chat template stays as it is."""
     return call_id if not call_id.startswith("call_") else "toolu_" + call_id.removeprefix("call_")
 
 
 def _input_of(text: str) -> orjson.Fragment:
-    """The input of a tool as the model wrote it; of one that was cut off what is complete, as SDKs read a stream."""
+    """The input of a tool as the model wrote it. If it was cut off, the complete part, as SDKs read a stream."""
     try:
         from_json(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A request in Anthropic's words -> the chat request that says the same, so that both take one path from here on."""
+"""Translates a request of Anthropic's API into an equal chat request, so that both take one path from here on."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from inferd.server.schema.structured import AnswerFormat
 from inferd.server.text.model import ServedModel
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""How chat templates name the variable that turns reasoning on."""
+"""Names of the chat template variable that turns reasoning on."""
 
 _NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     ".function.parameters": ".input_schema",
 }
-"""Chat's names of fields -> Anthropic's, where the path from there on can find something wrong with them."""
+"""Chat's name of a field -> Anthropic's, for fields that are checked after the translation."""
 
 
 def has_late_system(wire: CountTokensRequest) -> bool:
-    """Whether a system message stands behind others, as agents send reminders."""
+    """Whether a system message comes after other messages. Agents send reminders this way."""
     return any(message["role"] == "system" for message in wire.messages[1:])
 
 
 def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
-    """What says what the model reads. Raises `RequestError`.
+    """The part of the chat request that determines the prompt. Raises `RequestError`.
 
-    Where the template reads no late system message, that is said by the user.
+    If the template cannot read late system messages, they become messages of the user.
     """
     messages, continues = _turns(wire.messages)
     if wire.system:
@@ -55,7 +55,7 @@ def prompt_of(wire: CountTokensRequest, model: ServedModel, *, reads_late_system
 
 
 def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: bool = True) -> ChatRequest:
-    """The whole request, but for `max_tokens` where that is no more than a bound. Raises `RequestError`."""
+    """The whole chat request, without a positive `max_tokens`, which is only an upper bound. Raises `RequestError`."""
     budget = wire.thinking.budget if wire.thinking else None
     if budget is not None and budget >= wire.max_tokens:
         rule = f"Expected less than 'max_tokens', which is {wire.max_tokens}."
@@ -72,7 +72,7 @@ def chat_of(wire: MessagesRequest, model: ServedModel, *, reads_late_system: boo
 
 
 def in_anthropic_words(error: RequestError) -> RequestError:
-    """The same refusal, with the field named as the caller knows it."""
+    """The same refusal, with Anthropic's name of the field."""
     if isinstance(error, errors.ContextTooLongError):
         return error
     message, param = error.message, error.param
@@ -83,22 +83,22 @@ def in_anthropic_words(error: RequestError) -> RequestError:
 
 
 def _turns(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], bool]:
-    """The messages, and whether the last is to be continued. Raises `RequestError` where none can be answered."""
+    """(messages, whether the model continues the last one). Raises `RequestError` if the last one has no answer."""
     last = messages[-1]
     if last["role"] != "assistant":
         return messages, False
     if last.get("tool_calls"):
-        rule = "The last turn uses tools: send their results in a turn of the user's."
+        rule = "The last turn calls tools: send their results in a turn of the user."
         raise errors.invalid_value("messages", "assistant", rule)
     if last.get("content"):
         return messages, True
     if len(messages) == 1:
-        raise errors.invalid_value("messages", "assistant", "Expected a turn of the user's.")
+        raise errors.invalid_value("messages", "assistant", "Expected a turn of the user.")
     return messages[:-1], False
 
 
 def _switches(wire: CountTokensRequest, model: ServedModel) -> dict[str, object]:
-    """What the chat template is told about reasoning, where it has a variable for it."""
+    """The chat template's variables about reasoning, if it has any."""
     template = model.template.source if model.template else ""
     switches: dict[str, object] = {}
     switch = next((name for name in _THINKING_SWITCHES if name in template), None)

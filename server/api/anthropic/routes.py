@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens, in Anthropic's words: parse -> say it as chat -> generate -> render."""
+"""/v1/messages and /v1/messages/count_tokens of Anthropic's API: parse -> translate to chat -> generate -> render."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MessagesApi:
     async def count_tokens(
         self, request: Request, body: Annotated[Body[CountTokensRequest], body_of(CountTokensRequest)]
     ) -> Response:
-        """`{"input_tokens": n}`, also of more than the context holds. Raises `RequestError`; needs no engine."""
+        """`{"input_tokens": n}`, even if n exceeds the context. Needs no engine. Raises `RequestError`."""
         service = self._service
         service.intake.check_model(body.wire.model)
         caller = caller_of(request)
@@ -59,7 +59,7 @@ class MessagesApi:
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
     async def _reads_late_system(self, wire: CountTokensRequest) -> bool:
-        """Whether the template reads what this conversation has; found out by the first one that has it."""
+        """Whether the template can read this conversation's system messages. The first late one tries it."""
         template = self._service.model.template
         if template is None or not has_late_system(wire):
             return True
@@ -80,7 +80,7 @@ async def _in_anthropic_words(work: Awaitable[T]) -> T:
     try:
         raise told
     finally:
-        del told  # it names this frame, and would keep itself
+        del told  # it refers to this frame, and would keep itself alive
 
 
 def _shape(name: str, wire: MessagesRequest) -> Shape:

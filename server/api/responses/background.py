@@ -1,4 +1,4 @@
-"""Responses that are generated while nobody waits. They can be looked at, and cancelled, until they are stored."""
+"""Responses that are generated in the background. Clients can read and cancel them until they are stored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from inferd.server.generate.events import Event
 logger = logging.getLogger("inferd.server")
 
 MAX_RUNNING = 100
-"""Jobs of one tenant."""
+"""Maximum number of running jobs of one tenant."""
 MAX_RUNNING_IN_ALL = 1_000
 MAX_RUNNING_BYTES, MAX_RUNNING_BYTES_IN_ALL = 2**26, 2**28
-"""Bytes of requests and conversations that jobs hold: a body counts as held only until it is answered. A job that runs
-alone may hold any number."""
+"""Maximum bytes of requests and conversations that jobs hold. `BodyLimit` counts a body only until its answer. A job
+that runs alone may hold any number of bytes."""
 
 
 class ResponseDraft(Protocol):
@@ -30,7 +30,7 @@ class ResponseDraft(Protocol):
     id: str
 
     def feed(self, event: Event) -> Iterable[object]:
-        """Takes an event; to be read to its end."""
+        """Add an event. The result must be read to its end."""
         ...
 
     def finish(self) -> None:
@@ -54,13 +54,13 @@ class Job:
     snapshot: Callable[[], Stored]
     """The response as it is now."""
     keep: Callable[[], None]
-    """Stores the response once it has ended, however."""
+    """Stores the response at its end, however it ended."""
     num_bytes: int
     """Bytes of its request and its conversation."""
 
 
 class Background:
-    """The jobs that run. Used from the event loop alone."""
+    """The running jobs. They belong to the event loop."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[Job, asyncio.Task[None]]] = {}
@@ -68,21 +68,27 @@ class Background:
         self._bytes_of_tenant: Counter[str] = Counter()
 
     def check_room(self, tenant: str, num_bytes: int) -> None:
-        """Raises `RequestError` if the tenant may start no further job of so many bytes."""
+        """Raises `RequestError` if the tenant may not start another job with so many bytes."""
         if self._num_of_tenant[tenant] >= MAX_RUNNING:
             message = f"At most {MAX_RUNNING} of your responses may run in the background. Wait for one, or cancel one."
             raise RequestError("slow_down", message, "background")
         if len(self._running) >= MAX_RUNNING_IN_ALL:
             message = (
-                f"At most {MAX_RUNNING_IN_ALL} responses may run in the background, and as many do. Please retry later."
+                f"{MAX_RUNNING_IN_ALL} responses are running in the background, the maximum. Please try again later."
             )
             raise RequestError("server_is_overloaded", message, "background")
         own, in_all = self._bytes_of_tenant[tenant], self._bytes_of_tenant.total()
         if own and own + num_bytes > MAX_RUNNING_BYTES:
-            message = f"Your responses in the background hold {own} bytes, this one {num_bytes}. Please retry later."
+            message = (
+                f"Your responses in the background hold {own} bytes, and this one needs {num_bytes} more. At most "
+                f"{MAX_RUNNING_BYTES} are allowed. Please try again later."
+            )
             raise RequestError("slow_down", message, "background")
         if in_all and in_all + num_bytes > MAX_RUNNING_BYTES_IN_ALL:
-            message = f"Responses in the background hold {in_all} bytes, this one {num_bytes}. Please retry later."
+            message = (
+                f"All responses in the background hold {in_all} bytes, and this one needs {num_bytes} more. At most "
+                f"{MAX_RUNNING_BYTES_IN_ALL} are allowed. Please try again later."
+            )
             raise RequestError("server_is_overloaded", message, "background")
 
     def start(self, job: Job) -> None:
@@ -92,23 +98,23 @@ class Background:
         self._running[key] = job, task
         self._num_of_tenant[job.tenant] += 1
         self._bytes_of_tenant[job.tenant] += job.num_bytes
-        # Not in the task itself: one that is cancelled before it first runs never runs at all.
+        # A callback, because a task that is cancelled before its first step never runs any code of its own.
         task.add_done_callback(lambda task: self._settle(key, task))
 
     def get(self, tenant: str, response_id: str) -> Stored | None:
-        """The response as it is now; None where it does not run."""
+        """The response as it is now; None if it is not running."""
         running = self._running.get((tenant, response_id))
         return None if running is None else running[0].snapshot()
 
     async def cancel(self, tenant: str, response_id: str) -> None:
-        """Returns when it has ended, however."""
+        """Cancel a job and wait for its end."""
         running = self._running.get((tenant, response_id))
         if running is not None:
             running[1].cancel()
             await asyncio.wait([running[1]])
 
     async def close(self) -> None:
-        """Cancels every job."""
+        """Cancel all jobs."""
         for key in list(self._running):
             await self.cancel(*key)
 
@@ -126,7 +132,7 @@ class Background:
 
 
 def _end(job: Job, task: asyncio.Task[None]) -> None:
-    """Say in the response how it ended, where it did not come to its own end."""
+    """Set the response's status if it was cancelled or failed."""
     error = None if task.cancelled() else task.exception()
     if task.cancelled():
         job.draft.cancel()
@@ -144,4 +150,4 @@ async def _feed(job: Job) -> None:
                 pass
     finally:
         await job.events.aclose()
-    job.draft.finish()  # here, so that one that cannot be finished has failed, and does not run for ever
+    job.draft.finish()  # in the task, so that an error here ends the response as failed

@@ -1,4 +1,4 @@
-"""A responses request as the chat request that says the same, and that one's refusals in the caller's own words."""
+"""Translates a request of /v1/responses into an equal chat request, and that one's refusals back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.schema.strict_json import Counts
 
 Placed = tuple[Item, str]
-"""(item, where it was asked for)."""
+"""(item, path of the field that it came from)."""
 
 
 def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest:
-    """`items`: all of the conversation, references resolved. Raises `RequestError`."""
+    """The chat request. `items` is the whole conversation without references. Raises `RequestError`."""
     messages = (*_instructions(wire.instructions), *messages_of(items))
     shows_logprobs = LOGPROBS in (wire.include or ())
     choice = wire.tool_choice.means if wire.tool_choice is not None else None
@@ -45,7 +45,7 @@ def chat_request(wire: ResponsesRequest, items: Iterable[Placed]) -> ChatRequest
 
 
 def check(wire: ResponsesRequest) -> None:
-    """What fields say together. Raises `RequestError`."""
+    """Raises `RequestError` if fields contradict each other."""
     for param, other, is_wrong in (
         ("background", "'stream' is disabled", bool(wire.background and wire.stream)),
         ("background", "'store' is enabled", bool(wire.background and wire.store is False)),
@@ -60,9 +60,9 @@ def check(wire: ResponsesRequest) -> None:
 
 
 def messages_of(items: Iterable[Placed]) -> list[Message]:
-    """Items as messages: what an assistant reasoned, said and called in a row is one turn.
+    """Items as messages. Consecutive reasoning, text and calls of the assistant become one message.
 
-    Raises `RequestError` for an output of no call, and for a stored call that was cut off.
+    Raises `RequestError` for an output without its call, and for a stored call that was cut off.
     """
     messages: list[Message] = []
     turn, counts = _Turn(), Counts()
@@ -88,15 +88,15 @@ def messages_of(items: Iterable[Placed]) -> list[Message]:
 
 @dataclass(slots=True)
 class _Turn:
-    """What an assistant has done since others last spoke."""
+    """The assistant's items since the last message of another role."""
 
     reasoning: list[str] = field(default_factory=list)
-    """Texts, joined once at the end."""
+    """Texts, which are joined at the end."""
     text: str | None = None
     calls: list[Message] = field(default_factory=list)
 
     def is_over_before(self, item: Item) -> bool:
-        """Whether one message cannot hold the item too."""
+        """Whether the item needs a new message."""
         has_spoken = self.text is not None or bool(self.calls)
         return has_spoken if item["type"] != "function_call" else False
 
@@ -113,7 +113,7 @@ class _Turn:
                 self.text = text_of(item)
 
     def messages(self) -> Iterator[Message]:
-        """None or one."""
+        """The message of the turn, if it has content."""
         if self.text is None and not self.calls:
             return
         message: dict[str, object] = {"role": "assistant"}
@@ -134,7 +134,7 @@ def _instructions(text: str | None) -> Iterator[Message]:
 
 def _chat_tool(tool: Item) -> Message:
     function = {key: value for key, value in tool.items() if key != "type" and value is not None}
-    # Templates print what is there; without it a function is shown as chat's callers send it.
+    # Templates print all keys. Without this one, a function looks like one in a chat request.
     if function["strict"] is False:
         del function["strict"]
     return {"type": "function", "function": function}
@@ -153,7 +153,7 @@ _NAMED = re.compile(rf"(?:(?<=')|(?<=your )|(?<=the ))({'|'.join(_NAMES)})\b")
 
 @contextmanager
 def in_callers_words() -> Iterator[None]:
-    """Refusals of the chat request name its fields; these are the same fields as the caller knows them."""
+    """Rename fields in refusals of the chat request to the names of /v1/responses."""
     try:
         yield
     except RequestError as error:

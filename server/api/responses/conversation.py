@@ -1,4 +1,4 @@
-"""The items of a response and of those before it: put together from what is stored, and stored again."""
+"""Collects the items of a conversation from the request and the stored responses, and prepares them for storage."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.text.json_bytes import exact
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Of the ids that items are given where they have none."""
+"""Type of an item -> prefix of its id, if the server makes the id."""
 
 _PREVIOUS = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """A request with all that came before it."""
+    """A request with the conversation before it."""
 
     chat: ChatRequest
     context: bytes
-    """All its items, as they are stored."""
+    """All its items, as JSON for storage."""
     item_ids: tuple[str, ...]
-    """Of those items."""
+    """Ids of those items."""
 
 
 def conversation_of(
     wire: ResponsesRequest, previous: Stored | None, with_item: Callable[[str], Stored | None]
 ) -> ResponseContext:
-    """`with_item`: the stored response that an item is of. Raises `RequestError`."""
+    """`with_item` finds the stored response that has an item. Raises `RequestError`."""
     placed = [*_history(previous), *_resolved(wire.input, with_item)]
     items = [_with_id(item) for item, _ in placed]
     item_ids = tuple(dict.fromkeys(str(item["id"]) for item in items))
@@ -46,40 +46,40 @@ def conversation_of(
 
 
 def stored_of(conversation: ResponseContext, draft: ResponseDraft) -> Stored:
-    """The response as it is now."""
+    """The response as it is now, for storage."""
     item_ids = tuple(dict.fromkeys((*conversation.item_ids, *draft.item_ids)))
     return Stored(draft.id, exact(orjson.dumps(draft.shown())), conversation.context, item_ids)
 
 
 def _history(previous: Stored | None) -> Iterator[Placed]:
-    """Everything up to the end of the previous response. Raises `RequestError` where that has not ended well."""
+    """The items up to the end of the previous response. Raises `RequestError` if that has failed or still runs."""
     if previous is None:
         return
     response: Json = orjson.loads(previous.response)
     if response["status"] not in ("completed", "incomplete"):
-        rule = f"Its status is '{response['status']}', and only what was completed can be continued."
+        rule = f"Its status is '{response['status']}', but only a completed or incomplete response can be continued."
         raise errors.invalid_value(_PREVIOUS, previous.id, rule)
     for item in (*orjson.loads(previous.context), *response["output"]):
         yield item, _PREVIOUS
 
 
 def _resolved(items: tuple[Item, ...], with_item: Callable[[str], Stored | None]) -> Iterator[Placed]:
-    """Each item, or the one that it refers to. Raises `RequestError` where that is not stored."""
+    """Each item, or the item that it refers to. Raises `RequestError` if that is not stored."""
     known: dict[str, Item] = {}
-    """The items of every response that was read: a thousand references to one are read once."""
+    """Items of the responses that were read, so that each response is read only once."""
     for i, item in enumerate(items):
-        where = f"input[{i}]"
+        place = f"input[{i}]"
         if item["type"] != "item_reference":
-            yield item, where
+            yield item, place
             continue
         item_id = str(item["id"])
         if item_id not in known and (stored := with_item(item_id)) is not None:
             every = (*orjson.loads(stored.context), *orjson.loads(stored.response)["output"])
             known = {one["id"]: one for one in every} | known
         if item_id not in known:
-            rule = "No item with this id is stored; send the item itself."
-            raise errors.invalid_value(f"{where}.id", item_id, rule)
-        yield known[item_id], where
+            rule = "No item with this id is stored. Send the item itself."
+            raise errors.invalid_value(f"{place}.id", item_id, rule)
+        yield known[item_id], place
 
 
 def _with_id(item: Item) -> Item:

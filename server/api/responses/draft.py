@@ -1,4 +1,4 @@
-"""One response while it is made: what it says of the request, its status, its output so far, its usage."""
+"""A response while it is generated: the request's fields, its status, its output so far, its usage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class ResponseDraft:
-    """A response, from `queued` or `in_progress` to the status it ends with."""
+    """A response, from `queued` or `in_progress` to its final status."""
 
     def __init__(self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str) -> None:
         self.status: Status = "queued" if wire.background else "in_progress"
         self.id = taken.response_id
         self.is_kept = wire.store is not False
-        """Whether it is, or is to be, stored."""
+        """Whether it is stored, or will be."""
         self._taken = taken
         self._counts = Counts(taken.num_prompt_tokens)
         table = service.model.tokenizer.bytes
@@ -43,14 +43,14 @@ class ResponseDraft:
         self._asked = _asked(wire, taken, model) | {"system_fingerprint": service.fingerprint()}
 
     def feed(self, event: Event) -> Iterator[Told]:
-        """What a stream says of an event. To be read to its end."""
+        """The stream's events for an event of the choice. Must be read to its end."""
         self.status = "in_progress"
         if isinstance(event, TextDelta):
             self._counts.add(event, self._taken)
         return self._output.feed(event)
 
     def finish(self) -> None:
-        """Every event has come."""
+        """Set the final status after the last event."""
         assert self._output.end is not None, "a choice that ends says so"
         self.status = "incomplete" if self._output.end.reason == "length" else "completed"
         self._completed_at = int(time.time())
@@ -60,7 +60,7 @@ class ResponseDraft:
         self.status = "failed"
         told = errors.body_of(error)["error"]
         assert isinstance(told, dict)
-        # OpenAI's clients know few codes here; what this server knows better stands beside them.
+        # OpenAI's clients know few codes here. More precise values stand beside the code.
         status = errors.row_of(error).status
         code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error"
         self._error = {"code": code, **{key: told[key] for key in ("message", "type", "param")}}
@@ -71,11 +71,11 @@ class ResponseDraft:
 
     @property
     def item_ids(self) -> tuple[str, ...]:
-        """Of its output."""
+        """Ids of the output's items."""
         return self._output.item_ids
 
     def shown(self) -> Json:
-        """The response object, as it is now; to be written by orjson."""
+        """The response object as it is now, for orjson to write."""
         end = self._output.end
         is_over = self.status not in ("queued", "in_progress")
         return {
@@ -104,7 +104,7 @@ class ResponseDraft:
 
 
 def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
-    """What the response repeats of its request, with what was not given."""
+    """The request's fields that the response repeats, with defaults for those that were not given."""
     reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
     return {
         "created_at": int(time.time()),

@@ -1,7 +1,7 @@
-"""The output of one response: events of a choice in, items and what a stream says of them out.
+"""The output of one response: turns events of a choice into items, and into the stream's events about them.
 
-An item is open until another begins; reasoning, text and calls become items in the order in which they were written.
-Knows no response around the items.
+Reasoning, text and calls become items in their order. An item is open until the next one begins. This file knows
+nothing of the response around the items.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from inferd.server.schema.response_items import sealed
 Json = dict[str, Any]
 Scored = tuple[ScoredToken, ...]
 Told = tuple[str, Json]
-"""(type of an event, its fields but for the type and the sequence number)."""
+"""(type of an event, its fields without type and sequence number)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How items are shown."""
+    """Options for writing items."""
 
     logprobs: Callable[[Scored], object]
-    """Tokens as the wire has them; written by `long_lists.dumps`."""
+    """Makes the JSON of scored tokens, for `long_lists.dumps` to write."""
     seals_reasoning: bool
-    """Reasoning is shown as `encrypted_content` too."""
+    """Whether reasoning has `encrypted_content` too."""
 
 
 class Output:
-    """The items, growing."""
+    """The items while they grow."""
 
     def __init__(self, style: Style) -> None:
         self.end: Finished | None = None
         self._style = style
         self._items: list[_Item] = []
         self._pending: Scored = ()
-        """Tokens that came without text: a character or a stop string was unfinished, or they were no text."""
+        """Tokens that came without text, because a character or a stop string was unfinished, or they have none."""
 
     @property
     def item_ids(self) -> tuple[str, ...]:
         return tuple(item.id for item in self._items)
 
     def items(self) -> list[Json]:
-        """As they are now; to be written by orjson."""
+        """The items as they are now, for orjson to write."""
         return [item.shown() for item in self._items]
 
     def feed(self, event: Event) -> Iterator[Told]:
-        """What a stream says of an event. To be read to its end."""
+        """The stream's events for an event of the choice. Must be read to its end."""
         match event:
             case PromptRead():
                 raise AssertionError("the prompt of a response is not shown")
@@ -87,7 +87,7 @@ class Output:
                 yield from self._close("incomplete" if event.reason == "length" else "completed")
 
     def stop(self) -> None:
-        """Nothing more comes: what is open stays as it is."""
+        """Close the open item as incomplete, because no more events come."""
         for _ in self._close("incomplete"):
             pass
 
@@ -119,9 +119,9 @@ class _Item(ABC):
     """One item of the output."""
 
     prefix: ClassVar[str]
-    """Of its id."""
+    """Prefix of its id."""
     growth: ClassVar[str]
-    """How the types of the events begin that say more of it."""
+    """Prefix of the types of events that extend it."""
 
     def __init__(self, index: int, style: Style) -> None:
         self.index, self.style = index, style
@@ -135,18 +135,18 @@ class _Item(ABC):
         return "".join(self.pieces)
 
     def begin(self) -> Iterator[Told]:
-        """What is said once the item was added."""
+        """Events after the item was added."""
         yield from ()
 
     def more(self, text: str, scored: Scored) -> Iterator[Told]:
-        """`scored`: tokens that came since the text before."""
+        """Events for more text. `scored`: the tokens since the last text."""
         del scored
         self.pieces.append(text)
         yield f"{self.growth}.delta", {**self.place, "delta": text}
 
     @abstractmethod
     def close(self, scored: Scored) -> Iterator[Told]:
-        """What is said before the item is done."""
+        """Events before the item is done."""
 
     @abstractmethod
     def shown(self) -> Json:
@@ -154,7 +154,7 @@ class _Item(ABC):
 
 
 class _Content(_Item):
-    """An item whose text is its one part."""
+    """An item with one part, which holds its text."""
 
     def __init__(self, index: int, style: Style) -> None:
         super().__init__(index, style)
@@ -172,7 +172,7 @@ class _Content(_Item):
         """The part as it is now."""
 
     def parts(self) -> list[Json]:
-        """None before the first word of it."""
+        """The list of its part, which is empty before the first text."""
         return [] if self.status == "in_progress" and not self.pieces else [self.part()]
 
 
@@ -182,7 +182,7 @@ class _Message(_Content):
     def __init__(self, index: int, style: Style) -> None:
         super().__init__(index, style)
         self._logprobs: list[bytes] = []
-        """The insides of JSON lists, each encoded once: the whole of them is sent five times."""
+        """The contents of JSON lists, each encoded once, because the whole list is sent five times."""
 
     def more(self, text: str, scored: Scored) -> Iterator[Told]:
         logprobs = self._add(scored)

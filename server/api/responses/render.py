@@ -1,4 +1,4 @@
-"""A response on the wire: the events of a stream, numbered without gaps, and the plain answer."""
+"""Writes a response, as a stream of events with consecutive numbers or as a plain answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from inferd.server.transport import sse
 
 
 class ResponsesRendering:
-    """Writes one response. It ends with `response.completed`, `.incomplete` or `.failed`; no [DONE] follows."""
+    """Writes one response. It ends with `response.completed`, `.incomplete` or `.failed`, without [DONE]."""
 
     keep_alive = sse.KEEP_ALIVE
 
     def __init__(self, draft: ResponseDraft, keep: Callable[[ResponseDraft], None]) -> None:
-        """`keep` is given the response once it has ended well."""
+        """`keep` stores the response after a successful end."""
         self._draft, self._keep = draft, keep
         self._num_events = 0
 
@@ -32,7 +32,7 @@ class ResponsesRendering:
         return self._written([(f"response.{self._draft.status}", {"response": {**self._draft.shown(), **extra}})])
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
-        """Two events: clients look for the one or for the other."""
+        """Two events, because some clients read the one and some the other."""
         told = errors.body_of(error)["error"]
         assert isinstance(told, dict)
         begun = self._written(self._begun())

@@ -1,4 +1,4 @@
-"""/v1/responses: create, look at, cancel and delete. A request is answered as the chat request that says the same."""
+"""/v1/responses: create, read, cancel and delete. A request is answered like the equal chat request."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from inferd.server.text.json_bytes import exact
 logger = logging.getLogger("inferd.server")
 
 _LONG = 32 * 1024
-"""Bytes of items from which on they are read on a thread."""
+"""Bytes of items from which on a thread reads them."""
 
 _DEFAULT_LIMIT = 20
-"""Items in one list, as at OpenAI."""
+"""Number of items in one list, as in OpenAI's API."""
 
 
 class ResponsesApi:
@@ -69,12 +69,12 @@ class ResponsesApi:
         return await respond(request, service, taken, shape, rendering, body.headers)
 
     async def get(self, request: Request, query: Annotated[RetrieveQuery, query_of(RetrieveQuery)]) -> Response:
-        """A response as it is now; no query changes what it shows. Raises `RequestError`."""
+        """A response as it is now. The query has no effect. Raises `RequestError`."""
         del query
         return _json(self._find(request).response)
 
     async def cancel(self, request: Request) -> Response:
-        """Ends a response in the background; one that has ended stays as it is. Raises `RequestError`."""
+        """Cancel a response in the background. A response that has ended stays as it is. Raises `RequestError`."""
         found = self._find(request)
         if not orjson.loads(found.response)["background"]:
             raise RequestError("invalid_value", "Cannot cancel a synchronous response: close its connection.", "id")
@@ -82,7 +82,7 @@ class ResponsesApi:
         return _json((self._store.get(request.state.tenant, found.id) or found).response)
 
     async def delete(self, request: Request) -> Response:
-        """Forgets a response, and ends it where it still runs. Raises `RequestError`."""
+        """Delete a response, and end it if it still runs. Raises `RequestError`."""
         found = self._find(request)
         await self._background.cancel(request.state.tenant, found.id)
         self._store.delete(request.state.tenant, found.id)
@@ -91,13 +91,13 @@ class ResponsesApi:
     async def input_items(
         self, request: Request, query: Annotated[InputItemsQuery, query_of(InputItemsQuery)]
     ) -> Response:
-        """What came before a response's output, newest first unless asked otherwise. Raises `RequestError`."""
+        """The items before a response's output, newest first unless the query says otherwise. Raises `RequestError`."""
         found = self._find(request)
         work, size = partial(_page, found.context, query), len(found.context)
         return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
 
     async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
-        """`num_bytes`: of the request. Raises `RequestError`, also for a response or an item that is not there."""
+        """`num_bytes`: size of the request. Raises `RequestError`, also if a response or an item is not stored."""
         previous = None
         if wire.previous_response_id is not None:
             previous = self._background.get(tenant, wire.previous_response_id)
@@ -108,7 +108,7 @@ class ResponsesApi:
         work = partial(conversation_of, wire, previous, partial(self._store.with_item, tenant))
         if previous is not None:
             num_bytes += len(previous.context) + len(previous.response)
-        # How long the responses are that items are looked for in is seen only as they are read.
+        # The size of responses that items refer to is known only when they are read.
         is_short = num_bytes < _LONG and all(item["type"] != "item_reference" for item in wire.input)
         return work() if is_short else await self._service.lanes.run(work, num_bytes)
 
@@ -120,10 +120,10 @@ class ResponsesApi:
         conversation: ResponseContext,
         num_bytes: int,
     ) -> Json:
-        """The response as it begins in the background; `num_bytes` of its request. Raises `RequestError` where it
-        cannot."""
+        """Start a response in the background, and return its first state. `num_bytes`: size of its request. Raises
+        `RequestError` if it cannot start."""
         if not self._store.keeps_any:
-            message = "This server stores no responses (--stored-responses), and so makes none in the background."
+            message = "This server stores no responses (--stored-responses 0), so it has none in the background."
             raise RequestError("unsupported_value", message, "background")
         num_bytes += len(conversation.context)
         self._background.check_room(caller.tenant, num_bytes)
@@ -155,7 +155,7 @@ class ResponsesApi:
                 logger.warning("%s is not stored: its %d bytes exceed --stored-responses", draft.id, stored.num_bytes)
 
     def _find(self, request: Request) -> Stored:
-        """Raises `RequestError` where this key has no such response."""
+        """The response of a path. Raises `RequestError` if this key has no such response."""
         response_id, tenant = request.path_params["response_id"], request.state.tenant
         found = self._background.get(tenant, response_id) or self._store.get(tenant, response_id)
         if found is None:
@@ -165,7 +165,7 @@ class ResponsesApi:
 
 
 def _page(context: bytes, query: InputItemsQuery) -> bytes:
-    """A part of the list of items. Raises `RequestError` where it is to begin after an item that is not there."""
+    """A page of the list of items. Raises `RequestError` if the query's `after` names none of them."""
     items: list[Json] = orjson.loads(context)
     if query.order != "asc":
         items.reverse()

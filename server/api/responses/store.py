@@ -1,7 +1,7 @@
-"""Responses that were kept: found by id and by item, bounded in bytes and in time, each seen by its own key alone.
+"""Stores responses in memory, up to a number of bytes and for a time. Only the key that made a response can see it.
 
-Kept in memory, and gone with the process. Where the room is needed, the key that fills most of it gives up what it used
-longest ago. Safe from any thread. Knows no HTTP.
+If memory is needed, the tenant with the most bytes loses its least recently used response. Everything is lost with the
+process. The store is thread-safe and knows no HTTP.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _ENTRY_BYTES = 1_024
-"""What an entry costs beside its texts: the object, the keys of two dicts."""
+"""Bytes of an entry besides its texts: the object, and the keys of two dicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Stored:
     id: str
     response: bytes
     context: bytes
-    """The list of all items that came before its output, each with an id."""
+    """The list of all items before its output, each with an id."""
     item_ids: tuple[str, ...] = ()
-    """Of its input and its output."""
+    """Ids of the items of its input and output."""
 
     @property
     def num_bytes(self) -> int:
@@ -34,7 +34,7 @@ class Stored:
 
 @dataclass(slots=True)
 class _Tenant:
-    """What one key has stored, in order of use."""
+    """The responses of one tenant, in order of use."""
 
     entries: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
     by_item: dict[str, str] = field(default_factory=dict)
@@ -43,23 +43,23 @@ class _Tenant:
 
 
 class ResponseStore:
-    """The stored responses of all keys."""
+    """The stored responses of all tenants."""
 
     def __init__(self, max_bytes: int, ttl_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._ttl_s, self._now_s = max_bytes, ttl_s, now_s
         self._tenants: dict[str, _Tenant] = {}
         self._ends_s: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """(key, response) -> when its time is over; the soonest first, for all have the same time."""
+        """(tenant, response id) -> when it expires. The soonest is first, because all have the same lifetime."""
         self._num_bytes = 0
         self._lock = threading.Lock()
 
     @property
     def keeps_any(self) -> bool:
-        """Whether there is room for anything."""
+        """Whether the store has space for any response."""
         return self._max_bytes > _ENTRY_BYTES
 
     def put(self, tenant: str, stored: Stored) -> bool:
-        """Keep a response, in place of one with its id; False where it alone is more than there is room for."""
+        """Store a response, in place of one with the same id. Returns False if it exceeds the whole store."""
         with self._lock:
             self._drop(tenant, stored.id)
             self._forget_expired()
@@ -76,7 +76,7 @@ class ResponseStore:
             return True
 
     def get(self, tenant: str, response_id: str) -> Stored | None:
-        """None where there is none, also where another key has one."""
+        """The response, or None if this tenant has none with this id."""
         with self._lock:
             self._forget_expired()
             kept = self._tenants.get(tenant, _Tenant())
@@ -85,14 +85,14 @@ class ResponseStore:
             return kept.entries.get(response_id)
 
     def with_item(self, tenant: str, item_id: str) -> Stored | None:
-        """The newest response that this item is of."""
+        """The newest response that has this item."""
         with self._lock:
             self._forget_expired()
             kept = self._tenants.get(tenant, _Tenant())
             return kept.entries.get(kept.by_item.get(item_id, ""))
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a response. Returns whether there was one."""
         with self._lock:
             self._forget_expired()
             return self._drop(tenant, response_id)
