@@ -134,31 +134,32 @@ class Router:
     def num_active(self) -> int:
         return len(self._streams)
 
-    def submit(self, submit: Submit, *, goes_on: bool = False) -> TokenStream:
+    def submit(self, submit: Submit, *, is_admitted: bool = False) -> TokenStream:
         """Send one choice to the engine. Raises `RequestError` if it cannot be taken now.
 
-        `goes_on`: it is a later piece of an admitted request: a drain, an outage or a full queue does not refuse it.
+        `is_admitted`: it is a later piece of a request that was admitted: a drain, an outage or a full queue does not
+        refuse it.
         """
-        return self.submit_choices((submit,), goes_on=goes_on)[0]
+        return self.submit_choices((submit,), is_admitted=is_admitted)[0]
 
     def submit_choices(
         self,
         submits: Sequence[Submit],
         *,
-        goes_on: bool = False,
+        is_admitted: bool = False,
         num_choices: int | None = None,
         num_tokens: int | None = None,
     ) -> list[TokenStream]:
         """Send the choices of one prompt, which differ in id and seed alone. If one cannot be taken now, raises
         `RequestError` and takes none.
 
-        `goes_on`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request, which is
-        admitted with its first piece; by default this piece is all of it.
+        `is_admitted`: as in `submit`. `num_choices`, `num_tokens`: choices and prompt tokens of the whole request,
+        which is admitted with its first piece; by default this piece is all of it.
         """
         first = submits[0]
         for submit in submits:
             self._check_id(submit)
-        if not goes_on:
+        if not is_admitted:
             self._check_open(first, num_choices or len(submits), num_tokens or len(first.prompt_ids))
         self._quarantine.check(first)
         # The queue counts the prompt once, with its first choice: the others find it computed.
@@ -243,9 +244,9 @@ class Router:
         self._metrics.engine_down()
         self._backlog.forget_pace()
         journals = [stream.journal for stream in self._streams.values()]
-        for guilty in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
-            logger.error("request %s killed engines, also when it ran alone: it is failed", guilty.submit.request_id)
-            self._fail(self._streams[guilty.submit.request_id], _ENDED_ENGINES)
+        for culprit in self._quarantine.judge(in_flight, journals, is_external_kill=is_external_kill):
+            logger.error("request %s killed engines, also when it ran alone: it is failed", culprit.submit.request_id)
+            self._fail(self._streams[culprit.submit.request_id], _ENDED_ENGINES)
         for stream in tuple(self._streams.values()):
             if stream.abort_reason is not None:
                 self._push(stream, Delta(request_id=stream.request_id, finish_reason="abort"))

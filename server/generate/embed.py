@@ -131,7 +131,7 @@ async def embed(router: Router, request: EmbedRequest) -> tuple[bytes, ...]:
                     await ended.wait()
                 # All tasks begin in one turn, even if the first input is refused. Only a taken input exempts later
                 # ones.
-                stream = router.submit(submit, goes_on=is_taken)
+                stream = router.submit(submit, is_admitted=is_taken)
                 num_left, num_running, is_taken = num_left - num_tokens, num_running + num_tokens, True
             vectors[i] = await _vector(stream, name_of(i, len(vectors)))
             num_running -= num_tokens

@@ -63,7 +63,7 @@ class ChoiceStreams:
                 num_ids = num_choices = 0
             self._streams += router.submit_choices(
                 submits,
-                goes_on=bool(self._streams),
+                is_admitted=bool(self._streams),
                 num_choices=request.num_choices,
                 num_tokens=request.num_prompt_tokens,
             )

@@ -209,11 +209,11 @@ class ScriptedRouter:
         """There is always room."""
 
     def submit_choices(
-        self, submits: Sequence[Submit], *, goes_on: bool = False, **_: int | None
+        self, submits: Sequence[Submit], *, is_admitted: bool = False, **_: int | None
     ) -> list[ScriptedStream]:
-        return [self.submit(submit, goes_on=goes_on or i > 0) for i, submit in enumerate(submits)]
+        return [self.submit(submit, is_admitted=is_admitted or i > 0) for i, submit in enumerate(submits)]
 
-    def submit(self, submit: Submit, *, goes_on: bool = False) -> ScriptedStream:
+    def submit(self, submit: Submit, *, is_admitted: bool = False) -> ScriptedStream:
         if self.refusal is not None:
             raise self.refusal
         script = self.scripts[min(len(self.submits), len(self.scripts) - 1)] if self.scripts else Script()

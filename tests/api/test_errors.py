@@ -206,10 +206,10 @@ def test_who_is_sent_away_learns_whether_to_come_back_here(
 def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, router: Any, script: Any) -> None:
     accept = router.submit
 
-    def submit(given: Any, *, goes_on: bool) -> Any:
+    def submit(given: Any, *, is_admitted: bool) -> Any:
         if len(router.submits) == 2:
             raise RequestError("rate_limit_exceeded", "Too many.")
-        return accept(given, goes_on=goes_on)
+        return accept(given, is_admitted=is_admitted)
 
     router.will(script(ends=False))
     router.submit = submit
@@ -224,7 +224,7 @@ def test_a_choice_that_is_not_taken_takes_the_others_back(http: httpx.Client, ro
 def test_an_unexpected_mistake_is_a_500_without_details(
     http: httpx.Client, router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def submit(given: Any, *, goes_on: bool) -> Any:
+    def submit(given: Any, *, is_admitted: bool) -> Any:
         raise ZeroDivisionError("at /secret/path")
 
     router.submit = submit

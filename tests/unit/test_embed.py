@@ -51,8 +51,8 @@ class Router:
     going_on: list[bool] = field(default_factory=list)
     """Records the arguments of each submit."""
 
-    def submit(self, submit: Submit, *, goes_on: bool = False) -> Stream:
-        self.going_on.append(goes_on)
+    def submit(self, submit: Submit, *, is_admitted: bool = False) -> Stream:
+        self.going_on.append(is_admitted)
         if len(self.streams) == self.limit:
             raise RequestError("server_is_overloaded", "full")
         self.streams.append(Stream(submit, asyncio.get_running_loop().create_future()))

@@ -533,7 +533,7 @@ def test_room_is_asked_for_all_choices_and_a_shared_prompt_waits_once() -> None:
         router.submit_choices(choices("b", 2), num_choices=4, num_tokens=4)
         with pytest.raises(RequestError, match="6 requests"):
             router.submit_choices(choices("c", 1), num_choices=3)
-        router.submit_choices(choices("b2", 2), goes_on=True)
+        router.submit_choices(choices("b2", 2), is_admitted=True)
 
     play(scenario, options=RouterOptions(QueueBounds(8)))
 
@@ -548,11 +548,11 @@ def test_what_goes_on_of_a_request_is_taken_where_a_new_one_is_not(closed: str) 
             router.lose({})
         with pytest.raises(RequestError):
             router.submit(submit("b"))
-        router.submit(submit("a-1"), goes_on=True)
+        router.submit(submit("a-1"), is_admitted=True)
         assert router.num_active == 2
         router.fail_all("killed")
         with pytest.raises(RequestError, match="not running"):
-            router.submit(submit("a-2"), goes_on=True)
+            router.submit(submit("a-2"), is_admitted=True)
 
     bounds = QueueBounds(1) if closed == "full" else QueueBounds()
     play(scenario, options=RouterOptions(queue=bounds, outage_grace_s=0.0))
@@ -562,7 +562,7 @@ def test_a_drain_waits_for_what_goes_on_behind_what_ended() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         async def request() -> None:
             for i in range(3):
-                await collect(router.submit(submit(f"a-{i}"), goes_on=i > 0))
+                await collect(router.submit(submit(f"a-{i}"), is_admitted=i > 0))
 
         running = asyncio.create_task(request())
         await until(lambda: router.num_active == 1)
