@@ -51,7 +51,7 @@ class QueueBounds:
 class _Measure:
     """One of the queue's two measures (requests, prompt tokens) when a request arrives."""
 
-    what: str
+    unit: str
     own: float
     """Amount of the request's tenant that waits."""
     total: float
@@ -178,11 +178,11 @@ class Backlog:
         """`takes_rest`: the tenant has nothing waiting and may take what is left, even the last place."""
         if line.total + line.more > line.most:
             adds = f", this request adds {line.more:.0f}" if line.more > 1 else ""
-            message = f"{line.total:.0f} {line.what} are waiting{adds}, and at most {line.most:.0f} may; retry later."
+            message = f"{line.total:.0f} {line.unit} are waiting{adds}, and at most {line.most:.0f} may; retry later."
             raise RequestError("server_is_overloaded", message, retry_after_s=self._seconds(pace))
         if tenant and not takes_rest and line.own + line.more > FLOOD_FACTOR * (line.most - line.total - line.more):
             message = (
-                f"{line.own:.0f} {line.what} of your tenant are waiting, and the queue keeps its last "
+                f"{line.own:.0f} {line.unit} of your tenant are waiting, and the queue keeps its last "
                 f"{line.most - line.total:.0f} for other tenants; retry later."
             )
             raise RequestError("slow_down", message, retry_after_s=self._seconds(pace))

@@ -59,7 +59,7 @@ class Quarantine:
         `in_flight`: the dead engine's flight record, tag -> position that its step reaches. `is_external_kill`: the
         death need not have to do with any request.
         """
-        guilty: list[Journal] = []
+        culprits: list[Journal] = []
         for journal in journals:
             if not journal.is_suspect:
                 journal.num_deaths = journal.num_deaths_alone = journal.reached = 0
@@ -70,11 +70,11 @@ class Quarantine:
             journal.num_deaths_alone += len(in_flight) == 1
             least_alone = FAILED_AFTER_ALONE if is_external_kill else 1
             if journal.num_deaths >= FAILED_AFTER and len(in_flight) == 1 and journal.num_deaths_alone >= least_alone:
-                guilty.append(journal)
+                culprits.append(journal)
                 self._refuse(journal.submit)
             else:
                 journal.reached = max(end, journal.reached)
-        return guilty
+        return culprits
 
     @staticmethod
     def replay(journal: Journal) -> Submit:

@@ -46,7 +46,7 @@ _START_TIMEOUT_S = 60.0
 
 _END_TIMEOUT_S = 2.0
 
-_FORGIVEN_AFTER_S = 60.0
+_RETRY_AFTER_S = 60.0
 """Seconds after which a grammar that took too much processor time is tried again: the time it takes varies a little."""
 
 _MAX_ANSWER_S = 1.5
@@ -108,7 +108,7 @@ class GrammarChecker:
         """Checks that run or wait, by (tenant, digest of the grammar)."""
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_bytes = 0
-        self._forgiven_s: dict[bytes, float] = {}
+        self._retry_at_s: dict[bytes, float] = {}
         """When grammars that took too long may be tried again, on the event loop's clock."""
 
     async def check(self, text: str, param: str, tenant: str = "") -> str:
@@ -162,7 +162,7 @@ class GrammarChecker:
         if key not in self._pending:
             if not self._has_room(tenant):
                 return _NOTHING_KNOWN
-            pending = asyncio.ensure_future(self._tried(digest, text, tenant))
+            pending = asyncio.ensure_future(self._check_in_lanes(digest, text, tenant))
             self._pending[key] = pending
             pending.add_done_callback(lambda done: self._done(key, done))
         # Not cancelled with this request: other requests may wait for this grammar, or this one may be retried.
@@ -178,7 +178,7 @@ class GrammarChecker:
         if not pending.cancelled():
             pending.exception()
 
-    async def _tried(self, digest: bytes, text: str, tenant: str) -> Verdict:
+    async def _check_in_lanes(self, digest: bytes, text: str, tenant: str) -> Verdict:
         """The verdict of the first lane that has enough processor time for the grammar, or of the last lane."""
         verdict = _NOTHING_KNOWN
         for lane in self._lanes:
@@ -251,7 +251,7 @@ class GrammarChecker:
         await _end(process)
 
     def _recall(self, digest: bytes) -> Verdict | None:
-        if digest not in self._kept or self._forgiven_s.get(digest, math.inf) <= _now():
+        if digest not in self._kept or self._retry_at_s.get(digest, math.inf) <= _now():
             return None
         self._kept.move_to_end(digest)
         return self._kept[digest]
@@ -264,13 +264,13 @@ class GrammarChecker:
         self._kept[digest] = verdict
         self._kept_bytes += _size_of(verdict)
         if verdict.stopped:
-            self._forgiven_s[digest] = _now() + _FORGIVEN_AFTER_S
+            self._retry_at_s[digest] = _now() + _RETRY_AFTER_S
         while self._kept_bytes > _MAX_KEPT_BYTES:
             self._forget(next(iter(self._kept)))
 
     def _forget(self, digest: bytes) -> None:
         self._kept_bytes -= _size_of(self._kept.pop(digest))
-        self._forgiven_s.pop(digest, None)
+        self._retry_at_s.pop(digest, None)
 
 
 def _now() -> float:

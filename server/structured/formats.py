@@ -29,14 +29,13 @@ def asks_for_format(wire: GenerationFields) -> bool:
 def answer_language(wire: GenerationFields, tokens: Tokens) -> AnswerLanguage | None:
     """The language of the answer; None for free text. Raises `RequestError` if two fields constrain it."""
     given: dict[str, AnswerFormat] = {
-        name: asked for name in FIELDS if (asked := getattr(wire, name, None)) is not None
+        name: wanted for name in FIELDS if (wanted := getattr(wire, name, None)) is not None
     }
     if len(given) > 1:
         first, second, *_ = given
         message = f"Only one of '{first}' and '{second}' can be given: both constrain the answer."
         raise RequestError("invalid_value", message, second)
-    for asked in given.values():
-        if asked.language is not None:
-            return AnswerLanguage(asked.param, asked.language)
-        return AnswerLanguage(asked.param, read_tags(asked.tags, asked.param, tokens))
+    for wanted in given.values():
+        language = read_tags(wanted.tags, wanted.param, tokens) if wanted.language is None else wanted.language
+        return AnswerLanguage(wanted.param, language)
     return None

@@ -91,14 +91,14 @@ def detect(clues: Clues, tool_format: str = AUTO, reasoning_format: str = AUTO) 
 
 
 def _chosen(
-    setting: str, asked: str, known: Mapping[str, object], rules: tuple[_Rule, ...], clues: Clues, *, is_own: bool
+    setting: str, name: str, known: Mapping[str, object], rules: tuple[_Rule, ...], clues: Clues, *, is_own: bool
 ) -> str:
-    if asked == AUTO:
-        return OWN if is_own else next((name for shows, name in rules if shows(clues)), NONE)
-    if asked != NONE and asked not in known:
+    if name == AUTO:
+        return OWN if is_own else next((found for shows, found in rules if shows(clues)), NONE)
+    if name != NONE and name not in known:
         flag = "--" + setting.replace("_", "-")
-        raise ModelError(f"{flag} {asked} is not known: expected {AUTO}, {NONE} or one of {', '.join(sorted(known))}")
-    return asked
+        raise ModelError(f"{flag} {name} is not known: expected {AUTO}, {NONE} or one of {', '.join(sorted(known))}")
+    return name
 
 
 def _composed(own: Mapping[str, object], tools: str, reasoning: str, source: str) -> Format:

@@ -130,7 +130,7 @@ def test_a_grammar_that_took_too_much_is_tried_again_after_a_while(monkeypatch: 
         language = pattern("a+")
         for _ in range(2):
             assert "takes too much" in (await refusal(checker, language)).message
-            now_s += checker_module._FORGIVEN_AFTER_S / 2
+            now_s += checker_module._RETRY_AFTER_S / 2
         assert await checker.check(language.text(), "here") == language.text()
         assert await checker.check(language.text(), "here") == language.text()
         assert len(texts) == 4 and checker._kept_bytes == checker_module._size_of(Verdict(text=language.text()))
