@@ -27,6 +27,7 @@ PLAIN = (
     "server/text",
     "server/tools",
     "tests/chaos",
+    "tests/unit",
     "engine/cache",
     "engine/core",
     "engine/grammar",
