@@ -46,6 +46,8 @@ PLAIN = (
     "tests/deploy",
     "tests/kernels",
     "tests/mutants",
+    "tests/property",
+    "tests/sim",
     "server/lifecycle",
     "server/errors/anthropic.py",
     "server/errors/table.py",

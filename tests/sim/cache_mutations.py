@@ -18,7 +18,7 @@ plant = Plants()
 
 @plant
 def blocks_returned_while_a_row_is_in_flight(patch: Patch) -> None:
-    """Early free: a finished request gives its blocks back though a launched step still reads and writes them."""
+    """Early free: a finished request frees its blocks while a launched step still reads and writes them."""
     finish = Scheduler.finish
 
     def early(self: Scheduler, request: Request, *, forget_blocks: bool = False) -> None:
@@ -62,7 +62,7 @@ def hit_takes_no_reference(patch: Patch) -> None:
 
 @plant
 def evicted_block_stays_indexed(patch: Patch) -> None:
-    """A cached block is given away and its content can still be hit."""
+    """A cached block is given to another request, and its content can still be hit."""
 
     def forget(self: KVCache, block_id: int) -> None:
         self.pool.clear_content(block_id)
@@ -72,7 +72,7 @@ def evicted_block_stays_indexed(patch: Patch) -> None:
 
 @plant
 def held_descendants_of_an_evicted_block_stay_indexed(patch: Patch) -> None:
-    """Eviction forgets one node and leaves what lies behind it, whose chain now has a hole."""
+    """Eviction removes one node and leaves the nodes behind it, so their chain has a hole."""
 
     def drop_node(self: PrefixIndex, node: Node) -> list[int]:
         del self._by_key[node.key]
@@ -84,20 +84,20 @@ def held_descendants_of_an_evicted_block_stay_indexed(patch: Patch) -> None:
 
 @plant
 def last_partial_block_not_counted(patch: Patch) -> None:
-    """Off by one at a block's edge: the last, partly filled block is not allocated."""
+    """Off by one: the last, partly filled block is not allocated."""
     patch.setattr(KVCache, "num_blocks_for", lambda self, num_tokens: max(1, num_tokens // self.block_size))
 
 
 @plant
 def table_grows_one_token_late(patch: Patch) -> None:
-    """Off by one at a block's edge: a full table takes one more token."""
+    """Off by one: a full table takes one more token."""
     extend = BlockTable.extend
     patch.setattr(BlockTable, "extend", lambda self, num_tokens: extend(self, num_tokens - 1))
 
 
 @plant
 def table_of_a_resumed_request_is_stale(patch: Patch) -> None:
-    """After preemption only blocks beyond those once sent are sent again."""
+    """After preemption only blocks beyond those sent before are sent again."""
     release, admit = BlockTable.release, BlockTable.admit
     num_sent: dict[BlockTable, list[int]] = {}
 
@@ -118,7 +118,7 @@ def table_of_a_resumed_request_is_stale(patch: Patch) -> None:
 
 @plant
 def preempted_request_keeps_its_blocks(patch: Patch) -> None:
-    """Preemption drops the table and not the references."""
+    """Preemption drops the table but not its references."""
     release = BlockTable.release
 
     def keep(self: BlockTable) -> None:
@@ -137,7 +137,7 @@ def _ids_only(self: PrefixIndex, parent: Node | str, key: bytes, ids: tuple[int,
 
 @plant
 def hash_ignores_the_prefix(patch: Patch) -> None:
-    """False hit: equal ids behind different prefixes are taken for each other."""
+    """False hit: equal ids behind different prefixes are mistaken for each other."""
     block_key = PrefixIndex.block_key
     patch.setattr(PrefixIndex, "block_key", lambda self, parent_key, ids: block_key(self, b"", ids))
     patch.setattr(PrefixIndex, "find", _ids_only)
@@ -145,7 +145,7 @@ def hash_ignores_the_prefix(patch: Patch) -> None:
 
 @plant
 def hash_ignores_the_salt(patch: Patch) -> None:
-    """False hit across tenants: the text is right, and says what another tenant has asked."""
+    """False hit across tenants: the text is right, and reveals what another tenant has asked."""
     open_table = KVCache.open
 
     def unsalted(self: KVCache, request: Request) -> BlockTable:
@@ -157,19 +157,19 @@ def hash_ignores_the_salt(patch: Patch) -> None:
 
 @plant
 def hash_hit_is_not_compared(patch: Patch) -> None:
-    """False hit: a collision of hashes is believed."""
+    """False hit: a hash collision is not detected."""
     patch.setattr(PrefixIndex, "find", lambda self, parent, key, ids: self._by_key.get(key))
 
 
 @plant
 def only_the_own_ids_are_compared_on_a_hash_hit(patch: Patch) -> None:
-    """False hit: a collision further up the chain is believed."""
+    """False hit: a hash collision further up the chain is not detected."""
     patch.setattr(PrefixIndex, "find", _ids_only)
 
 
 @plant
 def blocks_indexed_one_token_early(patch: Patch) -> None:
-    """Off by one at a block's edge: a block is indexed before its last position is computed."""
+    """Off by one: a block is indexed before its last position is computed."""
     commit = BlockTable.commit
 
     def early(self: BlockTable, num_computed: int) -> None:
@@ -180,7 +180,7 @@ def blocks_indexed_one_token_early(patch: Patch) -> None:
 
 @plant
 def blocks_indexed_before_they_are_applied(patch: Patch) -> None:
-    """A launched row's blocks can be hit before anyone knows whether the row came out well."""
+    """A launched row's blocks can be hit before it is known whether the row is valid."""
     add = PlanBuilder.add
 
     def eager(self: PlanBuilder, entry: Entry, num_tokens: int) -> None:
@@ -192,7 +192,7 @@ def blocks_indexed_before_they_are_applied(patch: Patch) -> None:
 
 @plant
 def whole_prompt_may_hit(patch: Patch) -> None:
-    """A prefix hit covers every known token, and nothing is left to compute logits from."""
+    """A prefix hit covers every known token, so nothing is left to compute logits from."""
 
     def num_hittable(self: BlockTable) -> int:
         return self.num_full if self._request.takes_prefix_hits else 0
@@ -202,5 +202,5 @@ def whole_prompt_may_hit(patch: Patch) -> None:
 
 @plant
 def prompt_logprobs_take_a_hit(patch: Patch) -> None:
-    """A prefix hit skips positions whose logprobs were asked for."""
+    """A prefix hit skips positions whose logprobs were requested."""
     patch.setattr(Request, "takes_prefix_hits", property(lambda self: True))

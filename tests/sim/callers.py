@@ -1,4 +1,4 @@
-"""The callers of a run: each submits one choice, reads its stream to the end, and holds it against the oracle."""
+"""The callers of a run. Each submits one choice, reads its stream to the end, and compares it with the oracle."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _ABORTED_S = 0.1
-"""R11: a step takes a third of that at most, and a frame some milliseconds."""
+"""Longest time for an abort (R11). A step takes a third of that at most, and a frame some milliseconds."""
 
 
 def _submit_of(job: Job) -> Submit:
-    """What a job asks for, now."""
+    """The submit of a job, arriving now."""
     return Submit(
         request_id=job.request_id,
         prompt_ids=job.prompt_ids,
@@ -33,7 +33,7 @@ def _submit_of(job: Job) -> Submit:
 
 
 class Callers:
-    """All of one run. Whatever is wrong raises `AssertionError`."""
+    """All callers of one run. Any difference raises `AssertionError`."""
 
     def __init__(self, run: FrontRun) -> None:
         self._run = run
@@ -43,7 +43,7 @@ class Callers:
         self._num_received = 0
 
     async def ask(self, caller: Caller) -> None:
-        """Submit at its time; read to the end, unless it is refused."""
+        """Submit at the caller's time, and read to the end unless refused."""
         run, job = self._run, caller.job
         await asyncio.sleep(job.arrival_tick * TICK_S)
         choices = [caller, *(other for other in run.scenario.callers if other.choice_of == job.request_id)]
@@ -156,7 +156,7 @@ class Callers:
             stream.check_cached(num_cached, self._run.scenario.core.limits.block_size, others)
 
     def _check_ending(self, stream: Stream, tokens: TokenStream, delta: Delta) -> None:
-        """As its answer ends, or for one of the reasons for which a choice may end without it."""
+        """Check that it ended as its answer does, or for a reason that may end a choice early."""
         history, job = self._run.history, stream.job
         code = delta.failure.code if delta.failure is not None else None
         if code == "engine_error":
@@ -169,7 +169,7 @@ class Callers:
         stream.check_ending(delta)
 
     def check_end(self) -> None:
-        """When all have ended."""
+        """Checks after all requests have ended."""
         run = self._run
         assert run.router.num_active == 0, "streams are left"
         assert run.router._backlog.num_requests == 0, f"{run.router._backlog.num_requests} wait of none"

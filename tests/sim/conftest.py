@@ -1,4 +1,4 @@
-"""How many seeds the simulation runs: 300, or 1,000,000 with `--long`, or what `--sim-seeds` and `--sim-seed` say."""
+"""Sets how many seeds the simulation runs: 300, 1,000,000 with `--long`, or as `--sim-seeds` and `--sim-seed` say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 SHORT_SEEDS = 300
 LONG_SEEDS = 1_000_000
 _SHORT_CHUNK, _LONG_CHUNK = 20, 500
-"""Seeds of one test: some seconds where few are run, and a minute or less where all are."""
+"""Seeds of one test: it takes some seconds in a short run, and up to a minute in a long one."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ plant = Plants()
 
 @plant
 def abort_is_forgotten(patch: Patch) -> None:
-    """Lost abort: the request stops, and its caller is never told."""
+    """Lost abort: the request stops, and its caller never learns of it."""
 
     def silent(self: EngineCore, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -48,7 +48,7 @@ def abort_is_answered_twice(patch: Patch) -> None:
 
 @plant
 def row_behind_the_end_is_delivered(patch: Patch) -> None:
-    """Overlap: the token of a row that was launched before the end was known reaches the caller."""
+    """Overlap: a row was launched before the end was known, and its token reaches the caller."""
     apply = Scheduler.apply
 
     def all_rows(self: Scheduler, result: StepResult, timing: Timing) -> list[AppliedRow]:
@@ -73,7 +73,7 @@ def prompt_logprobs_sent_again_after_preemption(patch: Patch) -> None:
 
 @plant
 def replayed_tokens_are_taken_for_prompt(patch: Patch) -> None:
-    """After a crash the output's length is counted from nought."""
+    """After a crash the output's length is counted from 0 again."""
     create = Request.create
 
     def from_nought(*args: object, **kwargs: object) -> Request:
@@ -94,7 +94,7 @@ def minimum_length_is_ignored(patch: Patch) -> None:
 
 @plant
 def masks_are_made_a_step_early(patch: Patch) -> None:
-    """Overlap: what may come next is worked out before the tokens of the step before are known."""
+    """Overlap: a mask is computed before the tokens of the previous step are known."""
     launch = EngineCore._launch
 
     def hasty(self: EngineCore, plan: StepPlan) -> None:
@@ -109,7 +109,7 @@ def masks_are_made_a_step_early(patch: Patch) -> None:
 
 @plant
 def mask_goes_to_the_next_row(patch: Patch) -> None:
-    """Off by one: a mask is counted among the rows that have one, and applied among all."""
+    """Off by one: a mask's index among masked rows is used as its index among all rows."""
     masks_of = EngineCore._masks_of
 
     def shifted(self: EngineCore, plan: StepPlan) -> TokenMasks:
@@ -122,13 +122,13 @@ def mask_goes_to_the_next_row(patch: Patch) -> None:
 
 @plant
 def mean_takes_prefix_hits(patch: Patch) -> None:
-    """A mean of hidden states leaves out those that others computed."""
+    """A mean of hidden states leaves out those that other requests computed."""
     patch.setattr(Request, "takes_prefix_hits", property(lambda self: self.params.prompt_logprobs is None))
 
 
 @plant
 def slot_remembers_its_last_grammar(patch: Patch) -> None:
-    """A slot's new request is bound by the grammar of the one before."""
+    """A new request in a slot is bound by the grammar of the previous one."""
     launch = EngineCore._launch
 
     def stale(self: EngineCore, plan: StepPlan) -> None:
@@ -141,7 +141,7 @@ def slot_remembers_its_last_grammar(patch: Patch) -> None:
 
 @plant
 def replay_begins_its_grammar_again(patch: Patch) -> None:
-    """After a crash the grammar starts at its beginning, in the middle of a text."""
+    """After a crash the grammar starts again in the middle of a text."""
     opened = SimulatedGrammars.open
 
     def afresh(
@@ -154,7 +154,7 @@ def replay_begins_its_grammar_again(patch: Patch) -> None:
 
 @plant
 def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
-    """Lost abort: a request that ended while its grammar was compiled comes back when that is done."""
+    """Lost abort: a request that ended while its grammar was compiled comes back once that is done."""
 
     def forgetful(self: EngineCore, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -169,7 +169,7 @@ def aborted_while_it_compiles_and_queued_all_the_same(patch: Patch) -> None:
 
 @plant
 def complete_grammar_goes_on(patch: Patch) -> None:
-    """Nothing may follow, and the next step is asked for more."""
+    """The grammar is complete, and the next step still draws for it."""
     advance = LiveRequest.advance
 
     def on(self: LiveRequest, token_ids: tuple[int, ...]) -> tuple[str | None, int | None]:
@@ -181,13 +181,13 @@ def complete_grammar_goes_on(patch: Patch) -> None:
 
 @plant
 def suspects_run_beside_others(patch: Patch) -> None:
-    """Whatever ended the engine ends it again, and nobody can tell which of them it was."""
+    """The request that crashed the engine crashes it again, and no record tells which one it was."""
     patch.setattr(SuspectQueue, "current", lambda self: None)
 
 
 @plant
 def suspects_start_while_others_are_launched(patch: Patch) -> None:
-    """Off by one step: under overlap the step before a trial is still on the device when it begins."""
+    """Off by one step: under overlap the previous step is still on the device when a suspect starts."""
     schedule = Scheduler.schedule
 
     def hasty(self: Scheduler, now: float) -> StepPlan | None:
@@ -204,6 +204,6 @@ def suspects_start_while_others_are_launched(patch: Patch) -> None:
 
 @plant
 def replay_tells_its_prompt_again(patch: Patch) -> None:
-    """What was delivered before the crash is delivered once more."""
+    """Prompt logprobs delivered before the crash are delivered again."""
     created = LiveRequest.__init__
     patch.setattr(LiveRequest, "__init__", lambda self, request, num_prompt_logprobs=0: created(self, request))

@@ -1,9 +1,9 @@
-"""A device that does what a worker does with a plan, on token ids instead of tensors, and forgives nothing.
+"""A strict device: it does what a worker does with a plan, on token ids instead of tensors.
 
-A block slot holds the (token id, position, cache group) that a forward wrote. Each row writes its own positions, and
-reads back through the slot's block tables what each group sees of the context, as attention would. What was never
-written, was freed, or is about to be overwritten is poison, and reading it is a failure. Knows no scheduler and no
-cache.
+A block slot holds the (token id, position, cache group) that a forward pass wrote. Each row writes its own positions.
+It then reads back, through the slot's block tables, what each group sees of the context, as attention would. Content
+that was never written, was freed, or is about to be overwritten is poison, and reading it fails. Knows no scheduler and
+no cache.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _NAN: Cell = (-2, -2, -2)
 
 
 class SimulationError(AssertionError):
-    """The engine did something that no correct engine does."""
+    """The engine did something that a correct engine never does."""
 
 
 @dataclass(slots=True)
 class _Slot:
     admission: Admission | None = None
     ids: list[int] = field(default_factory=list)
-    """What the worker knows of the sequence: the admission's ids and what it sampled since."""
+    """The ids of the sequence that the worker knows: the admission's, and those sampled since."""
     tables: list[list[int]] = field(default_factory=list)
-    """By group. Entries of requests that had the slot before stay until they are overwritten, as on a real device."""
+    """Block tables by group. Entries of earlier requests in the slot stay until they are overwritten, as on a real
+    device."""
     num_entries: list[int] = field(default_factory=list)
-    """By group: where the entries that this admission was sent end."""
+    """Number of entries sent for this admission, by group."""
     num_written: int | None = None
-    """Positions whose KV is there; None until the first row says where it starts."""
+    """Positions whose KV is written; None until the first row says at which one it starts."""
     states: list[Views] = field(default_factory=list)
-    """What the rows of this admission computed, where a mean of it is asked for."""
+    """Results of this admission's rows, if a mean of them was requested."""
     is_broken: bool = False
-    """A row of this admission gave NaN: what it computes from then on means nothing."""
+    """A row of this admission gave NaN, so all that it computes later is meaningless."""
 
 
 class _Handle:
@@ -66,7 +67,7 @@ class _Handle:
 
 
 class SimulatedDevice:
-    """An executor. `is_lazy`: a step runs when it is waited for, after the host went on; else when it is launched."""
+    """A simulated executor. If `is_lazy`, a step runs when the host waits for it; otherwise when it is launched."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class SimulatedDevice:
         nan_positions: dict[str, int],
         watch: Callable[[StepPlan], None],
     ) -> None:
-        """`watch` is shown each plan as it is launched."""
+        """`watch` is called with each plan as it is launched."""
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._cells = [[_POISON] * block_size for _ in range(num_blocks)]
@@ -92,14 +93,14 @@ class SimulatedDevice:
         self._queue: list[StepPlan] = []
         self._results: dict[int, StepResult] = {}
         self._told: dict[tuple[int, int], dict[int, int]] = {}
-        """(slot, group) -> entry -> block, as of the last launched step, which may not have run."""
+        """(slot, group) -> entry -> block, including the last launched step, even if it has not run."""
         self._in_use: dict[int, set[int]] = {}
-        """Launched steps whose results nobody has yet -> blocks that their rows read or write."""
+        """Launched steps whose results were not taken -> blocks that their rows read or write."""
         self._num_launched = 0
         self._awaiting: StepPlan | None = None
-        """The last step launched, where it has not drawn yet."""
+        """The last step launched, if it has not drawn yet."""
         self._masks: dict[int, TokenMasks] = {}
-        """Of launched steps that have drawn, or will when they run."""
+        """Masks of launched steps that have drawn, or will when they run."""
 
     # -- the executor's side -----------------------------------------------------------------------------------------
 
@@ -147,12 +148,12 @@ class SimulatedDevice:
         return self._results.pop(step_id)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to close."""
 
     # -- the simulation's side ---------------------------------------------------------------------------------------
 
     def poison(self, block_ids: Iterable[int], slots: Iterable[int]) -> None:
-        """The host says that nothing launched touches these any more: hold it to that."""
+        """Poison blocks and slots that, according to the host, no launched step touches any more."""
         for block_id in block_ids:
             self._cells[block_id] = [_POISON] * self._block_size
         for slot in slots:
@@ -160,7 +161,7 @@ class SimulatedDevice:
             self._slots[slot].ids = []
 
     def blocks_in_use(self) -> set[int]:
-        """Blocks that launched rows whose results nobody has yet read or write."""
+        """Blocks that launched rows read or write, in steps whose results were not taken."""
         return set().union(*self._in_use.values())
 
     def _blocks_of(self, plan: StepPlan) -> set[int]:
@@ -264,7 +265,7 @@ class SimulatedDevice:
     # -- block slots -------------------------------------------------------------------------------------------------
 
     def _wipe(self, slot: _Slot, start: int) -> None:
-        """Of an admission's blocks only what lies before its first row's start is cached: the rest holds nothing."""
+        """Erase the admission's own blocks: only content before its first row's start is cached."""
         slot.num_written = start
         for table, num_entries in zip(slot.tables, slot.num_entries, strict=True):
             for position in range(start, num_entries * self._block_size):
@@ -281,14 +282,14 @@ class SimulatedDevice:
         slot.num_written = end
 
     def _seen(self, group: int, start: int, end: int) -> range:
-        """Positions that the queries `start` to `end - 1` see in a group, their own included."""
+        """Positions that the queries `start` to `end - 1` see in a group, including their own."""
         window = self._windows[group]
         return range(0 if window is None else max(0, start - window + 1), end)
 
     def _read(self, slot: _Slot, admission: Admission, start: int, end: int) -> list[dict[int, int]]:
-        """By group, the tokens that attention finds for a row, by position; one that is out of place reads as another.
+        """The tokens that attention finds for a row, by group and position. A misplaced one reads as another token.
 
-        What only queries before the last one see does not show in what is sampled: it must be right here.
+        What only earlier queries see does not affect the sampled token, so it is checked here.
         """
         size, read = self._block_size, []
         for group, table in enumerate(slot.tables):
@@ -308,7 +309,7 @@ class SimulatedDevice:
         return read
 
     def _views(self, read: list[dict[int, int]], end: int) -> Views:
-        """What each group sees from the query at `end - 1`."""
+        """The tokens that each group sees from the query at `end - 1`."""
         return tuple(tuple(tokens[i] for i in self._seen(g, end - 1, end)) for g, tokens in enumerate(read))
 
 

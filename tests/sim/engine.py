@@ -1,4 +1,4 @@
-"""The real core, scheduler and cache on a simulated device, as tight as a scenario says."""
+"""The real core, scheduler and cache on a simulated device, with the limits of a scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sim.scenario import CHUNK_SPLIT, Limits, Scenario
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """All that one life of an engine computes with."""
+    """All that one engine computes with, from its start to its end."""
 
     core: EngineCore
     scheduler: Scheduler
@@ -28,11 +28,11 @@ class SimulatedEngine:
     device: SimulatedDevice
 
     def poison_free(self) -> None:
-        """Nothing launched touches what nobody holds: hold the host to that."""
+        """Poison what no request holds: the host must not let a launched step touch it."""
         self.device.poison(self.cache.pool.empty_blocks(), self.scheduler.free_slots)
 
     def check_idle(self) -> None:
-        """After the last request everything is free again. Raises `AssertionError`."""
+        """Assert that everything is free again after the last request."""
         self.core.check()
         self.core.reset_prefix_cache()
         assert self.cache.pool.num_empty == self.cache.pool.num_blocks, "blocks were lost"
@@ -49,7 +49,7 @@ def make_engine(
     watch: Callable[[StepPlan], None],
     recorder: Recorder = NO_RECORDER,
 ) -> SimulatedEngine:
-    """A new engine. `clock`: seconds; `tick`: in which grammars are compiled; `watch` is shown each plan launched."""
+    """A new engine. `clock`: seconds. `tick`: time of grammar compilation. `watch` gets each plan launched."""
     limits = scenario.limits
     config = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
@@ -90,7 +90,7 @@ def make_engine(
 
 
 def _hash_of(limits: Limits) -> Callable[[bytes, bytes], bytes]:
-    """The product's hash, or one that keeps only so many bits of it."""
+    """The product's hash, or one cut to so few bits."""
     bits = limits.hash_bits
     if bits is None:
         return blake2b_block

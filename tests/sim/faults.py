@@ -1,6 +1,6 @@
-"""What goes wrong around the engine, by seed: how each of its lives is disturbed, who kills it, what the callers do.
+"""Faults around the engine, by seed: crashes, hangs, lost frames, and how the callers behave.
 
-Beside `scenario`, which says what is asked and how tight the engine is. A seed means the same on every machine.
+`scenario` says what is asked and how tight the engine is. A seed means the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,63 +14,63 @@ from tests.sim.oracle import Job
 from tests.sim.scenario import Scenario, make_scenario
 
 TICK_S = 0.003
-"""About a step: in which requests arrive, and grammars are compiled."""
+"""Seconds of a tick, about a step. Requests arrive and grammars are compiled in ticks."""
 STEP_FAULTS = ("kill", "memory", "kill before", "kill after", "kill and lose", "hang", "stop", "pause", "slow")
-"""In a step of an engine: the process is killed when it is launched, or an allocation fails then; it is killed before
-the results are sent, or after, when they arrive all the same or are lost with it; the step never ends; the process
-stands still for ever, or for so long as is no hang; a step takes longer than any silence may."""
+"""Faults in a step of an engine. The process is killed when the step is launched, or an allocation fails then. It is
+killed before the results are sent. It is killed afterwards, and the results arrive or are lost. The step never ends.
+The process is suspended for ever, or for less than a hang. A step takes longer than any allowed silence."""
 FRAME_FAULTS = ("lose", "repeat", "cut", "flip", "stale", "delay")
-"""To a frame: lost, twice, cut short, a bit is wrong, or its place is taken by that of an engine before; or late. Of
-those that are lost a quarter is with all that come behind it ("mute"): no later number tells of it."""
+"""Faults of a frame: lost, repeated, cut short, with a wrong bit, replaced by one of an earlier engine, or late. A
+quarter of the lost ones lose all frames behind them as well ("mute"), so that no later number shows the gap."""
 START_FAULTS = ("killed", "refuses", "silent")
-"""To a start: the process is killed, says that it cannot start, or stands still for ever."""
+"""Faults of a start: the process is killed, reports that it cannot start, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of one life."""
+    """One fault of one engine."""
 
     what: str
     where: str
-    """"step", "start", or the way of a frame: "in" to the engine, "out" to the server."""
+    """"step", "start", or the direction of a frame: "in" to the engine, "out" to the server."""
     at: int
-    """Which step of its life, or which frame, from 0."""
+    """Number of the step of this engine, or of the frame, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks for one choice, and what it does beside reading the answer."""
+    """The client of one choice, and what it does besides reading the answer."""
 
     job: Job
     pause_s: float = 0.0
-    """Between two reads, at most."""
+    """Longest pause between two reads."""
     abort_s: float | None = None
-    """From its arrival on: it goes away."""
+    """Seconds from its arrival after which it disconnects."""
     stops_after: int | None = None
-    """Tokens in which it finds a stop string."""
+    """Number of tokens after which it finds a stop string."""
     kills_at: int | None = None
-    """The position of its text whose computation ends the engine."""
+    """The position of its text whose computation crashes the engine."""
     choice_of: str = ""
-    """The request of which it is a further choice: submitted with it, and read by itself."""
+    """The request of which this is a further choice. They are submitted together and read separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontScenario:
     seed: int
     core: Scenario
-    """How tight the engine is, and where logits are NaN. Its jobs are the callers'."""
+    """Limits of the engine, and the positions of NaN logits. Its jobs are the callers'."""
     callers: tuple[Caller, ...]
     lives: dict[int, tuple[Fault, ...]] = field(default_factory=dict)
-    """By generation."""
+    """Faults by engine epoch."""
     wall_jumps_s: tuple[tuple[float, float], ...] = ()
-    """(when, by how much) the wall clock jumps."""
+    """(time, seconds) of each jump of the wall clock."""
     resets_s: tuple[float, ...] = ()
-    """When the prefix cache is dropped."""
+    """Times at which the prefix cache is dropped."""
     outage_grace_s: float = 10.0
     max_waiting: int = 2048
     has_standby: bool = False
     aborts_all_s: float | None = None
-    """When all that runs is aborted, as a second signal does."""
+    """Time at which all running requests are aborted, as by a second signal."""
 
 
 def make_front_scenario(seed: int) -> FrontScenario:
@@ -107,8 +107,8 @@ def _caller(rng: Random, core: Scenario, job: Job) -> Caller:
 
 
 def _with_poison(rng: Random, callers: tuple[Caller, ...]) -> tuple[Caller, ...]:
-    """In a quarter of the scenarios one request or two end whatever engine computes some position of theirs; each asks
-    for the same once more, long after."""
+    """In a quarter of the scenarios one or two requests crash any engine that computes a certain position of theirs.
+    Each of them is sent once more, much later."""
     if rng.random() >= 0.25:
         return callers
     poisons = rng.sample(range(len(callers)), min(len(callers), rng.choice((1, 1, 2))))
@@ -149,13 +149,13 @@ def _with_choices(rng: Random, callers: tuple[Caller, ...]) -> tuple[Caller, ...
 
 
 def _lives(rng: Random) -> dict[int, tuple[Fault, ...]]:
-    """None disturbed, or the first few."""
+    """Faults of the first few engines, or none."""
     num_disturbed = rng.choice((0, 1, 2, 2, 3, 4))
     return {epoch: _faults(rng, epoch) for epoch in range(num_disturbed)}
 
 
 def _faults(rng: Random, epoch: int) -> tuple[Fault, ...]:
-    """One that may end the life, and some that may not."""
+    """Faults of one engine: one that may end it, and some that do not."""
     faults = []
     for _ in range(rng.choice((1, 1, 2))):
         draw = rng.random()
@@ -176,14 +176,15 @@ def _early(rng: Random, first: int) -> int:
 
 
 def _many_deaths(rng: Random) -> dict[int, tuple[Fault, ...]]:
-    """More engines end than may in a crash loop, each after some steps: what was delivered keeps others coming."""
+    """More crashes than a crash loop allows, each after some steps. Tokens delivered in between keep the server
+    restarting engines."""
     last = rng.choice((8, 30))
     kinds = ("kill", "kill before", "kill after", "kill and lose", "kill and lose")
     return {life: (Fault(rng.choice(kinds), "step", rng.randint(1, last)),) for life in range(12)}
 
 
 def _crash_loop(rng: Random) -> dict[int, tuple[Fault, ...]]:
-    """The first engine dies in a step, and none after it gets as far as serving, more often than may be."""
+    """A crash loop: the first engine dies in a step and none after it starts serving, more often than allowed."""
     first = Fault("kill", "step", rng.randint(0, 8))
     starts = {life: (Fault(rng.choice(("killed", "refuses")), "start", 0),) for life in range(1, 9)}
     return {0: (first,), **starts}

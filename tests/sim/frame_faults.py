@@ -1,4 +1,4 @@
-"""What becomes of one frame on its way: see `faults.FRAME_FAULTS`. Knows pipes and bytes, no messages."""
+"""Applies the faults of `faults.FRAME_FAULTS` to one frame on its way. Knows pipes and bytes, no messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from tests.sim.network import Pipe
 
 
 def spoil_frame(pipe: Pipe, fault: Fault, old: Sequence[bytes], rng: Random, harms: list[str]) -> None:
-    """Have `fault` befall the pipe. `old`: frames of the life before, the same way; once it happens, `harms` says so,
-    but for a frame that is only late.
-    """
+    """Apply `fault` to the pipe. `old`: frames of the previous engine, in the same direction. Once applied, it is
+    listed in `harms`, unless the frame is only late."""
     if fault.what == "delay":
-        pipe.delays_s[fault.at] = rng.choice((0.05, 0.5))  # less than what counts as lost
+        pipe.delays_s[fault.at] = rng.choice((0.05, 0.5))  # shorter than the time after which a frame counts as lost
         return
     if fault.what in ("lose", "mute"):
         if fault.what == "lose":

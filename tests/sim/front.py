@@ -1,5 +1,7 @@
-"""The server's side under simulation: the real router and the real recovery, with engines that die, hang and mumble, on
-a loop whose time is virtual. Callers read their streams to the end; what they were given is compared with the oracle.
+"""The server's side under simulation: the real router and the real recovery, on a loop with virtual time.
+
+The engines die, hang and send damaged frames. Callers read their streams to the end, and the streams are compared with
+the oracle.
 """
 
 from __future__ import annotations
@@ -41,20 +43,20 @@ from tests.sim.process import SimulatedProcess
 from tests.sim.supervisor import SimulatedSupervisor
 
 _LIMIT_S = 7200.0
-"""Virtual seconds after which a run goes round in circles."""
+"""Virtual seconds after which a run counts as endless."""
 _STALLED_S = 5.0
-"""R10: with an engine that takes requests and with which nothing is wrong, somebody gets something within so long."""
+"""R10: seconds within which some request gets a delta, if a healthy engine takes requests."""
 _LOOK_S = 0.5
 _CLOSE_S = 60.0
 
 
 def run_front_seed(seed: int) -> None:
-    """Run the front scenario of `seed`. Raises `AssertionError` for anything that is wrong."""
+    """Run the front scenario of `seed`. Raises `AssertionError` for any difference."""
     run_front(make_front_scenario(seed))
 
 
 def run_front(scenario: FrontScenario) -> None:
-    """As `run_front_seed`, of a scenario that somebody changed."""
+    """Run a scenario, which may be changed, as `run_front_seed` does."""
     seed = scenario.seed
     loop = VirtualLoop(Random(f"order {seed}"), _LIMIT_S)
     with _simulated(seed, loop) as (network, clocks):
@@ -69,7 +71,7 @@ def run_front(scenario: FrontScenario) -> None:
 
 @contextmanager
 def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]:
-    """Put what is simulated in place of sockets, shared memory and clocks."""
+    """Replace sockets, shared memory and clocks with simulated ones."""
     network, clocks = Network(Random(f"network {seed}")), Clocks(loop)
     logging.disable(logging.CRITICAL)
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +91,7 @@ def _simulated(seed: int, loop: VirtualLoop) -> Iterator[tuple[Network, Clocks]]
 
 
 def _slow(rng: Random) -> SimpleNamespace:
-    """What the router knows of the module `asyncio`. A turn of the loop may take a while: others are busy, too."""
+    """The module `asyncio` for the router, with turns of the loop that may take a while, as in a busy server."""
 
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds + rng.choice((0.0, 0.0, 0.01)))
@@ -98,7 +100,7 @@ def _slow(rng: Random) -> SimpleNamespace:
 
 
 def _close(loop: VirtualLoop) -> None:
-    """End what an error left behind, so that nobody hears of it later."""
+    """End all tasks that an error left behind, so that they report nothing later."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -111,7 +113,7 @@ def _close(loop: VirtualLoop) -> None:
 
 
 class FrontRun:
-    """One run of a scenario. Sees what becomes of every process and of every request."""
+    """One run of a scenario. Observes every process and every request."""
 
     def __init__(self, scenario: FrontScenario, loop: VirtualLoop, network: Network, clocks: Clocks) -> None:
         self.scenario, self.network, self.clocks = scenario, network, clocks
@@ -123,7 +125,7 @@ class FrontRun:
         self._callers = {caller.job.request_id: caller for caller in scenario.callers}
 
     async def main(self) -> None:
-        """The whole of it: an engine, the callers, the end."""
+        """The whole run: an engine, the callers, the end."""
         scenario = self.scenario
         self.metrics = CheckedMetrics(self._loop.time)
         options = RouterOptions(QueueBounds(scenario.max_waiting), outage_grace_s=scenario.outage_grace_s)
@@ -158,7 +160,7 @@ class FrontRun:
     async def _until_done(
         self, asking: asyncio.Future[list[None]], recovery: asyncio.Task[None], watching: list[asyncio.Task[None]]
     ) -> None:
-        """Return when all callers have. Raises what goes wrong first, wherever that is."""
+        """Return when all callers are done. Raises the first error, from any task."""
         tasks: set[asyncio.Future[object]] = {asking, recovery, *watching}  # type: ignore[arg-type]
         while not asking.done():
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +175,7 @@ class FrontRun:
         asking.result()
 
     def _give_up(self, recovery: asyncio.Task[None]) -> None:
-        """As the server does where no engine can be had."""
+        """Give up as the server does if no engine can be started."""
         error = recovery.exception()
         if not isinstance(error, EngineDeadError):
             raise error or SimulationError("recovery has ended")
@@ -181,7 +183,7 @@ class FrontRun:
         self.router.fail_all(str(error))
 
     async def _end(self, recovery: asyncio.Task[None]) -> None:
-        """Drain, prove that the last engine is empty, and that nothing is left of any."""
+        """Drain. Prove that the last engine is empty, and that nothing is left of any engine."""
         self.router.drain()
         await self.router.drained()
         await asyncio.sleep(1.0)
@@ -204,7 +206,7 @@ class FrontRun:
     # -- what goes on beside the callers -----------------------------------------------------------------------------
 
     async def _disturb(self) -> None:
-        """The wall clock jumps, the prefix cache is dropped, all is aborted."""
+        """Jump the wall clock, drop the prefix cache, abort all requests."""
         scenario, start_s = self.scenario, self._loop.time()
         events = [(at_s, "wall", by_s) for at_s, by_s in scenario.wall_jumps_s]
         events += [(at_s, "reset", 0.0) for at_s in scenario.resets_s]
@@ -222,7 +224,7 @@ class FrontRun:
         await asyncio.Event().wait()
 
     async def _watch(self) -> None:
-        """R10: nobody waits for long while nothing is wrong."""
+        """R10: no request waits for long while no fault is active."""
         last, since_s = -1, self._loop.time()
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -233,7 +235,7 @@ class FrontRun:
             assert waited_s <= _STALLED_S, f"{router.num_active} streams were given nothing for {waited_s:g} s"
 
     def is_calm(self, now: float) -> bool:
-        """Nothing is wrong with any engine at the moment."""
+        """Whether no engine has a fault at the moment."""
         processes = [life.process for life in self.lives if life.process is not None]
         return all(each.exit_code is not None or (not each.harms and each.calm_s <= now) for each in processes)
 

@@ -1,7 +1,7 @@
-"""Grammars of the simulation: which tokens may come next follows from all the tokens before, so that one lost, repeated
-or mixed up with another request's changes the text.
+"""Grammars of the simulation: the allowed tokens follow from all the tokens before. So a lost, repeated or misdelivered
+token changes the text.
 
-A grammar's text says everything: "words" of a number each, in the order of `SimulatedGrammar`'s fields.
+A grammar's text is a list of numbers, in the order of `SimulatedGrammar`'s fields.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NEVER = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One grammar. Numbers of output tokens, `NEVER` for what does not happen."""
+    """One grammar. Numbers of output tokens; `NEVER` if it does not happen."""
 
     seed: int
     end: int
-    """After so many tokens nothing may follow."""
+    """Number of tokens after which no token may follow."""
     dead: int
-    """After so many nothing may follow, and it is not complete."""
+    """Number of tokens after which no token may follow, though the text is not complete."""
     complex: int
-    """After so many it cannot be followed further."""
+    """Number of tokens after which it can be followed no further."""
     ticks: int
-    """How long it takes to compile."""
+    """Ticks that its compilation takes."""
 
     @property
     def text(self) -> str:
@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(slots=True)
 class SimulatedGrammar:
-    """A request's place in its rule."""
+    """State of one request in its rule."""
 
     rule: Rule
     ending_ids: tuple[int, ...]
@@ -69,7 +69,7 @@ class SimulatedGrammar:
                 self.failure = "too complex"
 
     def allowed(self) -> set[int]:
-        """What may come next."""
+        """Tokens that may come next."""
         at = len(self.token_ids)
         if self.failure or at == self.rule.dead:
             return set()

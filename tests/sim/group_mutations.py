@@ -21,7 +21,7 @@ plant = Plants()
 
 
 def _believe_everything(patch: Patch) -> None:
-    """Take the books' own checks away: what the device reads must give the bug away."""
+    """Switch off the cache's own checks, so that only the device's reads can reveal the bug."""
     for books in (BlockTable, PrefixIndex, KVCache):
         patch.setattr(books, "check", lambda self: None)
 
@@ -32,7 +32,7 @@ def _one_early(window: int | None, position: int, block_size: int) -> int:
 
 @plant
 def window_is_one_too_short(patch: Patch) -> None:
-    """Early free: a block goes while the next query still sees its last position."""
+    """Early free: a block is freed while the next query still sees its last position."""
     patch.setattr(group_module, "num_dead_blocks", _one_early)
     patch.setattr(table_module, "num_dead_blocks", _one_early)
     _believe_everything(patch)
@@ -40,7 +40,7 @@ def window_is_one_too_short(patch: Patch) -> None:
 
 @plant
 def window_blocks_freed_when_launched(patch: Patch) -> None:
-    """Early free: a launched step that has not been applied still reads what it frees."""
+    """Early free: a launched step that has not been applied still reads the freed blocks."""
     add = PlanBuilder.add
 
     def eager(self: PlanBuilder, entry: Entry, num_tokens: int) -> None:
@@ -62,7 +62,7 @@ def window_blocks_never_freed(patch: Patch) -> None:
 
 @plant
 def hit_across_a_gap_in_a_window(patch: Patch) -> None:
-    """False hit: only a window's last block is looked for, and others stay from whoever had the slot before."""
+    """False hit: only a window's last block is looked up, so other entries stay from an earlier request in the slot."""
 
     def last_only(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
         ends = (i for i in range(len(nodes), 0, -1) if GONE not in nodes[i - 1].block_ids)
@@ -85,7 +85,7 @@ def hit_across_a_gap_in_a_window(patch: Patch) -> None:
 
 @plant
 def hit_holds_one_position_less_than_the_window(patch: Patch) -> None:
-    """False hit: the first query behind it sees one position more than the hit makes sure of."""
+    """False hit: the first query behind it sees one position more than the hit guarantees."""
     usable = table_module.num_usable
 
     def num_usable(nodes: Sequence[Node], windows: Sequence[int | None], block_size: int) -> int:
@@ -98,7 +98,7 @@ def hit_holds_one_position_less_than_the_window(patch: Patch) -> None:
 
 @plant
 def evicted_window_block_stays_in_its_node(patch: Patch) -> None:
-    """False hit: a window's block was given away, and the node still names it."""
+    """False hit: a window's block was given to another request, and the node still names it."""
     drop = PrefixIndex.drop
 
     def keep(self: PrefixIndex, block_id: int) -> list[int]:
@@ -112,7 +112,7 @@ def evicted_window_block_stays_in_its_node(patch: Patch) -> None:
 
 @plant
 def evicted_full_block_leaves_the_windows(patch: Patch) -> None:
-    """False hit: without a block of full attention a chain is hit as far as the windows reach."""
+    """False hit: without a block of full attention a chain is still hit as far as the windows reach."""
     patch.setattr(PrefixIndex, "drop_node", lambda self, node: [])
 
     def drop(self: PrefixIndex, block_id: int) -> list[int]:
@@ -126,7 +126,7 @@ def evicted_full_block_leaves_the_windows(patch: Patch) -> None:
 
 @plant
 def tables_of_two_groups_are_mixed_up(patch: Patch) -> None:
-    """The worker is told the blocks of one group as those of the next."""
+    """The worker gets the blocks of one group as those of the next."""
     take_appended = BlockTable.take_appended
 
     def mixed(self: BlockTable) -> tuple[Appended, ...]:
@@ -140,7 +140,7 @@ def tables_of_two_groups_are_mixed_up(patch: Patch) -> None:
 
 @plant
 def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
-    """Off by the dead entries: a window's first held block is told as the table's first."""
+    """Off by the dead entries: a window's first held block is sent as the table's first."""
 
     def take_appended(self: GroupBlocks) -> Appended:
         first, self.num_sent = self.num_sent, len(self.blocks)
@@ -151,7 +151,7 @@ def hit_of_a_window_is_sent_from_entry_nought(patch: Patch) -> None:
 
 @plant
 def admitted_without_room_in_a_window(patch: Patch) -> None:
-    """Off by a step: a request starts with its hit and no block for its first row in a window."""
+    """Off by a step: a request starts with its hit but without a block for its first row in a window."""
     at_start = GroupBlocks.most_entries
 
     def hit_only(self: GroupBlocks, num_cached: int, num_tokens: int, step_tokens: int, block_size: int) -> int:
@@ -164,14 +164,14 @@ def admitted_without_room_in_a_window(patch: Patch) -> None:
 
 @plant
 def tombstones_stay(patch: Patch) -> None:
-    """Leak: what leads to no block stays in the index."""
+    """Leak: nodes that lead to no block stay in the index."""
     patch.setattr(PrefixIndex, "_prune", lambda self, node: None)
     _believe_everything(patch)
 
 
 @plant
 def tombstones_are_unbounded(patch: Patch) -> None:
-    """Leak: the index grows with the length of what was computed, not with the pool."""
+    """Leak: the index grows with the number of computed tokens, not with the pool."""
     make = PrefixIndex._make_tombstone
 
     def unbounded(self: PrefixIndex, node: Node) -> list[int]:

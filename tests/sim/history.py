@@ -1,5 +1,7 @@
-"""What the run saw with its own eyes of engines and requests, to hold the server's decisions against: who was being
-computed in which death, whether anything was delivered between deaths, what may have been refused and why.
+"""The run's own record of engines and requests, with which the server's decisions are compared.
+
+It holds which requests each crashed engine was computing, whether tokens were delivered between crashes, and what may
+have been refused and why.
 """
 
 from __future__ import annotations
@@ -17,43 +19,43 @@ from inferd.server.observability.request_record import RequestRecord
 from tests.sim.process import SimulatedProcess
 
 MAX_DEATHS = 5
-"""R4: so many in a minute without a token between them; one more ends the server."""
+"""R4: most crashes in a minute without a token between them; one more ends the server."""
 WINDOW_S = 60.0
 GUILTY_DEATHS = 3
-"""R3: nobody is given up for fewer, and the last of them alone."""
+"""R3: a request is given up only after so many crashes, and must have run alone in the last."""
 REFUSED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One engine's end."""
+    """The end of one engine."""
 
     at_s: float
     in_flight: frozenset[str]
     num_delivered: int
-    """By all engines until then."""
+    """Tokens delivered by all engines until then."""
     harms: tuple[str, ...]
     was_killed: bool
-    """From outside."""
+    """Whether it was killed from outside."""
 
 
 Asked = tuple[tuple[int, ...], SamplingParams]
-"""What the quarantine knows a request by, whoever asks."""
+"""The identity of a request in the quarantine, for any caller."""
 
 
 def asked(prompt_ids: tuple[int, ...], params: SamplingParams) -> Asked:
-    """Without the seed, which is drawn anew each time."""
+    """The identity without the seed, which is drawn anew each time."""
     return prompt_ids, structs.replace(params, seed=0)
 
 
 class History:
-    """Of one run. Every check raises `AssertionError`."""
+    """The record of one run. Every check raises `AssertionError`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.deaths: list[Death] = []
         self.num_sent: dict[str, int] = {}
-        """Request -> engines that were asked for it."""
+        """Request -> number of engines that received it."""
         self._aborted_in: dict[str, int] = {}
         self._guilty: list[tuple[float, Asked]] = []
         self.has_given_up = False
@@ -61,7 +63,7 @@ class History:
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def died(self, process: SimulatedProcess, in_flight: set[str], num_delivered: int) -> None:
-        """An engine ended, for a reason that somebody gave it."""
+        """Record that an engine ended because of a planted fault."""
         harms, is_standby = process.harms, not process.promoted.is_set()
         assert harms or is_standby, "an engine was ended with which nothing was wrong"
         if not is_standby and harms != ["stopped"]:
@@ -69,44 +71,44 @@ class History:
             self.deaths.append(Death(now, names, num_delivered, tuple(harms), process.was_killed))
 
     def check_failed_start(self, recovery: asyncio.Task[None]) -> None:
-        """The first engine did not come up: that ends the server at once."""
+        """The first engine did not start, so the server must end at once."""
         assert recovery.done() and isinstance(recovery.exception(), (EngineDeadError, StartError)), recovery
         assert len(self.deaths) == 1, f"{len(self.deaths)} engines were tried where the first could not start"
 
     def check_given_up(self) -> None:
-        """No other engine is started after so many deaths in a minute with nothing delivered between them."""
+        """Check that no further engine starts after so many crashes in a minute with nothing delivered between them."""
         self.has_given_up = True
         assert self._is_loop(self.deaths[-MAX_DEATHS - 1 :]), f"given up after {self.deaths}"
 
     def check_not_given_up(self) -> None:
         for end in range(len(self.deaths) + 1):
             loop, after = self.deaths[max(0, end - MAX_DEATHS - 2) : end], self.deaths[end : end + 1]
-            # A frame that the last engine sent may be delivered behind its death, which the next death shows.
+            # A frame that the last engine sent may be delivered after its crash, and is counted at the next crash.
             is_over = bool(loop and after) and after[0].num_delivered > loop[-1].num_delivered
             assert is_over or not self._is_loop(loop, more=1), "a crash loop goes on"
 
     def _is_loop(self, deaths: list[Death], more: int = 0) -> bool:
         if len(deaths) < MAX_DEATHS + 1 + more:
             return False
-        # What an engine sent before it died may still be delivered behind its death.
+        # A frame that an engine sent before its crash may be delivered after it.
         first, second, last = deaths[0], deaths[1], deaths[-1]
         return last.at_s - first.at_s <= WINDOW_S and last.num_delivered == second.num_delivered
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def sent(self, request_id: str, epoch: int) -> None:
-        """An engine was asked for it."""
+        """Record that an engine received the request."""
         self.num_sent[request_id] = self.num_sent.get(request_id, 0) + 1
         aborted_in = self._aborted_in.get(request_id, epoch)
         assert epoch <= aborted_in, f"{request_id} was aborted before engine {aborted_in} died, and is sent again"
 
     def aborted(self, request_id: str, epoch: int) -> None:
-        """Its caller went away while this engine was the newest."""
+        """Record that the caller disconnected while this engine was the newest."""
         self._aborted_in.setdefault(request_id, epoch)
 
     def given_up(self, request_id: str, what: Asked) -> None:
-        """It is said to have ended engines. It was computed in three that died, and alone in the last; in two of
-        them if that was killed from outside, which may be by chance."""
+        """Check a request that was given up for crashing engines. Three engines crashed while they computed it, the
+        last with nothing else. Two are enough if that one was killed from outside, which may be chance."""
         deaths = [death for death in self.deaths if request_id in death.in_flight]
         assert len(deaths) >= GUILTY_DEATHS, f"{request_id} is given up after {len(deaths)} deaths with it"
         assert deaths[-1].in_flight == {request_id}, f"{request_id} is given up and was not alone: {deaths[-1]}"
@@ -115,21 +117,21 @@ class History:
         self._guilty.append((self._loop.time(), what))
 
     def is_refused(self, what: Asked) -> bool:
-        """Whether the like of it was given up lately."""
+        """Whether an equal request was given up lately."""
         now = self._loop.time()
         return any(each == what and now - at_s < REFUSED_S for at_s, each in self._guilty)
 
     def check_poison(self, request_id: str) -> None:
-        """R3: what ends engines is found out; whoever was computed beside it may have to be tried alone before it."""
+        """R3: a request that crashes engines is found. Requests computed beside it may have to run alone first."""
         name = f"poison {request_id}"
         own = [death for death in self.deaths if name in death.harms]
-        # A death with another cause beside the poison may be taken for chance, as a kill from outside is.
+        # A crash with another cause beside the poison may count as chance, as a kill from outside does.
         most = GUILTY_DEATHS + any(death.was_killed or len(death.harms) > 1 for death in own)
         assert len(own) <= most, f"{request_id} ended {len(own)} engines"
 
 
 class CheckedMetrics(Metrics):
-    """R20: no time is negative, whatever the wall clock does; and what is counted is what was given."""
+    """R20: no time is negative, even if the wall clock jumps, and the counts are those of what was delivered."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__("simulated", clock=clock)

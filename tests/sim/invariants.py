@@ -1,5 +1,5 @@
-"""What must hold after each step and at each launch, whatever is asked: who is preempted, who runs alone, whose blocks
-are held, whose time a chunk takes. Reads the scheduler's books; the text is compared elsewhere.
+"""Invariants after each step and at each launch, whatever is asked. They cover preemption, suspects, blocks in use and
+the time of chunks. Reads the scheduler's state; the text is compared elsewhere.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Ranks = dict[str, tuple[str, float, float]]
 
 
 class Invariants:
-    """Of one life of one engine. Every check raises `AssertionError`."""
+    """The invariants of one engine. Every check raises `AssertionError`."""
 
     def __init__(self, engine: SimulatedEngine, limits: Limits, depth: int) -> None:
         self._engine, self._limits, self._depth = engine, limits, depth
         self._num_starved = self._num_held = 0
         self._cleared: set[Request] = set()
-        """Suspects that got past where an engine died; a preemption does not make them suspects again."""
+        """Suspects that got past the position of the crash; a preemption does not make them suspects again."""
 
     def ranks(self) -> Ranks:
-        """Of who runs now; a TTFT target is worth a level at most."""
+        """Ranks of the running requests. A TTFT target is worth one level at most."""
         ageing_s = self._limits.ageing_s
         ranks: Ranks = {}
         for entry in self._engine.scheduler._running:
@@ -44,19 +44,19 @@ class Invariants:
         return ranks
 
     def check_launch(self, plan: StepPlan) -> None:
-        """While what was launched before is still on the device."""
+        """Checks while earlier steps are still on the device."""
         self._check_trials()
         self._check_pace(plan)
 
     def check_step(self, before: Ranks, live: set[str]) -> None:
-        """After a step. `before`: who ran then; `live`: who has not ended."""
+        """Checks after a step. `before`: requests that ran then. `live`: requests that have not ended."""
         self._check_trials()
         self._check_victims(before, live)
         self._engine.core.check()
         self._check_blocks()
 
     def _check_trials(self) -> None:
-        """Who has not been cleared, and has not ended, shares nothing that is launched with anybody."""
+        """A suspect that has not been cleared, and has not ended, shares no launched step with other requests."""
         scheduler = self._engine.scheduler
         requests = {entry.request for _, entries in scheduler._launched for entry in entries}
         for request in scheduler._entries.keys() - self._cleared:
@@ -66,7 +66,7 @@ class Invariants:
                 assert len(requests) == 1, f"{request.request_id} is a suspect, and {len(requests) - 1} run beside it"
 
     def _check_victims(self, before: Ranks, live: set[str]) -> None:
-        """Who was preempted ranks behind all of its tenant who were not."""
+        """A preempted request ranks behind all requests of its tenant that were not preempted."""
         after = self.ranks()
         victims = [rank for request_id, rank in before.items() if request_id not in after and request_id in live]
         spared = [rank for request_id, rank in before.items() if request_id in after]
@@ -75,7 +75,8 @@ class Invariants:
             assert last <= victim, f"preempted at {victim}, and {last} goes on"
 
     def _check_blocks(self) -> None:
-        """What launched rows read and write is held; no table holds more of a window than it and its steps reach."""
+        """Blocks that launched rows use are held, and no table holds more blocks of a window than the window and its
+        steps reach."""
         for block_id in self._engine.device.blocks_in_use():
             assert self._engine.cache.pool.is_held(block_id), f"block {block_id} is free, and a launched row uses it"
         limits = self._limits
@@ -87,8 +88,8 @@ class Invariants:
                 assert num_held <= most, f"{num_held} blocks held in a window of {window}, at most {most} are seen"
 
     def _check_pace(self, plan: StepPlan) -> None:
-        """Chunks take no more of the time of those who decode than twice the least target, as far as the model knows:
-        but one split, once in a while, that no prompt starves.
+        """As far as the step-time model knows, chunks delay decodes by at most twice the least target. The exception is
+        one split once in a while, so that no prompt starves.
 
         A step in which a suspect runs alone is left out: all others wait for it.
         """
@@ -118,7 +119,7 @@ class Invariants:
             assert num_tokens <= CHUNK_SPLIT, f"{num_tokens} tokens beyond the targets of those who decode"
 
     def _check_held(self, plan: StepPlan) -> None:
-        """A prompt that has begun, with blocks for more and room in the step, waits `STARVED_STEPS` at most."""
+        """A begun prompt, with blocks for more and room in the step, waits at most `STARVED_STEPS` steps."""
         running = self._engine.scheduler._running
         prompts = {entry.slot for entry in running if entry.request.num_pending > 1}
         is_computed = any(row.num_tokens > 1 or row.slot in prompts for row in plan.rows)

@@ -1,7 +1,7 @@
-"""An event loop in which time is a number: it jumps to the next timer as soon as nobody has anything to do.
+"""An event loop with virtual time: it jumps to the next timer as soon as no task is ready.
 
-No threads, no sockets, no waiting. What is ready runs in an order drawn by a seed, not in that of its coming: nothing
-may rest on who is woken first. Where nobody is ready and no timer is set, everyone waits for ever: an error.
+No threads, no sockets, no waiting. Ready tasks run in an order drawn by a seed, because no result may depend on the
+order of wake-ups. If no task is ready and no timer is set, all tasks wait for ever, which is an error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _START_S = 1000.0
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`time()` is virtual seconds. One for each run."""
+    """A loop whose `time()` is virtual seconds. Each run has its own."""
 
     def __init__(self, rng: Random, limit_s: float) -> None:
-        """`limit_s`: virtual seconds after which something goes round in circles."""
+        """`limit_s`: virtual seconds after which a run counts as endless."""
         super().__init__()
         self._now, self._end = _START_S, _START_S + limit_s
         self._rng = rng
@@ -29,26 +29,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[object]:
-        """What the loop's base class asks of a selector, once a turn: wait for so long, or for ever (None)."""
+        """Stands for a selector in the base class, once a turn: wait for so long, or for ever (None)."""
         if timeout is None:
             raise SimulationError("everyone waits, and nothing will ever happen")
         self._now += timeout
         if self._now > self._end:
-            self._end = inf  # what is left must be able to end
+            self._end = inf  # the remaining tasks must be able to end
             raise SimulationError(f"it still goes on after {self._now - _START_S:.0f} s")
         self._rng.shuffle(self._ready)
         return []
 
     def _process_events(self, event_list: list[object]) -> None:
-        """There are none."""
+        """There are no events."""
 
     def _write_to_self(self) -> None:
-        """Nobody else could wake it."""
+        """No other thread could wake the loop."""
 
 
 class Clocks:
-    """Stands for the module `time` in what is simulated. The wall clock, which is right at first, jumps; the monotonic
-    one is the loop's."""
+    """Stands for the module `time` in simulated code. The wall clock starts right and then jumps; the monotonic one is
+    the loop's."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

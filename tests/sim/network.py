@@ -1,7 +1,7 @@
-"""What lies between the server and its engines: sockets and shared memory, by name, in this process.
+"""The sockets and shared memory between the server and its engines, by name, in this process.
 
 `Network` stands for the module `zmq` under the real client, and for the files that both sides map. A pipe carries
-frames in order, each after a delay, and does to them what its faults say.
+frames in order, each after a delay, and applies its faults to them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from random import Random
 from types import SimpleNamespace
 
 Spoil = Callable[[bytes], list[bytes]]
-"""What arrives in place of a frame."""
+"""Returns the frames that arrive in place of one frame."""
 
 
 class SharedMemory(bytearray):
-    """A mapped file. Its bytes stay where they are once it is closed: the other side may still look."""
+    """A mapped file. Its bytes stay readable after it is closed, because the other side may still read them."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to close."""
 
 
 class Pipe:
@@ -34,14 +34,14 @@ class Pipe:
         self._reader: asyncio.Future[None] | None = None
         self.num_sent = 0
         self.sent: list[bytes] = []
-        """All frames, as they were before anything was done to them."""
+        """All frames, before any fault was applied."""
         self.spoils: dict[int, Spoil] = {}
-        """Frame to be sent -> its fault; taken out when that happens."""
+        """Number of a frame -> its fault; removed once applied."""
         self.delays_s: dict[int, float] = {}
         self.losses: set[int] = set()
-        """Frames that never arrive."""
+        """Numbers of frames that never arrive."""
         self.mute_from = inf
-        """This one and all behind it never do: no later number tells of the gap."""
+        """Number of the first frame from which on none arrives, so that no later number shows the gap."""
         self.on_lost: Callable[[], None] = lambda: None
 
     def send(self, frame: bytes) -> None:
@@ -62,7 +62,7 @@ class Pipe:
         loop.call_at(due_s, self._arrive)
 
     def _arrive(self) -> None:
-        # Timers run up to the clock's resolution too early.
+        # Timers fire up to the clock's resolution too early.
         now = asyncio.get_running_loop().time() + 1e-6
         while self._under_way and self._under_way[0][0] <= now:
             self._arrived.append(self._under_way.popleft()[1])
@@ -70,17 +70,17 @@ class Pipe:
             self._reader.set_result(None)
 
     def lose_all(self) -> None:
-        """What is under way never arrives."""
+        """Lose every frame under way."""
         self._under_way.clear()
 
     async def wait(self) -> None:
-        """Return once a frame is there."""
+        """Return once a frame has arrived."""
         while not self._arrived:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
     def take(self) -> bytes | None:
-        """The next frame that has come."""
+        """The next frame that has arrived, or None."""
         return self._arrived.popleft() if self._arrived else None
 
     # -- as a socket of the client's ---------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Pipe:
 
 
 class _Socket:
-    """A socket of the client's: nothing before it is bound, a pipe from then on."""
+    """A socket of the client. It becomes a pipe once it is bound."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -109,10 +109,10 @@ class _Socket:
         return await self._pipe.recv()
 
     def set_hwm(self, num_frames: int) -> None:
-        """Nothing here is ever full."""
+        """The simulated queue is never full."""
 
     def set(self, option: int, value: int) -> None:
-        """Nothing lingers."""
+        """Simulated sockets do not linger."""
 
     def close(self) -> None:
         self._pipe = None
@@ -127,7 +127,7 @@ class Network:
         self._shared: list[SharedMemory] = []
 
     def pipe(self, endpoint: str) -> Pipe:
-        """The pipe of that name, for both of its ends."""
+        """The pipe of that name, for both ends."""
         return self._pipes.setdefault(endpoint, Pipe(self._rng))
 
     def allocate(self, num_bytes: int) -> int:
@@ -140,7 +140,7 @@ class Network:
         return self._shared[descriptor]
 
     def as_zmq(self) -> SimpleNamespace:
-        """What the client knows of the module `zmq`."""
+        """The part of the module `zmq` that the client uses."""
         context = SimpleNamespace(socket=lambda kind: _Socket(self), term=lambda: None)
         return SimpleNamespace(
             Context=lambda shadow=None: context,

@@ -1,8 +1,8 @@
-"""What each simulated request must answer, computed from its prompt, seed and parameters alone.
+"""The expected answer of each simulated request, computed from its prompt, seed and parameters alone.
 
-The simulated model draws the token of a position from what each of its cache groups sees of the tokens before it: all,
-or a window. The device derives it from what it reads back through block tables; this file from the sequence itself.
-Where the two differ, the engine mixed something up.
+The simulated model draws the token of a position from the tokens that each of its cache groups sees before it: all of
+them, or a window. The device derives it from the tokens that it reads through block tables, this file from the sequence
+itself. If the two differ, the engine mixed something up.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from tests.sim.grammar import VOCAB_SIZE, Rule, SimulatedGrammar
 _MIX = 0x9E3779B97F4A7C15
 
 Windows = tuple[int | None, ...]
-"""By cache group: how many last positions it sees; None for all."""
+"""By cache group: number of last positions that it sees; None for all."""
 Views = tuple[tuple[int, ...], ...]
-"""By cache group: the tokens that it sees, the last one last."""
+"""By cache group: the tokens that it sees, in order."""
 
 
 def views_of(ids: tuple[int, ...], windows: Windows) -> Views:
-    """What each group sees of a sequence from its last token."""
+    """Tokens that each group sees of a sequence from its last token."""
     return tuple(ids if window is None else ids[-window:] for window in windows)
 
 
 def next_token(views: Views, seed: int, allowed: Sequence[int] = range(VOCAB_SIZE)) -> int:
-    """The token behind what is seen; any change of any token in any view changes it in 63 of 64 cases.
+    """The token behind the seen ones. A change of any token in any view changes it in 63 of 64 cases.
 
-    Of `allowed` tokens alone, where not all are.
+    It is one of `allowed`.
     """
-    # A tuple's hash of ints is the same in every process, unlike that of strings.
+    # Unlike the hash of strings, the hash of a tuple of ints is the same in every process.
     return allowed[((hash((seed, views)) * _MIX) >> 40) % len(allowed)]
 
 
 def logprob_of(views: Views, token_id: int) -> float:
-    """The simulated log-probability of `token_id` behind what is seen: no seed, as in a model."""
+    """The simulated log-probability of `token_id` behind the seen tokens. As in a model, it does not depend on the
+    seed."""
     return -float(hash((views, token_id)) % 1_000_003)
 
 
 def vector_of(states: Sequence[Views]) -> bytes:
-    """The simulated vector that these states pool to; another one of them, or one more or less, gives another."""
+    """The simulated vector of these pooled states. Any change of the states changes it."""
     return struct.pack("<q", hash(tuple(states)))
 
 
@@ -58,9 +59,9 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     num_emitted: int = 0
-    """Tokens that it had been given before it was submitted: a replay."""
+    """Tokens that it was given before it was submitted, in a replay."""
     nan_position: int | None = None
-    """The position whose logits are NaN."""
+    """Position of NaN logits."""
     ttft_target_s: float | None = None
     tpot_target_s: float | None = None
     tenant: str = ""
@@ -94,7 +95,7 @@ class Answer:
 
 
 def answer_of(job: Job, windows: Windows) -> Answer:
-    """The answer to a request that is neither aborted nor refused, replayed tokens included."""
+    """The answer to a request that is neither aborted nor refused, including replayed tokens."""
     params, ids = job.params, list(job.prompt_ids)
     logprobs: list[WireLogprobs] = []
     prompt_logprobs: tuple[WireLogprobs, ...] = ()
@@ -118,7 +119,7 @@ def answer_of(job: Job, windows: Windows) -> Answer:
             return answer("error", failure_code="numerical_error")
         allowed = range(VOCAB_SIZE) if grammar is None else sorted(grammar.allowed())
         if grammar is not None and not allowed:
-            # It may end here, and nobody asked for an end token that says so.
+            # The grammar may end here, and no end token was requested.
             return answer("stop") if grammar.is_accepting else answer("error", failure_code="invalid_value")
         ids.append(next_token(views_of(tuple(ids), windows), params.seed, allowed))
         if params.logprobs is not None:

@@ -1,7 +1,7 @@
-"""Bugs that serving engines have shipped, planted one at a time. Each must be caught by the simulation.
+"""Bugs that serving engines have shipped, planted one at a time. The simulation must catch each of them.
 
-A mutation patches one method of the product through pytest's `monkeypatch`; the class of bug is in its docstring. A new
-promise of scheduler, cache, router or recovery deserves a new mutation, in the file of its room.
+A mutation patches one method of the product through pytest's `monkeypatch`; its docstring names the class of bug. A new
+promise of scheduler, cache, router or recovery needs a new mutation, in the file of that package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Mutation = Callable[[Patch], None]
 
 
 class Plants(list[Mutation]):
-    """The mutations of one file; decorates each."""
+    """The mutations of one file, collected by a decorator."""
 
     def __call__(self, mutation: Mutation) -> Mutation:
         self.append(mutation)

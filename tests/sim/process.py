@@ -1,5 +1,5 @@
-"""An engine process in virtual time: the real core behind the real codec, its heartbeat and its flight record, and what
-befalls it.
+"""An engine process in virtual time, with its faults: the real core behind the real codec, its heartbeat and its flight
+record.
 
 The loop is that of `engine/process`, with an `await` wherever a real process would take time.
 """
@@ -47,7 +47,7 @@ KILLED, ABORTED = -9, -6
 
 
 class Killed(Exception):
-    """The process is gone, in the middle of a step."""
+    """The process ended in the middle of a step."""
 
     def __init__(self, code: int = KILLED) -> None:
         self.code = code
@@ -57,15 +57,15 @@ class SimulatedProcess:
     """One process, from its spawn to its end."""
 
     def __init__(self, run: Watcher, run_dir: Path, shared: tuple[int, ...], epoch: int, *, is_standby: bool) -> None:
-        """`shared`: the memory of its heartbeat and of its flight record."""
+        """`shared`: memory of its heartbeat and of its flight record."""
         self.epoch = epoch
         self.run_dir = run_dir
         self.harms: list[str] = []
-        """What was done to it that may end it."""
+        """Faults that were applied to it and may end it."""
         self.was_killed = False
-        """From outside, and not by the server."""
+        """Whether it was killed from outside, and not by the server."""
         self.calm_s = 0.0
-        """Until then it may be slow: something that must not end it is going on."""
+        """Time until which it may be slow, because of a fault that must not end it."""
         self.engine: SimulatedEngine | None = None
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
@@ -78,7 +78,7 @@ class SimulatedProcess:
         self._frozen_until = 0.0
         self._num_sent = self._num_received = self._num_steps = 0
         self._request_of: dict[int, str] = {}
-        """Slot -> who has it."""
+        """Slot -> request in it."""
         self._dies_at_launch: type[Exception] | None = None
         self._deadly_code = KILLED
         self._heartbeat = Heartbeat(shared[0])
@@ -102,7 +102,7 @@ class SimulatedProcess:
             self._run.failed(error)
 
     def end(self, code: int) -> None:
-        """It is gone, whatever it was doing. The server sees it a moment later."""
+        """End the process, whatever it was doing. The server learns of it a moment later."""
         if self.exit_code is not None:
             return
         self.exit_code = code
@@ -241,7 +241,7 @@ class SimulatedProcess:
     # -- what befalls it ---------------------------------------------------------------------------------------------
 
     def _launched(self, plan: StepPlan) -> None:
-        """A step is being launched: what is to die in it dies here."""
+        """Called when a step is launched; a fault that kills the process in this step does it here."""
         self._invariants.check_launch(plan)
         if self._dies_at_launch is not None:
             self.harms.append("dies at launch")
@@ -252,7 +252,7 @@ class SimulatedProcess:
             caller = self._run.caller_of(self._request_of[row.slot])
             if caller.kills_at is not None and row.start <= caller.kills_at < row.start + row.num_tokens:
                 self.harms.append(f"poison {caller.job.request_id}")
-                # By an assertion or a wrong address; or it takes so much memory that the system ends the process.
+                # It fails by an assertion or a wrong address, or takes so much memory that the system kills it.
                 self._deadly_code = ABORTED if caller.kills_at % 2 else KILLED
                 if not self._run.scenario.core.is_lazy:
                     raise Killed(self._deadly_code)
@@ -266,7 +266,7 @@ class SimulatedProcess:
         return what
 
     async def _befall(self, what: str) -> None:
-        """In the middle of a step."""
+        """Apply a fault in the middle of a step."""
         if what in ("hang", "stop", "kill before"):
             self.harms.append(what)
         now = self._loop.time()

@@ -1,5 +1,5 @@
-"""Planted bugs of what brings requests over the death of an engine: journal, quarantine, deaths, hangs and the wire.
-See `tests.sim.planting`.
+"""Planted bugs of the code that carries requests over a crash of the engine: journal, quarantine, restarts, hangs and
+the wire. See `tests.sim.planting`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ plant = Plants()
 
 
 def _replay_as(patch: Patch, change: object) -> None:
-    """Have replays be what `change(submit)` makes of them."""
+    """Make replays be `change(submit)`."""
     replay = Journal.replay
     patch.setattr(Journal, "replay", lambda self, *, alone: change(replay(self, alone=alone)))  # type: ignore[operator]
 
@@ -39,19 +39,19 @@ def _replay_as(patch: Patch, change: object) -> None:
 
 @plant
 def token_is_emitted_twice_after_a_replay(patch: Patch) -> None:
-    """The journal is a token behind what the caller was given."""
+    """The journal is one token behind what the caller was given."""
     _replay_as(patch, lambda submit: structs.replace(submit, emitted_ids=submit.emitted_ids[:-1]))
 
 
 @plant
 def replay_starts_over(patch: Patch) -> None:
-    """The next engine is told of the prompt alone, and says all of it again."""
+    """The next engine gets the prompt alone, and generates all tokens again."""
     _replay_as(patch, lambda submit: structs.replace(submit, emitted_ids=()))
 
 
 @plant
 def max_tokens_is_not_reduced(patch: Patch) -> None:
-    """What was emitted is sent as prompt, and the answer may be as long again."""
+    """Emitted tokens are sent as prompt, and the answer may be as long again."""
 
     def longer(submit: Submit) -> Submit:
         return structs.replace(submit, prompt_ids=submit.prompt_ids + submit.emitted_ids, emitted_ids=())
@@ -61,7 +61,7 @@ def max_tokens_is_not_reduced(patch: Patch) -> None:
 
 @plant
 def seed_changes_with_a_replay(patch: Patch) -> None:
-    """Generators with state: the next engine's begins anew."""
+    """Random generators with state: the next engine's starts anew."""
 
     def reseeded(submit: Submit) -> Submit:
         params = structs.replace(submit.params, seed=submit.params.seed + 1)
@@ -72,7 +72,7 @@ def seed_changes_with_a_replay(patch: Patch) -> None:
 
 @plant
 def position_is_off_by_one_after_a_replay(patch: Patch) -> None:
-    """The prompt's first token is taken for one that the next engine puts there itself."""
+    """The prompt's first token is mistaken for one that the next engine adds itself."""
 
     def shifted(submit: Submit) -> Submit:
         is_long = len(submit.prompt_ids) > 1 and submit.emitted_ids
@@ -83,13 +83,13 @@ def position_is_off_by_one_after_a_replay(patch: Patch) -> None:
 
 @plant
 def prompt_is_scored_again_after_a_replay(patch: Patch) -> None:
-    """Log-probabilities of the prompt are delivered once more."""
+    """Log-probabilities of the prompt are delivered again."""
     _replay_as(patch, lambda submit: structs.replace(submit, num_prompt_logprobs=0))
 
 
 @plant
 def outage_makes_requests_late(patch: Patch) -> None:
-    """What was taken before an outage is refused after it, for a target that the outage ate up."""
+    """A request accepted before an outage is refused after it, for a target that the outage used up."""
     replay = Journal.replay
 
     def as_asked(self: Journal, *, alone: bool) -> Submit:
@@ -103,7 +103,7 @@ def outage_makes_requests_late(patch: Patch) -> None:
 
 
 def _judge_by(patch: Patch, change: object) -> None:
-    """Have the quarantine be told `change(in_flight, journals)` for what was in flight."""
+    """Give the quarantine `change(in_flight, journals)` as the requests in flight."""
     judge = Quarantine.judge
 
     def misled(
@@ -117,25 +117,25 @@ def _judge_by(patch: Patch, change: object) -> None:
 
 @plant
 def first_in_the_queue_is_the_suspect(patch: Patch) -> None:
-    """Wrong suspect: whoever came first, computed or not."""
+    """Wrong suspect: the first request in the queue, computed or not."""
     _judge_by(patch, lambda in_flight, known: {known[0].tag: 1} if known else {})
 
 
 @plant
 def nobody_is_a_suspect(patch: Patch) -> None:
-    """A request that ends engines goes on to do so."""
+    """A request that crashes engines goes on to do so."""
     _judge_by(patch, lambda in_flight, known: {})
 
 
 @plant
 def flight_record_is_read_after_it_was_cleared(patch: Patch) -> None:
-    """The supervisor's half of it: nothing was in flight."""
+    """The supervisor reads an empty flight record: no request was in flight."""
     patch.setattr(FlightReader, "in_flight", lambda self: {})
 
 
 @plant
 def flight_record_holds_the_newest_step_alone(patch: Patch) -> None:
-    """Overlap: the step that died is the one before."""
+    """Overlap: the step that crashed is the one before the newest."""
     launched = FlightRecord.launched
 
     def newest(self: FlightRecord, step_id: int, rows: Rows) -> None:
@@ -147,31 +147,31 @@ def flight_record_holds_the_newest_step_alone(patch: Patch) -> None:
 
 @plant
 def suspects_are_never_alone(patch: Patch) -> None:
-    """Nobody can tell which of them it was, and engine after engine dies."""
+    """Suspects never run alone, so the guilty one stays unknown and engine after engine crashes."""
     patch.setattr(Quarantine, "replay", staticmethod(lambda journal: journal.replay(alone=False)))
 
 
 @plant
 def first_death_is_proof(patch: Patch) -> None:
-    """Wrong suspect: an engine dies by chance, and who ran alone is given up."""
+    """Wrong suspect: an engine crashes by chance, and the request that ran alone is given up."""
     patch.setattr(quarantine_module, "FAILED_AFTER", 1)
 
 
 @plant
 def one_kill_is_proof(patch: Patch) -> None:
-    """Wrong suspect: somebody kills engines, and who happens to run alone at the third is given up."""
+    """Wrong suspect: engines are killed from outside, and the request that runs alone at the third kill is given up."""
     patch.setattr(quarantine_module, "FAILED_AFTER_ALONE", 1)
 
 
 @plant
 def poison_may_come_back(patch: Patch) -> None:
-    """What ended engines is taken again as soon as somebody asks for it."""
+    """A request that crashed engines is accepted again as soon as it is sent again."""
     patch.setattr(Quarantine, "_refuse", lambda self, submit: None)
 
 
 @plant
 def poison_is_known_by_its_seed(patch: Patch) -> None:
-    """The same prompt with another seed is another request."""
+    """The same prompt with another seed counts as another request."""
 
     def with_seed(submit: Submit) -> bytes:
         return msgspec.msgpack.encode((submit.prompt_ids, submit.params))
@@ -184,20 +184,20 @@ def poison_is_known_by_its_seed(patch: Patch) -> None:
 
 @plant
 def crash_loop_never_ends(patch: Patch) -> None:
-    """Engines that die at once are started for ever."""
+    """Engines that crash at once are started for ever."""
     patch.setattr(RestartPolicy, "died", lambda self, now, num_delivered: 0.0)
 
 
 @plant
 def progress_does_not_count(patch: Patch) -> None:
-    """The server gives up though tokens came between the deaths."""
+    """The server gives up although tokens came between the crashes."""
     died = RestartPolicy.died
     patch.setattr(RestartPolicy, "died", lambda self, now, num_delivered: died(self, now, 0))
 
 
 @plant
 def hang_is_never_seen(patch: Patch) -> None:
-    """Streams wait for ever for an engine that stands still."""
+    """Streams wait for ever for an engine that hangs."""
     patch.setattr(Watchdog, "look", lambda self, pulse, now: None)
 
 
@@ -216,13 +216,13 @@ def long_step_is_a_hang(patch: Patch) -> None:
 
 @plant
 def times_are_of_the_wall_clock(patch: Patch) -> None:
-    """Somebody sets the clock, and an hour passes at once, or goes back."""
+    """Times are taken from the wall clock: it is set, and an hour passes at once, or time goes back."""
     patch.setattr(Clocks, "monotonic", Clocks.time)
 
 
 @plant
 def standby_outlives_the_server(patch: Patch) -> None:
-    """Orphan: whoever waits to be promoted is forgotten."""
+    """Orphan: a process that waits to be promoted is forgotten."""
 
     async def forget(self: EngineSupervisor) -> None:
         pass
@@ -234,7 +234,7 @@ def standby_outlives_the_server(patch: Patch) -> None:
 
 
 def _open_as(patch: Patch, expect: object) -> None:
-    """Have frames be opened as if `expect(envelope, epoch, sequence)` had been expected."""
+    """Open frames as if `expect(envelope, epoch, sequence)` had been expected."""
     open_frame = messages_module._open
 
     def trusting(frame: bytes, epoch: int, sequence: int) -> msgspec.Raw:
@@ -249,47 +249,47 @@ def _open_as(patch: Patch, expect: object) -> None:
 
 @plant
 def frame_of_an_old_generation_is_accepted(patch: Patch) -> None:
-    """What a dead engine said is taken for the word of the one that lives."""
+    """Frames of an earlier engine are accepted as those of the current one."""
     _open_as(patch, lambda envelope, epoch, sequence: (envelope.epoch, sequence))
 
 
 @plant
 def lost_frame_is_not_missed(patch: Patch) -> None:
-    """A gap in the numbers is stepped over."""
+    """A gap in the frame numbers is ignored."""
     _open_as(patch, lambda envelope, epoch, sequence: (epoch, max(sequence, envelope.sequence)))
 
 
 @plant
 def last_frame_to_the_server_is_not_missed(patch: Patch) -> None:
-    """No number behind it tells of the gap: a stream waits for an end that was sent."""
+    """No later number shows the gap: a stream waits for an end that was sent."""
     _see_traffic(patch, is_awaited=False)
 
 
 @plant
 def last_frame_to_the_engine_is_not_missed(patch: Patch) -> None:
-    """A request is sent, nothing follows it, and the engine never hears of it."""
+    """A request is sent, nothing follows it, and the engine never receives it."""
     _see_traffic(patch, num_sent=0)
 
 
 @plant
 def late_frame_is_a_lost_one(patch: Patch) -> None:
-    """An engine whose frame took a moment is killed."""
+    """An engine with a late frame is killed."""
     patch.setattr(watchdog_module, "MAX_LATE_S", 0.1)
 
 
 def _see_traffic(patch: Patch, **fields: int) -> None:
-    """Have the watchdog be told wrongly what went through the wire."""
+    """Give the watchdog wrong counts of frames."""
     frame_counts = EngineClient.frame_counts.fget
     patch.setattr(EngineClient, "frame_counts", property(lambda self: replace(frame_counts(self), **fields)))  # type: ignore[misc]
 
 
 @plant
 def repeated_frame_is_taken_again(patch: Patch) -> None:
-    """A number that was seen before is one more."""
+    """A frame number that was seen before is accepted as a new one."""
     _open_as(patch, lambda envelope, epoch, sequence: (epoch, min(sequence, envelope.sequence)))
 
 
 @plant
 def checksum_is_not_looked_at(patch: Patch) -> None:
-    """A wrong bit is a wrong token."""
+    """A wrong bit becomes a wrong token."""
     patch.setattr(messages_module, "crc32", lambda body: 0)

@@ -19,7 +19,7 @@ plant = Plants()
 
 @plant
 def abort_never_reaches_the_engine(patch: Patch) -> None:
-    """Lost abort: the caller is gone, and the engine goes on to the end of its answer."""
+    """Lost abort: the caller is gone, and the engine still generates the whole answer."""
     send = Router._send
 
     def deaf(self: Router, message: ToEngine) -> None:
@@ -31,7 +31,7 @@ def abort_never_reaches_the_engine(patch: Patch) -> None:
 
 @plant
 def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
-    """Lost abort: it was on its way to the engine that died."""
+    """Lost abort: it was on its way to the engine that crashed."""
     lose = Router.lose
 
     def forget(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
@@ -47,7 +47,7 @@ def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
 
 @plant
 def end_is_told_twice(patch: Patch) -> None:
-    """Two terminal events: what was read last stays to be read."""
+    """Two terminal events: the last delta read stays in the stream."""
     read = TokenStream.__anext__
 
     async def twice(self: TokenStream) -> Delta:
@@ -61,7 +61,7 @@ def end_is_told_twice(patch: Patch) -> None:
 
 @plant
 def end_is_lost_on_a_slow_reader(patch: Patch) -> None:
-    """No terminal event: of what piled up, the end of the first piece is told."""
+    """No terminal event: if deltas pile up, the end of the first is reported."""
     merge = stream_module.merge
     patch.setattr(
         stream_module,
@@ -72,7 +72,7 @@ def end_is_lost_on_a_slow_reader(patch: Patch) -> None:
 
 @plant
 def backlog_loses_logprobs(patch: Patch) -> None:
-    """Of what piled up, all ids and the last log-probabilities arrive."""
+    """If deltas pile up, all ids arrive but only the last log-probabilities."""
     merge = stream_module.merge
 
     def lossy(deltas: Sequence[Delta]) -> Delta:
@@ -83,7 +83,7 @@ def backlog_loses_logprobs(patch: Patch) -> None:
 
 @plant
 def begun_requests_are_not_sent_again(patch: Patch) -> None:
-    """Lost request: the next engine hears of those alone that waited."""
+    """Lost request: the next engine gets only the requests that had not begun."""
     lose = Router.lose
 
     def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
@@ -95,7 +95,7 @@ def begun_requests_are_not_sent_again(patch: Patch) -> None:
 
 @plant
 def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
-    """Lost request: whoever was told to the engine that then died is not told to the next one."""
+    """Lost request: a request that was sent to an engine which then crashed is not sent to the next one."""
     lose = Router.lose
 
     def forgetful(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
@@ -109,7 +109,7 @@ def death_in_the_middle_of_the_replays_is_forgotten(patch: Patch) -> None:
 
 @plant
 def everything_is_sent_twice(patch: Patch) -> None:
-    """The next engine is asked for each request again, and refuses an id that is in use."""
+    """The next engine gets each request twice, and refuses the id that is in use."""
     begin = Router._begin
 
     async def eager(self: Router, ready: Ready) -> None:
@@ -122,7 +122,7 @@ def everything_is_sent_twice(patch: Patch) -> None:
 
 @plant
 def dead_engine_counts_as_up(patch: Patch) -> None:
-    """Requests are sent to nobody: they were taken in the outage, and the next engine never hears of them."""
+    """Requests taken in an outage are sent to the dead engine, and the next engine never receives them."""
     lose = Router.lose
 
     def stay_up(self: Router, in_flight: Mapping[int, int], *, is_external_kill: bool = False) -> None:
@@ -147,7 +147,7 @@ def cached_tokens_are_those_of_the_last_engine(patch: Patch) -> None:
 
 @plant
 def usage_counts_what_was_drawn(patch: Patch) -> None:
-    """Usage is not what was received: tokens behind the end of an abort are counted."""
+    """Usage differs from what was received: tokens after the end of an abort are counted."""
     patch.setattr(
         TokenStream,
         "num_generated",
@@ -157,13 +157,13 @@ def usage_counts_what_was_drawn(patch: Patch) -> None:
 
 @plant
 def queue_never_empties(patch: Patch) -> None:
-    """Leak: what has begun counts as waiting, until nobody is taken any more."""
+    """Leak: running requests count as waiting, until no request is accepted any more."""
     patch.setattr(Backlog, "remove", lambda self, *args, **kwargs: None)
 
 
 @plant
 def aborted_in_the_queue_counts_as_waiting(patch: Patch) -> None:
-    """Leak: only what begins leaves the queue's count."""
+    """Leak: only a request that starts leaves the queue's count."""
     push = Router._push
 
     def leak(self: Router, stream: TokenStream, delta: Delta) -> None:
@@ -176,7 +176,7 @@ def aborted_in_the_queue_counts_as_waiting(patch: Patch) -> None:
 
 @plant
 def drain_never_ends(patch: Patch) -> None:
-    """The last stream ends, and whoever waits for that is not told."""
+    """The last stream ends, and the drain that waits for it is not woken."""
     push = Router._push
 
     def silent(self: Router, stream: TokenStream, delta: Delta) -> None:
@@ -188,7 +188,7 @@ def drain_never_ends(patch: Patch) -> None:
 
 @plant
 def id_in_use_is_taken(patch: Patch) -> None:
-    """Cross-talk: two callers share an id, and one of them gets what is the other's."""
+    """Cross-talk: two callers share an id, and one of them gets the other's tokens."""
     patch.setattr(Router, "_check_id", lambda self, submit: None)
 
 
@@ -212,7 +212,7 @@ def deltas_go_to_the_newest_stream(patch: Patch) -> None:
 
 @plant
 def choices_share_a_seed(patch: Patch) -> None:
-    """The engine is told of further choices without their own seeds: they all say the same."""
+    """The engine gets further choices without their own seeds, so they are all the same."""
     send = Router._send
 
     def same(self: Router, message: ToEngine) -> None:
@@ -239,7 +239,7 @@ def choices_are_told_one_too_few(patch: Patch) -> None:
 
 @plant
 def choices_ask_for_one_place(patch: Patch) -> None:
-    """A request with many choices asks the queue for a place for the first alone."""
+    """A request with many choices takes only one place in the queue."""
     check = Backlog.check
 
     def alone(self: Backlog, tenant: str, num_requests: int, *rest: float) -> None:

@@ -1,4 +1,4 @@
-"""Scenarios by seed: what is asked, how tight the engine is, and what goes wrong.
+"""Scenarios by seed: the requests, the engine's limits and the faults.
 
 A seed means the same scenario on every machine. Limits are drawn small on purpose: a pool of two blocks of one token,
 one request at a time, one token a step.
@@ -18,11 +18,11 @@ from tests.sim.oracle import VOCAB_SIZE, Job, Windows, answer_of
 
 _TTFT_TARGETS_S = (None, None, 0.001, 0.06, 0.3, 2.0, 60.0)
 _TPOT_TARGETS_S = (None, 0.0001, 0.0025, 0.006, 0.015, 1.0)
-"""From what no step keeps to what every step does: steps take 1 ms and 0.5 ms a token."""
+"""From targets that no step meets to some that every step meets: a step takes 1 ms and 0.5 ms a token."""
 CHUNK_SPLIT = 4
 
 _POOLINGS = (None, Pooling("last"), Pooling("mean"), Pooling("mean"))
-"""Of requests that generate nothing, by their seed."""
+"""Poolings of requests that generate nothing, by their seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Limits:
     ageing_s: float
     watermark: float
     hash_bits: int | None
-    """The prefix index hashes to so few bits that contents collide; None: the product's hash."""
+    """Bits of a shortened hash in the prefix index, so that contents collide; None for the product's hash."""
     windows: Windows
-    """Of the model's cache groups."""
+    """Windows of the model's cache groups."""
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and output of the longest request that fits."""
+        """Most tokens, prompt and output, of a request that fits."""
         in_cache = max_tokens(self.windows, self.num_blocks, self.max_num_batched_tokens, self.block_size)
         return min(self.max_model_len, in_cache + 1)
 
@@ -54,7 +54,7 @@ class Scenario:
     limits: Limits
     jobs: tuple[Job, ...]
     aborts: tuple[tuple[int, str], ...]
-    """(tick, request id): alive, not yet there, or long gone."""
+    """(tick, request id) of each abort. The request may be live, not yet submitted, or long ended."""
     resets: frozenset[int]
     """Ticks at which the prefix cache is dropped."""
     crashes: frozenset[int]
@@ -88,7 +88,7 @@ def make_scenario(seed: int) -> Scenario:
 
 
 def _with_targets(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """In half of the scenarios, from a source of their own: the others are what they are without."""
+    """Latency targets in half of the scenarios, from a random source of their own. The others do not change."""
     rng = Random(f"targets {seed}")
     if rng.random() < 0.5:
         return jobs
@@ -97,8 +97,8 @@ def _with_targets(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
 
 
 def _with_tenants(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """In a third of the scenarios, from a source of their own, several tenants share the engine; one of them may ask
-    for all that it wants at once."""
+    """Several tenants in a third of the scenarios, from a random source of their own. One of them may send all its
+    requests at once."""
     rng = Random(f"tenants {seed}")
     if rng.random() >= 1 / 3:
         return jobs
@@ -110,7 +110,7 @@ def _with_tenants(seed: int, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
 
 
 def flood_job(limits: Limits, number: int, tick: int) -> Job:
-    """A short request of the best priority, every other one with a target that puts it first among those."""
+    """A short request of the best priority. Every other one has a target that puts it first among those."""
     length = min(2, limits.max_tokens - 1)
     params, target_s = SamplingParams(max_tokens=1, seed=number), 0.5 if number % 2 else None
     return Job(f"flood-{number}", (number % 7,) * length, params, tick, ttft_target_s=target_s, tpot_target_s=target_s)
@@ -136,7 +136,7 @@ def _limits(rng: Random) -> Limits:
 
 
 def _windows(rng: Random) -> Windows:
-    """One group that sees everything, or up to three of any kind, windows of a size among them."""
+    """One group that sees everything, or up to three of any kind, including windows of the same size."""
     if rng.random() < 0.4:
         return (None,)
     window = rng.choice((1, 2, 3, 4, 5, 8, 13, 17, 100))
@@ -159,7 +159,7 @@ def _ticks(rng: Random, last_tick: int, chance: float, most: int) -> frozenset[i
 
 
 def _aborts(rng: Random, jobs: tuple[Job, ...], last_tick: int) -> list[tuple[int, str]]:
-    """At any time, or soon after the request came; some twice."""
+    """Aborts at any time, or soon after the request came; some twice."""
     aborts: list[tuple[int, str]] = []
     for job in rng.choices(jobs, k=rng.choice((0, 0, 1, 3, len(jobs)))):
         tick = rng.randint(0, last_tick) if rng.random() < 0.3 else job.arrival_tick + rng.randint(0, 12)
@@ -192,7 +192,7 @@ def _jobs(rng: Random, limits: Limits) -> tuple[Job, ...]:
 
 
 def _stems(rng: Random, limits: Limits) -> list[tuple[int, ...]]:
-    """A tree of beginnings, each longer than the one it grew from."""
+    """A tree of prefixes, each longer than its parent."""
     alphabet = rng.choice((1, 2, VOCAB_SIZE))
     stems: list[tuple[int, ...]] = [()]
     for _ in range(rng.randint(1, 5)):
@@ -208,7 +208,7 @@ def _prompt(rng: Random, limits: Limits, stems: list[tuple[int, ...]]) -> tuple[
 
 
 def _rule(rng: Random) -> Rule:
-    """A grammar that ends, or leaves nothing, or is found too complex on the way; some are none."""
+    """A grammar that ends, allows no token, or becomes too complex on the way; sometimes none."""
     return Rule(
         seed=rng.randrange(1_000),
         end=-1 if rng.random() < 0.05 else rng.choice((1, 2, 5, 13, NEVER)),
@@ -219,7 +219,7 @@ def _rule(rng: Random) -> Rule:
 
 
 def _with_params(rng: Random, limits: Limits, job: Job, lengths: tuple[int, ...]) -> Job:
-    """Give the job parameters, and perhaps a past or a fault."""
+    """The job with parameters, and perhaps with emitted tokens or a fault."""
     room = limits.max_tokens - len(job.prompt_ids)
     max_tokens = min(room, rng.choice(lengths))
     ending = tuple(rng.sample(range(VOCAB_SIZE), rng.choice((0, 0, 1, 4, 12))))

@@ -1,4 +1,4 @@
-"""Planted bugs of the scheduler: who runs, who waits, who gives way, what a step costs. See `tests.sim.planting`."""
+"""Planted bugs of the scheduler: running, waiting, preemption and the time of steps. See `tests.sim.planting`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ plant = Plants()
 
 @plant
 def slot_reused_too_early(patch: Patch) -> None:
-    """A finished request's slot goes to the next one while a launched row still uses it."""
+    """The next request gets a finished request's slot while a launched row still uses it."""
     finish = Scheduler.finish
 
     def early(self: Scheduler, request: Request, *, forget_blocks: bool = False) -> None:
@@ -42,7 +42,7 @@ def slot_reused_too_early(patch: Patch) -> None:
 
 @plant
 def preempted_request_loses_the_token_in_flight(patch: Patch) -> None:
-    """The result of a row that was launched before its request was preempted is thrown away."""
+    """The result of a row that was launched before its request was preempted is discarded."""
     apply_row = Scheduler._apply_row
 
     def lossy(self: Scheduler, entry: Entry, row: object, result: object) -> None:
@@ -72,7 +72,7 @@ def preempted_request_resumes_while_in_flight(patch: Patch) -> None:
 
 @plant
 def victim_is_the_first_in_rank(patch: Patch) -> None:
-    """Preemption in circles: the request that should go on is the one that gives way."""
+    """Endless preemption: the request that should go on is the victim."""
 
     def first(self: RunningSet, requester: Entry) -> Entry | None:
         others = [entry for entry in self if entry is not requester]
@@ -83,13 +83,13 @@ def victim_is_the_first_in_rank(patch: Patch) -> None:
 
 @plant
 def nobody_is_preempted(patch: Patch) -> None:
-    """Deadlock: everyone waits for blocks that everyone holds."""
+    """Deadlock: all requests wait for blocks that they hold."""
     patch.setattr(RunningSet, "victim", lambda self, requester: None)
 
 
 @plant
 def waiting_does_not_age(patch: Patch) -> None:
-    """Starvation: better priorities that keep coming are always first."""
+    """Starvation: a stream of requests with better priorities always goes first."""
 
     def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Rank:
         return (float(scheduling.priority), scheduling.arrival_s, sequence)
@@ -99,7 +99,7 @@ def waiting_does_not_age(patch: Patch) -> None:
 
 @plant
 def followers_are_left_when_their_leader_ends(patch: Patch) -> None:
-    """A request waits for ever for a prefix that nobody computes any more."""
+    """A request waits for ever for a prefix that no request computes any more."""
 
     def leave(self: PrefixSharing, entry: Entry) -> list[Entry]:
         for key in list(entry.leading):
@@ -128,13 +128,13 @@ def every_chunk_samples(patch: Patch) -> None:
 
 @plant
 def launched_beyond_the_length(patch: Patch) -> None:
-    """Overlap launches a row behind the one whose token is the last."""
+    """Overlap launches a row behind the one that draws the last token."""
     patch.setattr(Request, "num_pending", property(lambda self: self.total - self.scheduled))
 
 
 @plant
 def chunks_forget_what_they_spent(patch: Patch) -> None:
-    """A step's time is given to each of its prompts, and whoever decodes waits for all of them."""
+    """Each prompt of a step gets the whole time of the step, and decodes wait for all of them."""
 
     def spend(self: TimedBudget, start: int, num_tokens: int) -> None:
         self.num_tokens -= num_tokens
@@ -144,7 +144,7 @@ def chunks_forget_what_they_spent(patch: Patch) -> None:
 
 @plant
 def time_of_decodes_is_given_away(patch: Patch) -> None:
-    """A budget that leaves out what the step takes without any chunk."""
+    """A budget that leaves out the step's time without any chunk."""
     for_step = LatencyPolicy.for_step
 
     def generous(self: LatencyPolicy, decodes: list[Entry], now: float) -> StepBudget:
@@ -158,19 +158,19 @@ def time_of_decodes_is_given_away(patch: Patch) -> None:
 
 @plant
 def largest_target_counts(patch: Patch) -> None:
-    """A step goes by the request that has the most time."""
+    """A step's time is set by the request with the most time."""
     patch.setattr(LatencyPolicy, "_allowance", lambda self, decodes, start_s: 1000.0)
 
 
 @plant
 def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
-    """Starvation: where there is never time for a chunk, none is ever computed."""
+    """Starvation: if there is never time for a chunk, none is ever computed."""
     patch.setattr(latency_module, "STARVED_STEPS", 10**9)
 
 
 @plant
 def who_was_served_keeps_its_turn(patch: Patch) -> None:
-    """A flood stays first in line: what it was given since it began to wait is not looked at."""
+    """A flood stays first in the queue: tokens given to its tenant since it began to wait are ignored."""
 
     def first(self: LazyHeap[Hashable]) -> Hashable | None:
         live = [node for node in self._heap if self._nodes.get(node[2]) is node]
@@ -195,7 +195,7 @@ def begun_requests_are_shed(patch: Patch) -> None:
 
 @plant
 def shed_requests_are_not_told(patch: Patch) -> None:
-    """Lost request: refused in the queue, and nobody hears of it."""
+    """Lost request: it is refused in the queue, and its caller never learns of it."""
 
     def silent(self: EngineCore, now: float) -> None:
         for request, _ in self._scheduler.shed(now):

@@ -1,4 +1,4 @@
-"""Drives the engine's core through a scenario on a virtual clock, and compares all that it says with the oracle."""
+"""Drives the engine's core through a scenario on a virtual clock, and compares its output with the oracle."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from tests.sim.stream import Stream
 TICK_S = 0.05
 _START_S = 1000.0
 _FLOOD_SLACK = 100
-"""Ticks that a starved request may take beyond those by which three levels of priority, and one of others' urgency,
-have aged away."""
+"""Ticks that a starved request may take after three levels of priority, and one of others' urgency, have aged away."""
 
 
 @dataclass(slots=True)
 class _CoreStream(Stream):
     was_scheduled: bool = False
     num_duplicates: int = 0
-    """Submissions of its id while it lived that have not been refused yet."""
+    """Submissions of its id while it was live that have not been refused yet."""
 
 
 def run_seed(seed: int) -> None:
-    """Run the scenario of `seed` without overlap and with it. Raises `AssertionError` for anything that is wrong."""
+    """Run the scenario of `seed` without overlap and with it. Raises `AssertionError` for any difference."""
     scenario = make_scenario(seed)
     without, with_overlap = (Simulation(scenario, depth).run() for depth in (0, 1))
     for request_id in without.keys() & with_overlap.keys():
@@ -47,7 +46,7 @@ class Simulation:
         self._start_engine()
 
     def run(self) -> dict[str, tuple[int, ...]]:
-        """Run to the end; returns the tokens of every request that ended by itself."""
+        """Run to the end. Returns the tokens of every request that ended by itself."""
         jobs = sorted(self.scenario.jobs, key=lambda job: job.arrival_tick)
         next_job, core = 0, self.engine.core
         while next_job < len(jobs) or core.has_work or core.is_compiling:
@@ -128,13 +127,13 @@ class Simulation:
                 self._abort(request_id)
 
     def _rows_in_flight(self) -> dict[str, int]:
-        """Positions that launched steps reach, of the requests in them."""
+        """The requests in launched steps, and the positions that those steps reach."""
         launched = self.engine.scheduler._launched
         pairs = [pair for plan, entries in launched for pair in zip(plan.rows, entries, strict=True)]
         return {entry.request.request_id: row.start + row.num_tokens for row, entry in pairs}
 
     def _replay(self, stream: _CoreStream, alone_until: int) -> None:
-        """The engine was lost: what the server has is all there is. Who was in the steps lost with it is a suspect."""
+        """Send a request again after the engine was lost. A request in a lost step is a suspect."""
         stream.num_duplicates, stream.was_scheduled = 0, False
         self._send(stream, alone_until)
 
@@ -166,7 +165,7 @@ class Simulation:
             raise SimulationError("a request starves behind better priorities")
 
     def _patience(self) -> int:
-        """Steps within which some request must get something: each computes its whole sequence, some more than once."""
+        """Steps within which some request must get a token: each computes its whole sequence, some more than once."""
         return 20 + 3 * sum(
             stream.job.params.max_tokens + len(stream.job.prompt_ids) for stream in self.streams.values()
         )

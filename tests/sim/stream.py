@@ -1,5 +1,6 @@
-"""What one request was given so far, held against what it must be given: its text grows along the oracle's answer, and
-it ends once, as the answer does. Knows no engine and no router.
+"""The tokens of one request so far, compared with its answer. Knows no engine and no router.
+
+Its text grows along the oracle's answer, and it ends once, as the answer does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tests.sim.oracle import Answer, Job
 
 @dataclass(slots=True)
 class Stream:
-    """One request. Whatever differs from the answer raises `AssertionError`."""
+    """One request. Any difference from the answer raises `AssertionError`."""
 
     job: Job
     answer: Answer
@@ -28,7 +29,7 @@ class Stream:
         return self.finish_reason is None
 
     def take(self, delta: Delta) -> None:
-        """What comes next, its end not looked at: see `check_ending`."""
+        """Check the next delta, but not its end: see `check_ending`."""
         request_id, answer = self.job.request_id, self.answer
         assert delta.request_id == request_id, f"{request_id} was given what is {delta.request_id}'s"
         assert self.is_live, f"{request_id} ended and was given {delta}"
@@ -43,7 +44,7 @@ class Stream:
         self.finish_reason = delta.finish_reason
 
     def check_ending(self, delta: Delta) -> None:
-        """How it ended: as the answer does, by its own abort, or refused for its target before any work."""
+        """Check that it ended as the answer does, by its own abort, or by a refusal for its target before any work."""
         request_id, answer = self.job.request_id, self.answer
         if delta.finish_reason == "abort":
             assert self.is_aborted, f"{request_id} was aborted by nobody"
@@ -63,7 +64,8 @@ class Stream:
             assert tuple(self.prompt_logprobs) == answer.prompt_logprobs, f"{request_id}: prompt logprobs missing"
 
     def check_cached(self, num_cached: int, block_size: int, others: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-        """A hit is whole blocks, or all of a replay's prompt, that another request of the same salt has begun with.
+        """A hit is whole blocks that another request of the same salt began with. In a replay it may be the whole
+        prompt.
 
         `others`: salt and tokens of each other request.
         """

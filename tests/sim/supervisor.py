@@ -1,4 +1,4 @@
-"""What the server holds of a simulated process: as `inferd.engine.api.process.supervisor.Supervisor`."""
+"""The server's handle of a simulated process, in place of `inferd.engine.api.process.supervisor.Supervisor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sim.watcher import Watcher
 
 
 class SimulatedSupervisor:
-    """One process, from spawn to exit code. `run` is told of all that becomes of it."""
+    """One process, from spawn to exit code. `run` is called for each of its events."""
 
     def __init__(
         self, run: Watcher, config: object, *, epoch: int, log_style: LogStyle, is_standby: bool = False
@@ -36,7 +36,7 @@ class SimulatedSupervisor:
 
     @property
     def has_exited(self) -> bool:
-        """By itself, with a code of its own."""
+        """Whether it exited by itself, with a code of its own."""
         code = self._started().exit_code
         return self._started().exited.is_set() and code is not None and code >= 0
 
@@ -55,7 +55,7 @@ class SimulatedSupervisor:
         return self._flight.in_flight()
 
     def remove_run_dir(self) -> None:
-        """Names are taken away; nobody looks for them."""
+        """The simulation has no names to remove."""
 
     def kill(self) -> None:
         if self.process is not None:

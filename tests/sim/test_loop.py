@@ -1,4 +1,4 @@
-"""The virtual loop: time jumps, order is drawn, and a standstill is an error."""
+"""The virtual loop: time jumps, the order of tasks is drawn, and a deadlock is an error."""
 
 from __future__ import annotations
 

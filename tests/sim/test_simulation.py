@@ -1,6 +1,6 @@
 """Seeded scenarios: every request gets exactly the text that its prompt and seed determine, and ends exactly once.
 
-`core` drives the engine's core alone, `front` the router and the recovery with one engine after another behind them.
+`core` drives the engine's core alone, `front` the router and the recovery with one engine after another.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def test_regressions() -> None:
 
 
 def test_an_engine_may_hang_before_it_has_launched_anything() -> None:
-    """Drawn once in thousands of seeds: a turn of its loop that launches nothing, the first of its life, never ends."""
+    """Drawn once in thousands of seeds: the first turn of the loop launches nothing and never ends."""
     for seed in range(24, 30):
         run_front(replace(make_front_scenario(seed), lives={0: (Fault("hang", "step", 0),)}))
 
 
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_a_wire_may_go_silent(way: str) -> None:
-    """From one of the first frames on nothing comes, and no later number tells of it."""
+    """From one of the first frames on none arrives, and no later number shows the gap."""
     for seed in range(8):
         for at in (1, 2, 5):
             run_front(replace(make_front_scenario(seed), lives={0: (Fault("mute", way, at),)}))
 
 
 def run_all(which: str, seeds: Iterable[int]) -> None:
-    """Fails with the line for `regressions.txt`, how to run that seed alone, and its scenario."""
+    """Fails with the line for `regressions.txt`, the command to run that seed alone, and its scenario."""
     run, describe = RUNS[which]
     for seed in seeds:
         try:

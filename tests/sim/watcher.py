@@ -1,4 +1,4 @@
-"""What a simulated process knows of the run that it belongs to, and the real watch over its steps."""
+"""The interface of a run to its simulated processes, and the real watch over their steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Who sees what becomes of processes: the run."""
+    """The run, which observes its processes."""
 
     scenario: FrontScenario
     network: Network
@@ -28,11 +28,11 @@ class Watcher(Protocol):
     lives: list[SimulatedSupervisor]
 
     def caller_of(self, request_id: str) -> Caller:
-        """Who asked for it."""
+        """The caller of a request."""
         ...
 
     def old_frames(self, epoch: int, way: str) -> Sequence[bytes]:
-        """Frames of the engine before that one, "in" to it or "out" of it."""
+        """Frames of the previous engine: "in" to it, or "out" of it."""
         ...
 
     def taken(self, process: SimulatedProcess, message: ToEngine) -> None:
@@ -40,23 +40,23 @@ class Watcher(Protocol):
         ...
 
     def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
-        """A process is gone, with requests of these tags in the steps that were launched and had not ended."""
+        """A process ended. `flying`: tags of the requests in steps that were launched and had not ended."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """A process ended by an error that nobody caused."""
+        """A process ended by an error without a planted fault."""
         ...
 
 
 @dataclass(slots=True)
 class Recorder:
-    """The real watch over steps, which is told of a step's end once the time has passed that it takes."""
+    """The real watch over steps. It learns of a step's end only after the step's time has passed."""
 
     watch: StepWatch
     flying: dict[int, set[int]] = field(default_factory=dict)
-    """Steps that were launched and have not ended -> tags of their requests: what the flight record has to say."""
+    """Launched steps that have not ended -> tags of their requests: the expected flight record."""
     deadly: set[int] = field(default_factory=set)
-    """Steps that end the process as they are computed."""
+    """Steps that kill the process while they are computed."""
     _ended: list[int] = field(default_factory=list)
 
     @property
