@@ -92,7 +92,7 @@ class SimulatedDevice:
         self._watch = watch
         self._queue: list[StepPlan] = []
         self._results: dict[int, StepResult] = {}
-        self._told: dict[tuple[int, int], dict[int, int]] = {}
+        self._sent_tables: dict[tuple[int, int], dict[int, int]] = {}
         """(slot, group) -> entry -> block, including the last launched step, even if it has not run."""
         self._in_use: dict[int, set[int]] = {}
         """Launched steps whose results were not taken -> blocks that their rows read or write."""
@@ -166,12 +166,12 @@ class SimulatedDevice:
 
     def _blocks_of(self, plan: StepPlan) -> set[int]:
         for update in plan.table_updates:
-            entries = self._told.setdefault((update.slot, update.group), {})
+            entries = self._sent_tables.setdefault((update.slot, update.group), {})
             entries.update(enumerate(update.block_ids, start=update.first))
         used: set[int] = set()
         for row in plan.rows:
             for group in range(len(self._windows)):
-                entries = self._told.get((row.slot, group), {})
+                entries = self._sent_tables.get((row.slot, group), {})
                 seen = self._seen(group, row.start, row.start + row.num_tokens)
                 needed = {position // self._block_size for position in seen}
                 if not needed <= entries.keys():

@@ -258,8 +258,8 @@ class FrontRun:
             for request_id in (message.first.request_id, *(request_id for request_id, _ in message.others)):
                 self.history.sent(request_id, process.epoch)
 
-    def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
-        names = {name for name in self._callers if tag_of(name) in flying}
+    def ended(self, process: SimulatedProcess, in_flight: set[int]) -> None:
+        names = {name for name in self._callers if tag_of(name) in in_flight}
         try:
             self.history.died(process, names, self.router.num_delivered)
         except AssertionError as error:

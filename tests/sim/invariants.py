@@ -45,17 +45,17 @@ class Invariants:
 
     def check_launch(self, plan: StepPlan) -> None:
         """Checks while earlier steps are still on the device."""
-        self._check_trials()
+        self._check_suspects()
         self._check_pace(plan)
 
     def check_step(self, before: Ranks, live: set[str]) -> None:
         """Checks after a step. `before`: requests that ran then. `live`: requests that have not ended."""
-        self._check_trials()
+        self._check_suspects()
         self._check_victims(before, live)
         self._engine.core.check()
         self._check_blocks()
 
-    def _check_trials(self) -> None:
+    def _check_suspects(self) -> None:
         """A suspect that has not been cleared, and has not ended, shares no launched step with other requests."""
         scheduler = self._engine.scheduler
         requests = {entry.request for _, entries in scheduler._launched for entry in entries}

@@ -109,7 +109,7 @@ class SimulatedProcess:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._run.ended(self, set().union(*self._recorder.flying.values()))
+        self._run.ended(self, set().union(*self._recorder.in_flight.values()))
         self._loop.call_later(self._run.rng.choice((0.0, 0.0005, 0.02)), self.exited.set)
 
     async def _beat(self) -> None:
@@ -182,7 +182,7 @@ class SimulatedProcess:
         self._invariants.check_step(running, set(core._live))
         self.engine.poison_free()
         await self._sleep(0.0005)
-        await self._befall(fault)
+        await self._apply_fault(fault)
         if self._recorder.is_deadly:
             raise Killed(self._deadly_code)
         await self._sleep(output.step_duration_s if output is not None else 0.0)
@@ -265,7 +265,7 @@ class SimulatedProcess:
             self._dies_at_launch = Killed if what == "kill" else MemoryError
         return what
 
-    async def _befall(self, what: str) -> None:
+    async def _apply_fault(self, what: str) -> None:
         """Apply a fault in the middle of a step."""
         if what in ("hang", "stop", "kill before"):
             self.harms.append(what)

@@ -122,7 +122,7 @@ def first_in_the_queue_is_the_suspect(patch: Patch) -> None:
 
 
 @plant
-def nobody_is_a_suspect(patch: Patch) -> None:
+def no_request_is_a_suspect(patch: Patch) -> None:
     """A request that crashes engines goes on to do so."""
     _judge_by(patch, lambda in_flight, known: {})
 
@@ -248,7 +248,7 @@ def _open_as(patch: Patch, expect: object) -> None:
 
 
 @plant
-def frame_of_an_old_generation_is_accepted(patch: Patch) -> None:
+def frame_of_an_old_epoch_is_accepted(patch: Patch) -> None:
     """Frames of an earlier engine are accepted as those of the current one."""
     _open_as(patch, lambda envelope, epoch, sequence: (envelope.epoch, sequence))
 

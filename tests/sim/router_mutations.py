@@ -46,7 +46,7 @@ def aborted_streams_are_asked_of_the_next_engine(patch: Patch) -> None:
 
 
 @plant
-def end_is_told_twice(patch: Patch) -> None:
+def end_is_sent_twice(patch: Patch) -> None:
     """Two terminal events: the last delta read stays in the stream."""
     read = TokenStream.__anext__
 
@@ -225,7 +225,7 @@ def choices_share_a_seed(patch: Patch) -> None:
 
 
 @plant
-def choices_are_told_one_too_few(patch: Patch) -> None:
+def last_choice_is_not_sent(patch: Patch) -> None:
     """Lost request: the last choice of a prompt never reaches the engine."""
     send = Router._send
 

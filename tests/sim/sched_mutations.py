@@ -82,7 +82,7 @@ def victim_is_the_first_in_rank(patch: Patch) -> None:
 
 
 @plant
-def nobody_is_preempted(patch: Patch) -> None:
+def no_request_is_preempted(patch: Patch) -> None:
     """Deadlock: all requests wait for blocks that they hold."""
     patch.setattr(RunningSet, "victim", lambda self, requester: None)
 
@@ -133,7 +133,7 @@ def launched_beyond_the_length(patch: Patch) -> None:
 
 
 @plant
-def chunks_forget_what_they_spent(patch: Patch) -> None:
+def chunks_do_not_spend_the_budget(patch: Patch) -> None:
     """Each prompt of a step gets the whole time of the step, and decodes wait for all of them."""
 
     def spend(self: TimedBudget, start: int, num_tokens: int) -> None:
@@ -169,7 +169,7 @@ def prompts_starve_beside_a_tight_target(patch: Patch) -> None:
 
 
 @plant
-def who_was_served_keeps_its_turn(patch: Patch) -> None:
+def served_tenant_keeps_its_turn(patch: Patch) -> None:
     """A flood stays first in the queue: tokens given to its tenant since it began to wait are ignored."""
 
     def first(self: LazyHeap[Hashable]) -> Hashable | None:
@@ -194,7 +194,7 @@ def begun_requests_are_shed(patch: Patch) -> None:
 
 
 @plant
-def shed_requests_are_not_told(patch: Patch) -> None:
+def shed_requests_get_no_delta(patch: Patch) -> None:
     """Lost request: it is refused in the queue, and its caller never learns of it."""
 
     def silent(self: EngineCore, now: float) -> None:

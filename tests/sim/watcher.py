@@ -39,8 +39,8 @@ class Watcher(Protocol):
         """A process opened a message."""
         ...
 
-    def ended(self, process: SimulatedProcess, flying: set[int]) -> None:
-        """A process ended. `flying`: tags of the requests in steps that were launched and had not ended."""
+    def ended(self, process: SimulatedProcess, in_flight: set[int]) -> None:
+        """A process ended. `in_flight`: tags of the requests in steps that were launched and had not ended."""
         ...
 
     def failed(self, error: BaseException) -> None:
@@ -53,7 +53,7 @@ class Recorder:
     """The real watch over steps. It learns of a step's end only after the step's time has passed."""
 
     watch: StepWatch
-    flying: dict[int, set[int]] = field(default_factory=dict)
+    in_flight: dict[int, set[int]] = field(default_factory=dict)
     """Launched steps that have not ended -> tags of their requests: the expected flight record."""
     deadly: set[int] = field(default_factory=set)
     """Steps that kill the process while they are computed."""
@@ -65,7 +65,7 @@ class Recorder:
         return not self.deadly.isdisjoint(self._ended)
 
     def launched(self, step_id: int, rows: Rows, work: StepWork) -> None:
-        self.flying[step_id] = {tag for tag, _ in rows}
+        self.in_flight[step_id] = {tag for tag, _ in rows}
         self.watch.launched(step_id, rows, work)
 
     def ended(self, step_id: int) -> None:
@@ -74,5 +74,5 @@ class Recorder:
     def settle(self) -> None:
         for step_id in self._ended:
             self.watch.ended(step_id)
-            del self.flying[step_id]
+            del self.in_flight[step_id]
         self._ended.clear()
