@@ -46,7 +46,6 @@ PLAIN = (
     "tests/deploy",
     "tests/kernels",
     "tests/mutants",
-    "tests/property",
     "tests/sim",
     "server/lifecycle",
     "server/errors/anthropic.py",
