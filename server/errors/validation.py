@@ -72,6 +72,11 @@ def wrong_form(expected: str, types: Sequence[str], rule: str) -> PydanticCustom
     return PydanticCustomError("wrong_form", "The value has a wrong form.", details)
 
 
+def unsupported_type(kind: str, rule: str) -> PydanticCustomError:
+    """Of an object whose `type` is `kind`."""
+    return PydanticCustomError("unsupported_type", "The type is not served.", {"kind": kind, "rule": rule})
+
+
 def invalid_key(key: str, value: object, rule: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_key", "A key is invalid.", {"key": key, "value": value, "rule": rule})
 
@@ -163,6 +168,9 @@ _MAPPED: Mapping[str, Callable[[str, Any, _Details], RequestError]] = {
     "too_long": _too_long,
     "unsupported_value": lambda path, value, details: errors.unsupported_value(path, value, details["rule"]),
     "unsupported_parameter": lambda path, value, details: errors.unsupported_parameter(path, details["way_out"]),
+    "unsupported_type": lambda path, value, details: errors.unsupported_value(
+        f"{path}.type", details["kind"], details["rule"]
+    ),
     "invalid_key": lambda path, value, details: errors.invalid_value(
         f"{path}.{details['key']}", details["value"], details["rule"]
     ),

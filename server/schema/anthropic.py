@@ -11,20 +11,14 @@ from inferd.server.schema.anthropic_parts import (
     ContextManagement,
     CustomTool,
     JsonFormat,
-    Output,
     OutputConfig,
-    Thinking,
-    ThinkingConfig,
-    ToolUse,
-    ToolUseKind,
+    ThinkingField,
+    ToolUseField,
 )
 from inferd.server.schema.anthropic_turns import System, Turns
 from inferd.server.schema.generation import MAX_STOP_LENGTH, MAX_STOP_STRINGS, OUTPUT, PROMPT, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.kinds import Array
-from inferd.server.schema.messages import Message
 from inferd.server.schema.model import RequestModel, option, required
-from inferd.server.schema.structured import AnswerFormat
-from inferd.server.schema.values import Flag, JsonObject, Many, Number, Old, Only, Text, Whole
+from inferd.server.schema.values import Flag, JsonObject, Many, Number, Only, Text, Whole
 
 MAX_TOOLS = 1_024
 """Agents list the tools of every server that they are connected to."""
@@ -42,45 +36,45 @@ class CountTokensRequest(RequestModel):
         unset="the served model",
         area=PROMPT,
     )
-    messages: Annotated[tuple[Message, ...], Old(Turns())] = required(
+    messages: Turns = required(
         "Turns of `user`, `assistant` and `system`: a text, or blocks of type `text`, `tool_use`, `tool_result` and "
         "`thinking`. Neighbours of one role are one turn. A `system` turn that the chat template does "
         "not read behind others is said by the user. A last turn of the assistant's is continued. "
         "`cache_control`, `signature`, `citations` and `is_error` have no effect.",
         area=PROMPT,
     )
-    system: Annotated[str, Old(System())] | None = option(
+    system: System | None = option(
         "The system prompt, a text or text blocks. A first line `x-anthropic-billing-header: ...`, which changes with "
         "every request of Claude Code's, is left out, so that prefixes are found again.",
         unset="none",
         area=PROMPT,
     )
-    tools: Annotated[tuple[Mapping[str, object], ...], Old(Array(CustomTool(), max_length=MAX_TOOLS))] | None = option(
+    tools: Annotated[tuple[CustomTool, ...], Many(max_length=MAX_TOOLS)] | None = option(
         "Tools that the model may use and the caller runs. `strict` has the input follow `input_schema` token by "
         "token. Tools that Anthropic defines or runs are refused.",
         unset="none",
         area=TOOLS,
     )
-    tool_choice: Annotated[ToolUse, Old(ToolUseKind())] | None = option(
+    tool_choice: ToolUseField | None = option(
         "`auto`, `any` (at least one tool is used), `tool` (the named one is, once) or `none`; what is required is "
         "enforced token by token. `disable_parallel_tool_use`: the answer ends with its first use of a tool.",
         unset="`auto`",
         area=TOOLS,
     )
-    thinking: Annotated[Thinking, Old(ThinkingConfig())] | None = option(
+    thinking: ThinkingField | None = option(
         "`enabled` and `adaptive` turn reasoning on where the chat template has a switch, and a model that does not "
         "reason answers without; `budget_tokens` is the most that it reasons. `disabled` turns it off or, where there "
         "is no switch, hides it, as `display: omitted` does.",
         unset="the template's own default",
         area=TOOLS,
     )
-    output_config: Annotated[Output, Old(OutputConfig())] | None = option(
+    output_config: OutputConfig | None = option(
         "`format`: a `json_schema` that the answer follows token by token. `effort`: the template's "
         "`reasoning_effort`, where it has one (`max` is its `xhigh`); else it has no effect.",
         unset="none",
         area=OUTPUT,
     )
-    output_format: Annotated[AnswerFormat, Old(JsonFormat())] | None = option(
+    output_format: JsonFormat | None = option(
         "The older name of `output_config.format`.",
         unset="none",
         area=OUTPUT,
@@ -89,7 +83,7 @@ class CountTokensRequest(RequestModel):
         "Every prefix is cached, and found by its content.",
         has_effect=False,
     )
-    context_management: Annotated[None, Old(ContextManagement())] | None = option(
+    context_management: ContextManagement | None = option(
         "Only `clear_thinking_20251015` that keeps all is accepted.",
         has_effect=False,
     )

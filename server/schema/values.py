@@ -222,17 +222,19 @@ class Matching:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Typed:
-    """An object whose `type` is one of `types`; see `form`."""
+    """An object whose `type` is one of `types`; see `form`. `is_optional`: it may have none."""
 
     types: Sequence[str]
     rule: str = ""
+    is_optional: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def _check(self, value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str) or kind not in self.types:
+        is_missing = self.is_optional and kind is None and isinstance(value, dict)
+        if not is_missing and not (isinstance(kind, str) and kind in self.types):
             raise validation.wrong_form("an object", self.types, self.rule)
         return value
 

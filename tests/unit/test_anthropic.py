@@ -8,7 +8,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.schema.anthropic_turns import _Conversation, joined
+from inferd.server.schema.anthropic_turns import Conversation, Turn, joined
 from inferd.server.schema.model import read
 from inferd.server.schema.tool_choice import ToolChoice
 
@@ -194,7 +194,7 @@ def test_what_is_wrong_is_named_by_its_path(fields: dict[str, Any], param: str, 
 
 
 def test_what_agents_send_unasked_is_taken() -> None:
-    taken = read(
+    read(
         MessagesRequest,
         {
             **BASE,
@@ -208,7 +208,6 @@ def test_what_agents_send_unasked_is_taken() -> None:
             "tools": [],
         },
     )
-    assert taken.context_management is None
 
 
 def test_counting_takes_what_says_what_the_model_reads() -> None:
@@ -222,13 +221,13 @@ def test_counting_takes_what_says_what_the_model_reads() -> None:
 
 def test_what_a_turn_says_in_many_blocks_is_joined_once() -> None:
     """Nothing is copied before the end: 10,000 blocks of 1.6 KB took 80 GB of copies."""
-    conversation = _Conversation()
+    conversation = Conversation()
     texts = [f"block {i}" for i in range(100)]
     blocks = [
         {"type": kind, ("text" if kind == "text" else kind): text} for kind in ("thinking", "text") for text in texts
     ]
-    for i, block in enumerate(blocks):
-        conversation.add({"role": "assistant", "content": [block]}, f"messages[{i}]")
+    for block in blocks:
+        conversation.add(Turn.model_validate({"role": "assistant", "content": [block]}))
     (message,) = conversation.messages
     for name in ("content", "reasoning"):
         kept = message[name]
@@ -244,8 +243,8 @@ def test_what_a_turn_says_in_many_blocks_is_joined_once() -> None:
 )
 def test_an_empty_text_before_others_leaves_no_line(texts: list[str], said: str) -> None:
     blocks = [{"type": "text", "text": text} for text in texts]
-    conversation = _Conversation()
-    conversation.add({"role": "user", "content": blocks}, "messages[0]")
+    conversation = Conversation()
+    conversation.add(Turn.model_validate({"role": "user", "content": blocks}))
     assert [dict(message) for message in conversation.finished()] == [{"role": "user", "content": said}]
 
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.choice import RepetitionDetector
-from inferd.server.schema.repetition import RepetitionDetection, RepetitionRule
+from inferd.server.schema.completions import CompletionRequest
+from inferd.server.schema.model import read
+from inferd.server.schema.repetition import RepetitionRule
 
 
 def ends_in_copies(ids: Sequence[int], rule: RepetitionRule) -> bool:
@@ -43,30 +45,33 @@ def test_without_a_rule_nothing_is_found() -> None:
     assert not any(watched.feed(1) for _ in range(1_000))
 
 
+def rule_of(value: dict[str, object]) -> RepetitionRule | None:
+    return read(CompletionRequest, {"prompt": "x", "repetition_detection": value}).repetition_detection
+
+
 def test_the_rule_as_it_is_written() -> None:
-    read = RepetitionDetection().read
-    assert read({"max_pattern_size": 5, "min_count": 3}, "r") == RepetitionRule(5, 1, 3)
-    assert read({"max_pattern_size": 5, "min_pattern_size": 5, "min_count": 2}, "r") == RepetitionRule(5, 5, 2)
-    assert read({}, "r") is None
-    assert read({"max_pattern_size": 0, "min_count": 0}, "r") is None
+    assert rule_of({"max_pattern_size": 5, "min_count": 3}) == RepetitionRule(5, 1, 3)
+    assert rule_of({"max_pattern_size": 5, "min_pattern_size": 5, "min_count": 2}) == RepetitionRule(5, 5, 2)
+    assert rule_of({}) is None
+    assert rule_of({"max_pattern_size": 0, "min_count": 0}) is None
 
 
 @pytest.mark.parametrize(
     ("value", "param", "code"),
     [
-        ({"max_pattern_size": 257, "min_count": 2}, "r.max_pattern_size", "integer_above_max_value"),
-        ({"max_pattern_size": 5}, "r.min_count", "integer_below_min_value"),
-        ({"max_pattern_size": 5, "min_count": 1}, "r.min_count", "integer_below_min_value"),
+        ({"max_pattern_size": 257, "min_count": 2}, "repetition_detection.max_pattern_size", "integer_above_max_value"),
+        ({"max_pattern_size": 5}, "repetition_detection.min_count", "integer_below_min_value"),
+        ({"max_pattern_size": 5, "min_count": 1}, "repetition_detection.min_count", "integer_below_min_value"),
         (
             {"max_pattern_size": 5, "min_pattern_size": 6, "min_count": 2},
-            "r.min_pattern_size",
+            "repetition_detection.min_pattern_size",
             "integer_above_max_value",
         ),
-        ({"max_pattern_size": 5.5, "min_count": 2}, "r.max_pattern_size", "invalid_type"),
-        ({"size": 5}, "r.size", "unknown_parameter"),
+        ({"max_pattern_size": 5.5, "min_count": 2}, "repetition_detection.max_pattern_size", "invalid_type"),
+        ({"size": 5}, "repetition_detection.size", "unknown_parameter"),
     ],
 )
 def test_a_rule_that_cannot_be(value: dict[str, object], param: str, code: str) -> None:
     with pytest.raises(RequestError) as caught:
-        RepetitionDetection().read(value, "r")
+        rule_of(value)
     assert (caught.value.param, caught.value.code) == (param, code)
