@@ -12,8 +12,7 @@ from starlette.responses import Response
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import caller_of, while_asked
 from inferd.server.api.service import Service
-from inferd.server.generate.intake import Caller
-from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.text.json_bytes import exact

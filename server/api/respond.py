@@ -26,8 +26,7 @@ from inferd.server.dispatch.router import Router
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
-from inferd.server.generate.intake import Caller
-from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.targets import targets_of

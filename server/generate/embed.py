@@ -20,8 +20,8 @@ from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
-from inferd.server.generate.intake import Caller
 from inferd.server.generate.prompts import PromptReader
+from inferd.server.generate.request import Caller
 from inferd.server.schema.embeddings import EmbeddingRequest
 
 MAX_AT_ONCE = 256

@@ -10,17 +10,14 @@ import secrets
 from dataclasses import dataclass, replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.wire.params import ParamError, SamplingParams, SchedulingParams
-from inferd.server.auth.quotas import UNLIMITED, Account
+from inferd.engine.api.wire.params import ParamError, SamplingParams
 from inferd.server.errors import table as errors
 from inferd.server.generate import work
-from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.prompts import CheckSize, Encoded, PromptReader
-from inferd.server.generate.request import GenerateRequest, Prompt
+from inferd.server.generate.request import Caller, GenerateRequest, Prompt
 from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
-from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
 from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
@@ -39,39 +36,6 @@ from inferd.server.tools.answer_rules import (
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The tenant that sends a request, and its settings that do not come from the body."""
-
-    tenant: str
-    """Prefix blocks are shared only within one tenant; empty if there are no keys."""
-    arrival_s: float
-    """`time.monotonic` when the request arrived."""
-    deadline: Deadline | None = None
-    """When the answer must be complete; None: no deadline."""
-    targets: Targets = NO_TARGETS
-    """The request's own latency targets."""
-    weight: float = 1.0
-    """Weight of its tenant's share of the machine when other tenants want it too."""
-    account: Account = UNLIMITED
-    """The account that its tokens are charged to."""
-
-    def scheduling(
-        self, wire: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
-    ) -> SchedulingParams:
-        """How a request of this caller shares the engine with others. `defaults`: targets of a caller that has none."""
-        targets = self.targets.over(defaults)
-        return SchedulingParams(
-            arrival_s=self.arrival_s,
-            priority=wire.priority or 0,
-            cache_salt=f"{self.tenant}/{cache_salt}" if cache_salt else self.tenant,
-            tenant=self.tenant,
-            weight=self.weight,
-            ttft_target_s=targets.ttft_s,
-            tpot_target_s=targets.tpot_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A valid request and the submits that it becomes. Only the intake makes one."""
+"""A caller, a valid request, and the submits that it becomes. Only the intake makes a valid request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,45 @@ from inferd.engine.api.wire.params import SamplingParams, SchedulingParams
 from inferd.server.auth.quotas import UNLIMITED, Account
 from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.sampling import choice_seed
+from inferd.server.schema.embeddings import EmbeddingRequest
+from inferd.server.schema.generation import GenerationFields
 from inferd.server.schema.repetition import RepetitionRule
+from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables
 from inferd.server.tools.answer_parser import ParserConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The tenant that sends a request, and its settings that do not come from the body."""
+
+    tenant: str
+    """Prefix blocks are shared only within one tenant; empty if there are no keys."""
+    arrival_s: float
+    """`time.monotonic` when the request arrived."""
+    deadline: Deadline | None = None
+    """When the answer must be complete; None: no deadline."""
+    targets: Targets = NO_TARGETS
+    """The request's own latency targets."""
+    weight: float = 1.0
+    """Weight of its tenant's share of the machine when other tenants want it too."""
+    account: Account = UNLIMITED
+    """The account that its tokens are charged to."""
+
+    def scheduling(
+        self, wire: GenerationFields | EmbeddingRequest, cache_salt: str | None = None, defaults: Targets = NO_TARGETS
+    ) -> SchedulingParams:
+        """How a request of this caller shares the engine with others. `defaults`: targets of a caller that has none."""
+        targets = self.targets.over(defaults)
+        return SchedulingParams(
+            arrival_s=self.arrival_s,
+            priority=wire.priority or 0,
+            cache_salt=f"{self.tenant}/{cache_salt}" if cache_salt else self.tenant,
+            tenant=self.tenant,
+            weight=self.weight,
+            ttft_target_s=targets.ttft_s,
+            tpot_target_s=targets.tpot_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

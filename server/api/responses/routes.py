@@ -24,8 +24,7 @@ from inferd.server.api.responses.store import Stored
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until
-from inferd.server.generate.intake import Caller
-from inferd.server.generate.request import GenerateRequest
+from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.text.json_bytes import exact
