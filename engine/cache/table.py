@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inferd.engine.arch.paging import max_tokens, num_dead_blocks
+from inferd.engine.arch.paging import max_blocks, max_tokens, num_dead_blocks
 from inferd.engine.cache.group import Appended, GroupBlocks, num_usable
 from inferd.engine.cache.pool import BlockPool
 from inferd.engine.cache.prefix import GONE, HashBlock, Node, PrefixIndex, blake2b_block
@@ -226,6 +226,19 @@ class BlockTable:
     def num_free_needed(self, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would take."""
         return sum(self._entries_at_start(match, num_tokens)) - len(match.nodes) * len(self._groups) + match.num_unheld
+
+    def num_free_to_end(self, match: PrefixMatch, num_tokens: int) -> int:
+        """Free blocks with which the request can compute `num_tokens` positions while no other gives one back.
+
+        More than `admit` takes, if a window moves past matched blocks that another request holds: they do not return.
+        """
+        cache = self._cache
+        whole = cache.num_blocks_for(num_tokens)
+        most_new = whole - len(match.nodes) + match.num_unheld
+        return sum(
+            min(most_new, max_blocks(window, num_tokens, cache.step_tokens, cache.block_size))
+            for window in cache.windows
+        )
 
     def admit(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Hold the matched blocks, and take the blocks that the request starts with. False, with nothing done, if too

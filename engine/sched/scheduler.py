@@ -382,9 +382,9 @@ class Scheduler:
         assert not self._launched, "a suspect is not alone"
         entry = self._suspects.first()
         match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
-        num_free = self._cache.pool.num_free
+        num_needed = entry.table.num_free_to_end(match, num_tokens)
         reserve = self._watermark.reserve(is_shared=self._slots.is_shared)
-        if not self._slots.free_slots or entry.table.num_free_needed(match, num_tokens) + reserve > num_free:
+        if not self._slots.free_slots or num_needed + reserve > self._cache.pool.num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)
         assert admitted

@@ -193,7 +193,7 @@ class FrontRun:
         if self.router.is_up and process is not None and process.engine is not None and not process.harms:
             process.engine.check_idle()
         if not recovery.done():
-            self.history.check_not_given_up()
+            self.history.check_not_given_up(self.router.num_delivered)
             recovery.cancel()
             await asyncio.gather(recovery, return_exceptions=True)
         assert all(life.is_discarded for life in self.lives), "something is left of an engine"

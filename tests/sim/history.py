@@ -80,11 +80,13 @@ class History:
         self.has_given_up = True
         assert self._is_loop(self.deaths[-MAX_DEATHS - 1 :]), f"given up after {self.deaths}"
 
-    def check_not_given_up(self) -> None:
+    def check_not_given_up(self, num_delivered: int) -> None:
+        """`num_delivered`: at the end of the run."""
         for end in range(len(self.deaths) + 1):
-            loop, after = self.deaths[max(0, end - MAX_DEATHS - 2) : end], self.deaths[end : end + 1]
-            # A frame that the last engine sent may be delivered after its crash, and is counted at the next crash.
-            is_over = bool(loop and after) and after[0].num_delivered > loop[-1].num_delivered
+            loop = self.deaths[max(0, end - MAX_DEATHS - 2) : end]
+            # A frame that the last engine sent may be delivered after its crash.
+            after = self.deaths[end].num_delivered if end < len(self.deaths) else num_delivered
+            is_over = bool(loop) and after > loop[-1].num_delivered
             assert is_over or not self._is_loop(loop, more=1), "a crash loop goes on"
 
     def _is_loop(self, deaths: list[Death], more: int = 0) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from inferd.engine.cache.table import KVCache
 from tests.unit.test_scheduler import Engine, make
+from tests.unit.test_table import admit, open_table
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -84,3 +86,16 @@ def test_nobody_takes_the_memory_that_a_suspect_waits_for() -> None:
     while "s" not in order:
         order += names(engine)
     assert set(order) == {"a", "s"}
+
+
+def test_a_suspect_does_not_count_on_blocks_of_its_prefix_that_another_holds() -> None:
+    """A window moves past matched blocks, which do not return to the pool while another request holds them."""
+    ids = tuple(range(100, 120))
+    cache = KVCache(16, 2, (4,), step_tokens=2)
+    holder, suspect = open_table(cache, ids), open_table(cache, ids)
+    admit(holder, len(ids))
+    holder.commit(4)
+    match = suspect.match()
+    assert match.num_tokens == 4 and match.num_unheld == 0
+    assert suspect.num_free_needed(match, len(ids)) == 1, "a window and a step touch 3 blocks, of which 2 are matched"
+    assert suspect.num_free_to_end(match, len(ids)) == 3

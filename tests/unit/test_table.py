@@ -212,7 +212,7 @@ def test_reset_drops_what_nobody_holds() -> None:
 def test_check_finds_a_reference_that_no_table_owns_and_content_that_nothing_reaches() -> None:
     cache = KVCache(2, 1)
     cache.pool.take(1)
-    with pytest.raises(AssertionError, match="a reference nobody owns"):
+    with pytest.raises(AssertionError, match="a reference without an owner"):
         cache.check()
     cache = KVCache(2, 1)
     (block_id,) = leave(cache, (1,))
