@@ -1,4 +1,4 @@
-"""A stream of /v1/messages, read by Anthropic's rules alone."""
+"""Reads a stream of /v1/messages by Anthropic's rules alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "inpu
 
 
 def events_of(content: bytes) -> list[dict[str, Any]]:
-    """Every byte is part of an event, and every event says its name twice."""
+    """Parses events, and checks that no byte lies outside of one and that each event has its name twice."""
     events = []
     at = 0
     for match in _EVENT.finditer(content):
@@ -24,7 +24,7 @@ def events_of(content: bytes) -> list[dict[str, Any]]:
 
 
 def folded(content: bytes) -> dict[str, Any]:
-    """The message that the events make; what stands where it may not fails."""
+    """The message that the events make. Fails for an event in a wrong place."""
     events = [event for event in events_of(content) if event["type"] != "ping"]
     assert [event["type"] for event in (events[0], *events[-2:])] == ["message_start", "message_delta", "message_stop"]
     message: dict[str, Any] = events[0]["message"]
@@ -71,6 +71,6 @@ def close(block: dict[str, Any] | None, pieces: list[str]) -> None:
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what is random: the ids."""
+    """The message without its random ids."""
     blocks = [{key: value for key, value in block.items() if key != "id"} for block in message["content"]]
     return {**message, "id": None, "content": blocks}

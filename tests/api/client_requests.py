@@ -1,6 +1,6 @@
-"""Requests as widely used clients write them: one row a client and situation, each with where the client writes it.
+"""Requests as widely used clients write them. A row is one client in one situation, with the file that writes it.
 
-Values are ours; the keys and their nesting are the client's. `model` is left out: each row is asked of the served one.
+Values are ours; the keys and their nesting are the client's. Rows have no `model`; the test adds the served one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The HTTP side on a loopback socket, above a router that answers from a script instead of an engine.
+"""The HTTP side on a loopback socket, with a router that answers from a script instead of an engine.
 
-A test says what the next choices are made of (`router.will`), talks to the server with a real client, and reads what
-was submitted and aborted. The tokenizer is the embedded model's.
+A test sets the content of the next choices (`router.will`), talks to the server with a real client, and reads what was
+submitted and aborted. The tokenizer is the embedded model's.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ VOCAB_SIZE = 3_072
 HIDDEN_SIZE = 6
 NAME = "tiny"
 WAIT_S = 20.0
-"""How long a test waits for what must happen before it fails."""
+"""Seconds after which a test fails if an awaited event does not happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one choice generates."""
+    """The content of one choice."""
 
     text: str = "Hello there, this is an answer."
     token_ids: tuple[int, ...] | None = None
-    """In place of `text`."""
+    """Token ids in place of `text`."""
     cuts: tuple[int, ...] = (1,)
-    """Sizes of the deltas, the last of them for all that follow."""
+    """Sizes of the deltas. The last size applies to all further ones."""
     ends: bool = True
-    """False: silent after the last token, until aborted."""
+    """If false, the stream is silent after the last token until it is aborted."""
     failure: Failure | None = None
-    """After the last token."""
+    """Failure that comes after the last token."""
     dies: bool = False
     breaks: bool = False
-    """The stream raises what it never should."""
+    """Whether the stream raises an unexpected exception."""
     num_cached: int = 0
     prompt_logprobs: tuple[WireLogprobs, ...] | None = None
-    """In place of those that a test can work out, which take long to make."""
+    """Log probabilities to send instead of computed ones, which take long to make."""
 
 
 def vector_of(token_ids: tuple[int, ...], num_components: int) -> bytes:
-    """What an input of these ids is embedded as: numbers that no decimal of 9 digits is."""
+    """The embedding of an input: numbers that no decimal of 9 digits equals."""
     values = ((token_ids[i % len(token_ids)] + i + 1) / 3 for i in range(num_components))
     return struct.pack(f"<{num_components}f", *values)
 
@@ -157,7 +157,7 @@ class ScriptedStream:
         return tuple(map(self._scored, self._submit.prompt_ids[1:]))
 
     def _scored(self, token_id: int) -> WireLogprobs:
-        """Log probabilities that a test can work out: the token itself is always the second most likely."""
+        """Log probabilities that a test can compute. The token itself is always the second most likely."""
         num_top = max(self._submit.params.logprobs or 0, self._submit.params.prompt_logprobs or 0)
         likely = [((token_id + 1) % VOCAB_SIZE, -0.5), (token_id, -1.5)]
         likely += [((token_id + 1 + i) % VOCAB_SIZE, -1.5 - i) for i in range(1, num_top)]
@@ -202,11 +202,11 @@ class ScriptedRouter:
         )
 
     def will(self, *scripts: Script) -> None:
-        """The next choices, in order; the last script serves all that follow."""
+        """Set the scripts of the next choices, in order. The last script applies to all further ones."""
         self.scripts = list(scripts)
 
     def check_queue(self, tenant: str, num_tokens: int, left_s: float | None = None, num_choices: int = 1) -> None:
-        """There is always room."""
+        """Accepts every request."""
 
     def submit_choices(
         self, submits: Sequence[Submit], *, is_admitted: bool = False, **_: int | None
@@ -235,7 +235,7 @@ class ScriptedRouter:
             self.changed.notify_all()
 
     def wait_for(self, fact: Callable[[], bool]) -> None:
-        """Until something submitted or aborted makes it true."""
+        """Wait until a submit or an abort makes the condition true."""
         with self.changed:
             assert self.changed.wait_for(fact, WAIT_S), "it never came true"
 
@@ -247,16 +247,16 @@ class ScriptedRouter:
 
 
 LOOP_BOUND_S = 0.05
-"""R13: nothing holds up the event loop for longer."""
+"""Maximum time that a callback may block the event loop (R13)."""
 
 
 class Beats:
-    """The longest that a server's loop was held up since `reset`, by what advances all of `clocks`, and by what."""
+    """The longest block of a server's loop since `reset`, on the clock that advanced least, and its cause."""
 
     def __init__(self, *clocks: Callable[[], float]) -> None:
         self.worst_s = 0.0
         self.worst_stack = ""
-        """What the loop's thread was seen doing while it was held up for longest."""
+        """The stack of the loop's thread during its longest block."""
         self.loop: asyncio.AbstractEventLoop
         self.probe = LoopProbe(self._seen, 0.005, clocks)
         self._thread_id: int | None = None
@@ -284,14 +284,14 @@ class Beats:
         self.worst_s, self.worst_stack = 0.0, ""
 
     def check(self) -> None:
-        """Raises `AssertionError` with the function that held the loop, as far as it was seen."""
+        """Raises `AssertionError` with the function that blocked the loop, if it was sampled."""
         assert self.worst_s < LOOP_BOUND_S, (
             f"a callback held up the event loop for {self.worst_s * 1e3:.0f} ms, in:\n{self.worst_stack or 'not seen'}"
         )
 
 
 _HELD_S = 0.02
-"""From so long after the last beat on it is looked who holds the loop."""
+"""Time after the last tick from which on the stack of the loop's thread is sampled."""
 _NUM_FRAMES = 8
 
 
@@ -320,7 +320,7 @@ def serving(
     probe: LoopProbe | None = None,
     on_startup: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """A server on a free port of the loopback; gives its URL. `on_startup` is called on its event loop."""
+    """Runs a server on a free port of the loopback and yields its URL. `on_startup` is called on its event loop."""
     metrics = metrics or Metrics("tiny")
     app = create_app(model, router, metrics, options)
     server = _Server(http_config(app, metrics, limits, root_path), probe, on_startup)
@@ -349,7 +349,7 @@ def shared_router(model: ServedModel) -> ScriptedRouter:
 
 @pytest.fixture(scope="session")
 def shared_beats() -> Beats:
-    """By the processor time of the loop's thread: the tests' own threads are in the same process."""
+    """Measures the processor time of the loop's thread, because the tests' threads are in the same process."""
     return Beats(time.monotonic, time.thread_time)
 
 
@@ -361,7 +361,7 @@ def shared_url(model: ServedModel, shared_router: ScriptedRouter, shared_beats: 
 
 @pytest.fixture(autouse=True)
 def calm_loop(shared_beats: Beats) -> Iterator[None]:
-    """In no test does a callback hold up the loop of the server that they share."""
+    """Checks after each test that no callback blocked the loop of the shared server."""
     shared_beats.reset()
     yield
     shared_beats.check()
@@ -369,7 +369,7 @@ def calm_loop(shared_beats: Beats) -> Iterator[None]:
 
 @pytest.fixture
 def router(shared_router: ScriptedRouter) -> ScriptedRouter:
-    """The router of `url`, with nothing left of other tests."""
+    """The router of `url`, reset."""
     shared_router.reset()
     return shared_router
 
@@ -404,5 +404,5 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def script() -> type[Script]:
-    """What a choice is made of: `router.will(script(text="..."))`."""
+    """Makes the content of a choice: `router.will(script(text="..."))`."""
     return Script

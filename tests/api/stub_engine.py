@@ -2,8 +2,8 @@
 
 python -m tests.api.stub_engine RUN_DIR
 
-Each choice gets one token and its end, the log probabilities that it asked for, and a vector where one was. It decodes
-and encodes as the engine does, and knows no model and no scheduler.
+Each choice gets one token and its end, with the log probabilities or the vector that it asked for. The stub encodes and
+decodes messages like the engine, and knows no model and no scheduler.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_a_sane_request_id_is_repeated_and_another_replaced(http: httpx.Client) 
 
 
 def test_one_request_id_may_be_used_twice_at_a_time(http: httpx.Client, router: Any) -> None:
-    """A client that retries with its id must not collide with itself."""
+    """A client may retry with the same id without a collision."""
     for _ in range(2):
         answer = http.post("/v1/completions", json={**TEXT, "request_id": "mine"})
         assert answer.json()["id"] == "cmpl-mine"
@@ -141,7 +141,7 @@ def test_browsers_may_call_where_the_operator_says_so(serve: Callable[[AppOption
 
 
 def test_behind_a_prefix_public_paths_stay_public(serve: Callable[..., str]) -> None:
-    """A proxy strips the prefix and the server puts it back before every path."""
+    """A proxy removes the prefix, and the server adds it to every path."""
     url = serve(AppOptions(api_keys=KEYS), root_path="/llm")
     assert httpx.get(url + "/live").status_code == 200
     assert httpx.get(url + "/v1/models").status_code == 401

@@ -1,4 +1,4 @@
-"""Routes of administrators: who may call them, what they tell and do, and those that are not served."""
+"""Admin routes: access, answers and effects, and routes that are not served."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_only_an_admin_key_opens_them(guarded: str, router: Any, method: str, pa
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
 def test_without_an_admin_key_they_are_nobodys(http: httpx.Client, router: Any, method: str, path: str) -> None:
-    """Also on the loopback: whoever a proxy lets through comes from there."""
+    """This holds on the loopback too, because requests through a proxy come from there."""
     for headers in ({}, bearer("anything"), {"X-Forwarded-For": "127.0.0.1"}):
         response = http.request(method, path, headers=headers)
         error = response.json()["error"]

@@ -1,4 +1,4 @@
-"""/v1/chat/completions through the official client: what it parses is what was generated, streamed or not."""
+"""/v1/chat/completions through the official client, which must parse exactly what was generated, streamed or not."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_choice_that_stopped_early_waits_for_the_others(client: openai.OpenAI,
 
 
 def test_cached_tokens_are_those_of_a_prompts_first_choice(client: openai.OpenAI, router: Any, script: Any) -> None:
-    """The further choices find what the first has just computed, which saved the caller nothing."""
+    """Further choices find what the first one has just computed. That is no saving for the caller."""
     router.will(script(num_cached=3), script(num_cached=10))
     plain = client.chat.completions.create(model="tiny", messages=MESSAGES, n=2)
     router.reset()

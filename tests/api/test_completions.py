@@ -49,13 +49,13 @@ def test_offsets_point_into_the_text(client: openai.OpenAI, router: Any, script:
 
 
 def first_token(router: Any) -> str:
-    """Of the answer that is given where a test does not say another."""
+    """Text of the answer if a test sets no other."""
     tokenizer = router.model.tokenizer
     return str(tokenizer.decode(tokenizer.encode("Hello there", False)[:1], skip_special=True))
 
 
 def scored_by_harness(choice: dict[str, Any], context: int) -> tuple[float, bool]:
-    """How lm-evaluation-harness reads a choice: (sum of log probabilities, whether the continuation is greedy)."""
+    """Reads a choice like lm-evaluation-harness: (sum of log probabilities, whether the continuation is greedy)."""
     logprobs = choice["logprobs"]
     tokens, tops = logprobs["token_logprobs"][context:-1], logprobs["top_logprobs"][context:-1]
     greedy = all(

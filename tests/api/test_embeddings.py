@@ -153,7 +153,7 @@ def test_a_request_is_counted(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("kind", ["ids", "text", "truncated"])
 def test_a_request_of_too_many_tokens_in_all_is_refused(http: httpx.Client, router: Any, kind: str) -> None:
-    """Each input is within the context; `MAX_INPUT_IDS` is what all may have."""
+    """Each input fits the context, but together they exceed `MAX_INPUT_IDS`."""
     one: Any = [5] * 250 if kind == "ids" else "7" * 250 if kind == "text" else "7" * 2_000
     body = {"input": [one] * 2_000, **({"truncate_prompt_tokens": 250} if kind == "truncated" else {})}
     assert http.post(PATH, json={**body, "input": body["input"][:2]}).status_code == 200

@@ -46,7 +46,7 @@ EXPECTED: dict[str, tuple[int, str, str | None]] = {
     "not_implemented": (501, BROKEN, "not_implemented"),
     "server_is_overloaded": (503, BUSY, "server_is_overloaded"),
 }
-"""Code of ours -> (status, type, code on the wire), as OpenAI's clients know them."""
+"""Our code -> (status, type, code on the wire), as OpenAI's clients know them."""
 
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -133,7 +133,7 @@ def test_a_code_that_nobody_knows_is_a_500_without_its_words(http: httpx.Client,
     ],
 )
 def test_a_thousand_mistakes_are_one_short_error(http: httpx.Client, fields: dict[str, Any]) -> None:
-    """One is reported, and of what was sent at most 200 characters are shown."""
+    """Only one mistake is reported, with at most 200 characters of the request."""
     response = http.post("/v1/chat/completions", json={**ASKED["/v1/chat/completions"], **fields})
     assert 400 <= response.status_code < 500
     assert set(response.json()) == {"error"}
@@ -199,7 +199,7 @@ def test_every_family_says_when_to_come_back(
     where: str,
     code: str,
 ) -> None:
-    """Wherever the refusal comes from: none of its wait is lost on the way."""
+    """The wait of a refusal reaches the client, wherever the refusal comes from."""
     refusal = RequestError(code, "Later.", "prompt", retry_after_s=WAIT_S)
 
     def refuse(*_: object) -> None:

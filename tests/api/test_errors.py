@@ -21,7 +21,7 @@ LIMIT = 256
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, proven to have the shape that every error has."""
+    """The error of a response, checked to have the shape of all errors."""
     body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
@@ -132,7 +132,7 @@ def test_what_is_no_json(http: httpx.Client, raw: bytes, words: str) -> None:
 
 
 def test_infinity_by_another_way(http: httpx.Client) -> None:
-    """1e400 is JSON, and no float."""
+    """1e400 is valid JSON, but not a float."""
     raw = b'{"prompt": "x", "temperature": 1e400}'
     response = http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
     assert "1e400 is too large" in error_of(response)["message"]
@@ -260,7 +260,7 @@ def test_the_official_client_sees_its_own_exceptions(client: openai.OpenAI) -> N
 
 
 def test_every_row_that_a_request_can_reach_is_tested() -> None:
-    """Rows that need a limiter, a deadline or a key are tested where those are; the table holds no others."""
+    """Together with the rows that other files test (limits, deadlines, keys), the table has no more rows."""
     here = {case[3] for case in CASES} | {"malformed_json", "invalid_url", "method_not_supported"}
     here |= {"unsupported_content_type", "request_too_large", "server_is_overloaded", "rate_limit_exceeded"}
     here |= {"internal_error", "deadline_exceeded"}

@@ -1,6 +1,6 @@
-"""R13: no callback holds up the event loop for more than 50 ms, whatever is sent: nobody else would get a token.
+"""R13: no callback blocks the event loop for more than 50 ms, whatever is sent. Other streams would wait for it.
 
-What is measured is what the process itself did between two beats of a timer: that it had no processor is not counted.
+The tests measure what the process itself did between two ticks of a timer. Time without a processor does not count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Served:
         self.beats = beats
 
     def send(self, raw: bytes) -> bytes:
-        """All that is answered; bytes are made before and read after, for this process is measured."""
+        """The whole answer. Bytes are made before and parsed after, because this process is measured."""
         parts = []
         with socket.create_connection(self.address, timeout=120) as client:
             try:
@@ -55,7 +55,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def large(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of a model that takes two million tokens: the real router, and an engine process at the real wire."""
+    """A server for a context of two million tokens, with the real router and an engine process on the real wire."""
     run_dir = tmp_path_factory.mktemp("run")
     command = [sys.executable, "-m", "tests.api.stub_engine", str(run_dir), str(CONTEXT)]
     metrics = Metrics("tiny")
@@ -107,7 +107,7 @@ def get(path: str) -> bytes:
 
 
 def chunked(path: str, raw: bytes, rest: bytes = b"0\r\n\r\n") -> bytes:
-    """One chunk a byte; `rest`: what follows them."""
+    """A body with one byte per chunk, followed by `rest`."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in raw)
     return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + rest
@@ -134,7 +134,7 @@ def strict_tools(count: int, num_properties: int) -> list[dict[str, Any]]:
 
 
 def deep_schema(levels: int) -> dict[str, Any]:
-    """1,000 bytes a level, with bounds at the bottom: names are long, so that paths would be longer."""
+    """A schema with 1,000 bytes per level and bounds at the deepest. Long names make its paths even longer."""
     schema: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "minimum": 0.4, "maximum": 0.5}
     for _ in range(levels // 2):
         schema = {"type": "object", "properties": {"x" * 1_900: schema}, "required": []}
@@ -242,11 +242,11 @@ FLOODS: dict[str, Callable[[], bytes]] = {
     "64 MiB of an extension": lambda: chunked(COMPLETIONS, b"{", b"1;" + b"a" * (64 * MIB)),
     "64 MiB of zeros before a size": lambda: chunked(COMPLETIONS, b"{", b"0" * (64 * MIB)),
 }
-"""What is refused before all of it has come: the client may lose the answer with the connection."""
+"""Requests that are refused before they arrived in full. The client may lose the answer with the connection."""
 
 
 def check(server: Served, name: str, load: Callable[[], None]) -> None:
-    """What a request itself takes it takes each time; what a busy machine adds, it does not."""
+    """Runs the load up to three times. A busy machine delays some attempts; a block by the request comes each time."""
     for _ in range(3):
         server.beats.reset()
         load()
@@ -283,7 +283,7 @@ SCORED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SCORED)
 def test_r13_nor_does_a_long_scored_prompt(large: Served, name: str) -> None:
-    """49,000 tokens: 784,000 log probabilities, nearly all that one request may ask for, or an answer of 17 MB."""
+    """49,000 tokens with 784,000 log probabilities, nearly the maximum of one request, or an answer of 17 MB."""
     num_tokens = 49_000
     raw = post(COMPLETIONS, {"prompt": IDS[:num_tokens], "max_tokens": 1, **SCORED[name]})
 
@@ -303,13 +303,13 @@ def test_r13_nor_does_a_long_one(large: Served, name: str) -> None:
 
 
 def assert_answered(answer: bytes, status: int) -> None:
-    """As the load was meant: one that is refused holds nobody up by its work."""
+    """Checks that the request was answered, because a refused one would not cause the load."""
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:1_000]
 
 
 @pytest.mark.parametrize("num_connections", [1_000, pytest.param(5_000, marks=pytest.mark.long)])
 def test_r13_nor_do_many_connections(large: Served, num_connections: int) -> None:
-    """All open, and asking in waves."""
+    """Opens all connections, and sends requests in waves."""
     raw, wave = get("/live"), 100
 
     def load() -> None:
@@ -327,7 +327,7 @@ def test_r13_nor_do_many_connections(large: Served, num_connections: int) -> Non
 
 
 def test_the_probe_sees_what_holds_the_loop(large: Served) -> None:
-    """A callback of 80 ms, and a thread that keeps the interpreter for as long."""
+    """The probe finds a callback of 80 ms, and a thread that holds the interpreter lock as long."""
 
     def on_the_loop() -> None:
         spin(0.08)

@@ -1,4 +1,4 @@
-"""Every declared field of every request type: wrong types, and one step past each bound, in and out."""
+"""Every declared field of every request type: wrong types, each bound, and one step beyond it."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def field(base: type[RequestModel], name: str) -> Schema:
-    """What the schema says of one field."""
+    """The schema of one field."""
     schema: Schema = schema_of(base)["properties"][name]
     return schema
 
 
 def bounds(schema: Schema) -> Iterator[tuple[Any, Any, str]]:
-    """(the last value within, the first one beyond, the code of its refusal)."""
+    """(last allowed value, first refused value, code of the refusal)."""
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     others = [value for option in options for value in option.get("enum", ())]
     for option in options:
@@ -111,7 +111,7 @@ def test_bounds_hold_to_the_last_value(base: type[RequestModel], name: str) -> N
 
 
 def accepts(schema: Schema, value: Any) -> bool:
-    """Whether the JSON type is right, before any bound is looked at; of a list, the first item's too."""
+    """Whether the JSON type is right, without bounds. Of a list, it checks the first item too."""
     if ("enum" in schema and "type" not in schema) or not types_of(schema):
         return True
     for option in [schema] if "type" in schema else schema.get("anyOf", [schema]):
@@ -217,7 +217,7 @@ def test_documented_names_are_known() -> None:
 
 @pytest.mark.parametrize(("base", "name"), FIELDS, ids=ids)
 def test_what_is_read_is_what_the_schema_says(base: type[RequestModel], name: str) -> None:
-    """The other way round need not hold: token ids and schemas have rules that a JSON schema does not tell."""
+    """The reverse may not hold, because token ids and schemas have rules that a JSON schema cannot express."""
     schema = field(base, name)
     Draft202012Validator.check_schema(schema)
     describes = Draft202012Validator(schema)
@@ -230,7 +230,7 @@ def test_what_is_read_is_what_the_schema_says(base: type[RequestModel], name: st
 
 
 def test_a_type_that_bounds_nothing_says_so() -> None:
-    """A field without any bound is one of these, whose values cost nothing but bytes."""
+    """Only these fields may have no bound, because their values cost nothing but bytes."""
     unbounded = {"integer", "string", "object", "boolean"}
     for base, name in FIELDS:
         schema = {key: value for key, value in field(base, name).items() if key[:2] != "x-" and key != "description"}

@@ -1,6 +1,7 @@
-"""What a request needed is freed when it is over, not when Python next looks for cycles: bodies, connections.
+"""The memory of a request is freed at its end, without Python's cycle collector.
 
-Python looks seldom in a server (`inferd.engine.api.process.garbage`), so that a cycle a request would be megabytes.
+In a server the collector runs rarely (`inferd.engine.api.process.garbage`). One cycle per request would add up to
+megabytes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .wire import CLOSE, raw, say
 
 _OURS = ("inferd.", "uvicorn.", "starlette.", "fastapi.", "uvloop.", "pydantic.", "httptools.")
 _OF_REQUESTS = (TracebackType, CoroutineType, AsyncGeneratorType, asyncio.Future, BaseExceptionGroup)
-"""What only a request has here; a test's own clients are blocking ones."""
+"""Types that only requests of the server create here. The tests' own clients are blocking ones."""
 
 
 @contextlib.contextmanager
 def garbage() -> Iterator[Counter[str]]:
-    """What the block leaves in cycles, by type: of the server's alone, for a test makes cycles of its own."""
+    """Counts the server's objects that the block leaves in cycles, by type. The test makes other cycles of its own."""
     found: Counter[str] = Counter()
     gc.collect()
     gc.disable()

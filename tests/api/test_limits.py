@@ -1,4 +1,4 @@
-"""What ends an answer from outside: its timeout, and its own repetition; and the times that an answer tells."""
+"""Answers that end by a timeout or by repetition, and the times that an answer reports."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ METRICS = {
     "mean_itl_ms": 10.0,
     "tokens_per_second": 17.24,
 }
-"""Of five tokens, as the scripted engine times them: 5 / 0.29 s."""
+"""The rate of five tokens in the scripted engine's time: 5 / 0.29 s."""
 
 
 @BOTH
@@ -157,7 +157,7 @@ def test_the_official_client_sees_a_timeout_of_the_servers(client: openai.OpenAI
 
 
 def test_a_text_too_long_by_its_bytes_is_refused_before_it_is_read(http: httpx.Client, router: Any) -> None:
-    """A megabyte cannot be 256 tokens, whatever its tokens are."""
+    """A megabyte is always more than 256 tokens."""
     for path, asked, param in (
         ("completions", {"prompt": "x y z " * 200_000}, "prompt"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x y z " * 200_000}]}, "messages"),

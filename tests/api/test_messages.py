@@ -43,7 +43,7 @@ Serve = Callable[..., tuple[httpx.Client, ScriptedRouter]]
 
 @pytest.fixture
 def serving_reasoning(model: ServedModel) -> Iterator[Serve]:
-    """Serves the embedded tokenizer as if its model reasoned, with a template of the test's own where one is given."""
+    """Serves the embedded tokenizer as if its model reasoned, with the test's template if one is given."""
     with contextlib.ExitStack() as stack:
 
         def serve(template: str = "", reasoning: str = "think") -> tuple[httpx.Client, ScriptedRouter]:
@@ -64,7 +64,7 @@ def reasoning(serving_reasoning: Serve) -> tuple[httpx.Client, ScriptedRouter]:
 
 
 def ask(http: httpx.Client, **fields: Any) -> dict[str, Any]:
-    """The same answer plain and streamed."""
+    """Asks plain and streamed, and checks that the answers are equal."""
     plain = http.post("/v1/messages", json={**ASKED, **fields})
     streamed = http.post("/v1/messages", json={**ASKED, **fields, "stream": True})
     assert (plain.status_code, streamed.status_code) == (200, 200), plain.text
@@ -163,7 +163,7 @@ def test_the_input_is_streamed_as_it_is_written(http: httpx.Client, router: Any,
 
 
 def test_a_conversation_with_tools_is_read_as_chats(http: httpx.Client, router: Any) -> None:
-    """The model sees the very tokens of the same conversation in OpenAI's words."""
+    """The model reads the same tokens as for the equal conversation in OpenAI's API."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "18 C"}]}
     said = [
@@ -217,7 +217,7 @@ SILENT += "{% endfor %}"
     ],
 )
 def test_a_late_system_turn_is_read_by_every_template(serving_reasoning: Serve, template: str, seen: str) -> None:
-    """Agents remind the model of things in the middle of a conversation."""
+    """Agents send reminders to the model in the middle of a conversation."""
     http, router = serving_reasoning(template)
     roles = (("system", "s"), ("user", "a"), ("system", "late"), ("user", "b"))
     turns = [{"role": role, "content": content} for role, content in roles]

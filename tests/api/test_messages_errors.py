@@ -39,10 +39,10 @@ WIRE = {
     "not_implemented": (501, "api_error"),
     "server_is_overloaded": (529, "overloaded_error"),
 }
-"""Code of ours -> (status, type), as Anthropic's clients know them."""
+"""Our code -> (status, type), as Anthropic's clients know them."""
 
 RETRIED = {408, 409, 429, *range(500, 600)}
-"""Statuses after which they ask again, but for an `x-should-retry: false`."""
+"""Statuses after which these clients retry, unless the answer has `x-should-retry: false`."""
 
 
 def body(kind: str, message: str, request_id: str) -> bytes:
@@ -51,7 +51,7 @@ def body(kind: str, message: str, request_id: str) -> bytes:
 
 
 def check(response: httpx.Response, status: int, kind: str) -> str:
-    """The shape of an error; returns its message."""
+    """Checks the shape of an error, and returns its message."""
     told = response.json()
     assert (response.status_code, told["type"], told["error"]["type"]) == (status, "error", kind), response.text
     assert set(told) == {"type", "error", "request_id"}

@@ -84,7 +84,7 @@ ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ),
     ("POST", "/v1/embeddings", "/v1/embeddings", {"json": {"input": "x"}}),
 )
-"""Method, path, the path in the document, and what else is sent."""
+"""(method, path, the path in the document, options of the request)."""
 
 
 @pytest.mark.parametrize("state", ["ready", "leaving", "keyed"])

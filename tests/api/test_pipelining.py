@@ -1,4 +1,4 @@
-"""Requests that are sent behind one that is still being answered."""
+"""Requests that are sent while an earlier one is still being answered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_who_leaves_with_requests_behind_is_noticed(
 def test_requests_that_come_one_by_one_behind_another_are_all_answered(
     url: str, router: ScriptedRouter, num: int
 ) -> None:
-    """From the most that may wait on, nothing more is read: nobody is refused who could be kept waiting."""
+    """When the maximum number of requests wait, the server stops reading. It refuses none of them."""
     router.will(Script(ends=False))
     with connect(url) as client:
         client.sendall(raw("/v1/completions", {**TEXT, "timeout": 0.5}))

@@ -1,4 +1,4 @@
-"""What the model would read, without a step."""
+"""The render routes: prompts as token ids, without a step of the engine."""
 
 from __future__ import annotations
 

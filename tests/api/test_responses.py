@@ -61,12 +61,12 @@ def events_of(content: bytes) -> list[dict[str, Any]]:
 
 
 def nameless(value: Any) -> Any:
-    """`value` with "msg_8c0..." and its like as "msg"."""
+    """`value` with random ids such as "msg_8c0..." shortened to "msg"."""
     return json.loads(re.sub(r'"(msg|rs|fc|call|resp)_[0-9a-f]{16,}"', r'"\1"', json.dumps(value)))
 
 
 def brief(event: dict[str, Any]) -> Any:
-    """Of an event that carries the response, only what changes."""
+    """Shortens an event that carries the response to the fields that change."""
     if "response" in event:
         kept = {key: event["response"][key] for key in ("status", "output", "usage", "incomplete_details", "error")}
         return event["type"], nameless(kept)
@@ -112,7 +112,7 @@ def test_a_plain_answer(client: openai.OpenAI, router: Any) -> None:
 
 
 def test_it_is_the_chat_answer(client: openai.OpenAI, router: Any) -> None:
-    """The same prompt, the same parameters: whatever was said, the engine is given the same."""
+    """Equal requests give the engine the same prompt and parameters."""
     tool = {"type": "function", "function": {key: value for key, value in WEATHER.items() if key != "type"}}
     common: Any = {"model": "tiny", "temperature": 0.3, "top_p": 0.8, "extra_body": {"seed": 5, "min_p": 0.1}}
     client.chat.completions.create(
@@ -270,7 +270,7 @@ def test_streamed_plain_and_in_the_background_are_one_answer(
 
 
 def wait_for(client: openai.OpenAI, response_id: str) -> Any:
-    """The response once it has ended. The bound only keeps a broken test from hanging."""
+    """Waits for the response's end. The time limit only keeps a broken test from hanging."""
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         answer = client.responses.retrieve(response_id)

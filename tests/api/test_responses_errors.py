@@ -1,4 +1,4 @@
-"""What /v1/responses refuses, and that every field of OpenAI's call is either served or refused by name."""
+"""Refusals of /v1/responses. Every field of OpenAI's call is either served or refused by name."""
 
 from __future__ import annotations
 

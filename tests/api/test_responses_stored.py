@@ -1,4 +1,4 @@
-"""What /v1/responses keeps: continued, listed, cancelled, deleted; by key, within bounds, and in the background."""
+"""Stored responses of /v1/responses: continue, list, cancel and delete; keys, limits and background jobs."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_server_that_keeps_nothing(serve: Serve) -> None:
 
 
 def test_many_at_once_are_kept_apart(url: str, router: Any, script: Any) -> None:
-    """Chains of three, sixteen at a time, some deleted on the way: each has its own history and no other's."""
+    """Sixteen chains of three at the same time, some deleted meanwhile. Each sees only its own history."""
 
     async def chain(client: openai.AsyncOpenAI, i: int) -> None:
         previous: Any = openai.omit
@@ -235,7 +235,7 @@ def test_a_deadline_in_the_background(client: openai.OpenAI, router: Any, script
 
 
 def test_only_so_many_run_in_the_background(serve: Callable[..., str], router: Any, script: Any) -> None:
-    """Of one key; the responses of others do not count."""
+    """Counts the responses of one key. Those of other keys do not count."""
     router.will(script(ends=False))
     url = serve(AppOptions(api_keys=("sk-1", "sk-2"), has_access_log=False))
     one, other = (openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in ("sk-1", "sk-2"))
@@ -269,7 +269,7 @@ def test_only_so_many_of_all_keys_run_in_the_background(
 def test_responses_in_the_background_hold_only_so_many_bytes(
     serve: Callable[..., str], router: Any, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the model reads nothing of, such as reasoning that no answer follows, is held too."""
+    """Items that the model does not read count too, such as reasoning without an answer."""
     monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES", 300_000)
     monkeypatch.setattr("inferd.server.api.responses.background.MAX_RUNNING_BYTES_IN_ALL", 500_000)
     router.will(script(ends=False))
@@ -306,7 +306,7 @@ def test_a_server_that_ends_ends_what_runs(model: Any, script: Any) -> None:
 
 
 class FaultyDraft:
-    """A response that is at odds with its events."""
+    """A response that contradicts its events."""
 
     id = "resp_1"
 
@@ -325,7 +325,7 @@ class FaultyDraft:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool) -> None:
-    """What finds it in the store is not told that it still runs."""
+    """A client that finds it in the store does not see it as still running."""
 
     async def no_events() -> AsyncGenerator[Any, None]:
         for event in ():
@@ -354,7 +354,7 @@ def test_one_that_cannot_be_finished_has_failed_and_is_kept_however(fails: bool)
 
 
 def test_long_conversations_are_put_together_off_the_loop(client: openai.OpenAI, router: Any) -> None:
-    """The same result, whichever way it took: short ones are put together at once."""
+    """The result is the same on a thread and on the event loop, which handles short ones."""
     given: Any = [{"role": "user", "content": "x", "id": f"msg_{i}"} for i in range(1_000)]
     with pytest.raises(openai.BadRequestError, match="context"):
         client.responses.create(model="tiny", input=given)

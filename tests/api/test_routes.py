@@ -1,4 +1,4 @@
-"""Models, tokens and probes."""
+"""The routes of models, tokens and probes."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def test_answers_are_counted_by_template_and_never_by_a_callers_path(http: httpx
 
 
 def test_a_long_prompt_holds_up_nobody(url: str) -> None:
-    """While a megabyte is tokenized the server goes on answering: no answer waits for most of the work.
+    """While a megabyte is tokenized, the server goes on answering. No answer waits for most of the work.
 
-    With the interpreter lock held by the tokenizer, one of them waits for four fifths of it.
+    If the tokenizer held the interpreter lock, one answer would wait for four fifths of it.
     """
     text = "The quick brown fox jumps over the lazy dog. " * 22_000
     answered_s = [time.monotonic()]

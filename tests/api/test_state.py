@@ -1,4 +1,4 @@
-"""/state: what an operator asks first."""
+"""/state: the overview for operators."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_server_that_has_done_nothing(http: httpx.Client) -> None:
 
 
 def test_load_and_the_last_minute(serve: Callable[..., str], router: Any) -> None:
-    """Peaks of 1e10 B/s and 1e12 FLOP/s; three steps of 10, 20 and 60 ms that need 1 GFLOP and 90 MB each."""
+    """Peaks of 1e10 B/s and 1e12 FLOP/s, and three steps of 10, 20 and 60 ms with 1 GFLOP and 90 MB each."""
     metrics = Metrics("tiny")
     metrics.engine_ready(router.ready)
     router.stats = EngineStats(num_running=3, num_waiting=2, num_blocks=64, num_blocks_used=16, num_blocks_cached=8)
@@ -84,7 +84,7 @@ def test_it_answers_whatever_the_engine_does(http: httpx.Client, router: Any) ->
 
 
 def test_between_two_engines(http: httpx.Client, router: Any) -> None:
-    """Requests are taken, to wait for the next one; after a while they are not."""
+    """Requests are accepted and wait for the next engine. After a while they are refused."""
     router.is_recovering = True
     for path in ("/health", "/ready"):
         response = http.get(path)

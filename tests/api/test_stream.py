@@ -1,4 +1,4 @@
-"""The bytes of a stream on the socket, and clients that go away at any moment, streamed to or waiting."""
+"""The bytes of a stream on the socket, and clients that disconnect at any moment."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_bytes_are_exact(http: httpx.Client, path: str, body: dict[str, Any]
 
 
 def test_tokens_are_sent_as_they_come(url: str, router: Any, script: Any) -> None:
-    """The first tokens are on the wire while the engine is still silent about the rest."""
+    """The first tokens are sent before the engine has the others."""
     router.will(script(text="one two", ends=False))
     with connected(url, "/v1/completions", {**TEXT, "stream": True}) as client:
         received = b""
@@ -139,14 +139,14 @@ def test_a_failure_before_the_first_token_has_its_own_status(http: httpx.Client,
 
 
 def test_an_engine_that_aborts_says_so(http: httpx.Client, router: Any, script: Any) -> None:
-    """As when an operator ends a request: the text so far stands."""
+    """The engine may end a request early. The text so far remains, with the finish reason `length`."""
     router.will(script(token_ids=()))
     answer = http.post("/v1/completions", json=TEXT).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "length")
 
 
 class Gate:
-    """A chat template that takes as long as a test says."""
+    """A chat template whose duration a test sets."""
 
     source = ""
 
@@ -171,7 +171,7 @@ class Gate:
 def test_a_client_that_goes_away_while_its_prompt_is_read_is_noticed_at_once(
     model: ServedModel, router: Any, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Its template is still being rendered when its request has ended, and nothing is ever submitted."""
+    """The client disconnects while the template is rendered, and nothing is ever submitted."""
     gate = Gate()
     slow = replace(model, template=cast("Any", gate))
     metrics = Metrics("tiny")

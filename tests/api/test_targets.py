@@ -18,7 +18,7 @@ from inferd.server.api.app import AppOptions
 from inferd.server.schema.targets import Targets
 
 WAIT_S = 60.0
-"""How late a request may be on a busy machine."""
+"""Seconds by which a request may be late on a busy machine."""
 LATE = Failure("rate_limit_exceeded", "the first token would come in about 3 s", None, 2.5)
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -64,7 +64,7 @@ def test_admission_is_told_what_is_left_of_the_target(
     headers: dict[str, str],
     target_s: float,
 ) -> None:
-    """The request arrived 100 s before its admission. Embeddings draw no token and so have no target."""
+    """The request arrived 100 s before its admission. Embeddings generate no token and so have no target."""
     admitted: list[tuple[object, ...]] = []
     monkeypatch.setattr(respond, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 100.0))
     monkeypatch.setattr(router, "check_queue", lambda *given: admitted.append(given))
@@ -129,7 +129,7 @@ def test_a_header_that_is_no_target(http: httpx.Client, router: Any, name: str, 
 def test_one_that_would_be_late_gets_a_429_and_when_to_come_back(
     http: httpx.Client, router: Any, script: Any, path: str, is_stream: bool
 ) -> None:
-    """Also as a stream: nothing of it had begun. 2.5 s, and up to as much again so that not all come back at once."""
+    """This holds for a stream too, because it had not begun. The wait is 2.5 s and up to as much again as jitter."""
     router.will(script(token_ids=(), failure=LATE))
     response = http.post(path, json={**ROUTES[path], "stream": is_stream})
     assert response.status_code == 429

@@ -1,4 +1,4 @@
-"""No task outlives its request, whatever is asked: a server in this process, all of whose tasks can be seen."""
+"""No task outlives its request. The server runs in this process, so that all of its tasks can be listed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reliability.test_fuzz import SEED, check, send_all
 from .conftest import ScriptedRouter, serving
 
 NUM_OWN_TASKS = 4
-"""Of an idle server: uvicorn's loop, its lifespan, the app's own, and the one that gives freed memory back."""
+"""Number of tasks of an idle server: uvicorn's loop, its lifespan, the app's own, and the one for freed memory."""
 
 
 def num_tasks() -> int:

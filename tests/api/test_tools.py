@@ -1,4 +1,4 @@
-"""Tools and reasoning on the wire: what the model writes, as the official client sees it, streamed and plain."""
+"""Tools and reasoning over HTTP: the model's text as the official client sees it, streamed and plain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serving_format(model: ServedModel) -> Iterator[Serve]:
 
 
 def folded(chunks: list[Any]) -> dict[str, Any]:
-    """A message made of its deltas, by OpenAI's rules alone."""
+    """Builds a message from its deltas by OpenAI's rules alone."""
     message: dict[str, Any] = {"content": None, "reasoning": "", "calls": {}, "finish_reason": None}
     for chunk in chunks:
         for choice in chunk.choices:

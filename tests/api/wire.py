@@ -1,4 +1,4 @@
-"""Requests as bytes, for what no client library would send."""
+"""Requests as bytes, for requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connect(url: str) -> socket.socket:
 
 
 def raw(path: str, body: dict[str, Any] | None = None, headers: bytes = b"") -> bytes:
-    """A request as it goes over the wire."""
+    """The bytes of a request."""
     data = b"" if body is None else json.dumps(body).encode()
     method = b"GET" if body is None else b"POST"
     return b"%b %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" % (
@@ -28,7 +28,7 @@ def raw(path: str, body: dict[str, Any] | None = None, headers: bytes = b"") -> 
 
 
 def say(url: str, data: bytes, num_read: int = sys.maxsize) -> bytes:
-    """Send, read so many bytes of what comes, and leave."""
+    """Send the bytes, read so many bytes of the answer, and disconnect."""
     got = b""
     with connect(url) as client:
         client.sendall(data)

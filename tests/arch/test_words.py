@@ -54,6 +54,8 @@ PLAIN = (
     "engine/api",
     "server/observability",
     "server/transport",
+    "tests/api",
+    "tests/e2e",
     "tests/cpu",
     "tests/arch",
     "tests/property",

@@ -27,15 +27,15 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def free_model(step_ms: float) -> tuple[str, ...]:
-    """In place of `INFERD`: server and engine process are the real ones, and the model sleeps.
+    """Program in place of `INFERD`. Server and engine process are real, but the model only sleeps.
 
-    For what happens to processes, whatever they compute: such an engine starts with a tenth of the processor time.
+    For tests of processes that do not depend on the model. This engine starts with a tenth of the processor time.
     """
     return sys.executable, str(BENCHMARKS / "free_server.py"), "--step-ms", str(step_ms)
 
 
 def children(pid: int) -> dict[int, str]:
-    """The process's own and their command lines, the oldest first."""
+    """Child process id -> command line, the oldest child first."""
     found = psutil.Process(pid).children()
     commands: dict[int, str] = {}
     for child in sorted(found, key=lambda child: (child.create_time(), child.pid)):
@@ -81,7 +81,7 @@ class Daemon:
 
     @property
     def curl(self) -> str:
-        """The line of the READY card that a person pastes."""
+        """The curl command of the READY card."""
         return next(line.strip() for line in self.lines if "curl http" in line)
 
     @property
@@ -92,7 +92,7 @@ class Daemon:
 
     @property
     def engine_pid(self) -> int:
-        """Raises `StopIteration` while there is none."""
+        """The id of the engine process. Raises `StopIteration` if there is none."""
         return next(pid for pid, command in children(self.process.pid).items() if is_engine(command))
 
     def wait_ready(self) -> None:
@@ -135,7 +135,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """The embedded model, as a newcomer starts it."""
+    """A daemon with the embedded model and default settings."""
     served = Daemon()
     served.wait_ready()
     yield served
@@ -144,7 +144,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints that benchmarks run on, made once for the whole tier: to make one reads transformers whole."""
+    """Checkpoints for benchmarks, made once for the tier, because making one imports all of transformers."""
     root = tmp_path_factory.getbasetemp()
     shared = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shapes"
     shared.mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def benchmark(program: str, *arguments: str | Path) -> str:
-    """Run a benchmark from its own path, away from the checkout; returns what it printed."""
+    """Run a benchmark by its path, outside of the checkout. Returns its output."""
     command = [sys.executable, BENCHMARKS / program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd="/", check=False)
     assert done.returncode == 0, done.stderr

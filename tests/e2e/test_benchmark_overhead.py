@@ -1,4 +1,4 @@
-"""What is measured of the server and of grammars runs, on loads that take a moment."""
+"""The overhead benchmarks of server and grammars run, with short loads."""
 
 from __future__ import annotations
 

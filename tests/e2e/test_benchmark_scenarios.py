@@ -1,4 +1,4 @@
-"""The scenarios run as a person runs them, on loads that take a moment: they cannot rot unseen."""
+"""The benchmark scenarios run from the command line, with short loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput by targets is measured, on loads that take a moment."""
+"""The benchmark of goodput by targets runs, with short loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.e2e.conftest import benchmark
 
 
 def test_goodput_by_targets_beside_fixed_settings(tmp_path: Path) -> None:
-    """Two loads of a few seconds: at the lower one everybody is served in time, whatever the setting."""
+    """Two loads of a few seconds. At the lower one every request meets its targets with any setting."""
     printed = benchmark("slo.py", "--quick", "--out", tmp_path)
     assert (tmp_path / "slo_h200.md").read_text() == printed
     assert "computed from floors" in printed and "not measured" in printed
@@ -25,7 +25,7 @@ def test_goodput_by_targets_beside_fixed_settings(tmp_path: Path) -> None:
 
 
 def test_goodput_by_targets_of_the_real_worker(shapes: Path, tmp_path: Path) -> None:
-    """A second of one load, in which little can be promised of the machine that a test runs on."""
+    """One load of a second. It checks little, because the test's machine may be busy."""
     printed = benchmark("slo.py", "--setting", "cpu", "--quick", "--rates", "5", "--dir", shapes, "--out", tmp_path)
     assert (tmp_path / "slo_cpu.md").read_text() == printed
     assert ": measured" in printed and "not measured" not in printed

@@ -1,7 +1,7 @@
-"""Every field of every request type at and beyond its bounds, against the real engine.
+"""Sends every field of every request type at and beyond its bounds to the real engine.
 
-The cases are made from the table of fields itself: whatever they say, the answer is 2xx or 4xx in OpenAI's shape, the
-engine is the same process as before, and every block is free again.
+The cases are made from the models of the requests. Each answer must be 2xx or 4xx in OpenAI's shape. The engine must be
+the same process as before, with all blocks free.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASES: dict[str, str] = {
     "TokenizeRequest": '"prompt":"x"',
     "DetokenizeRequest": '"tokens":[1]',
 }
-"""A body that is taken as it is, without its braces."""
+"""A body that is accepted as it is, without its braces."""
 
 HOSTILE = (
     "NaN", "Infinity", "-Infinity", "-0.0", "0", "-1", "1", "1.5", "1e-320", "1e400", "2147483648", "-2147483649",
@@ -42,16 +42,16 @@ HOSTILE = (
     "[null]", "[[1]]", "[-1]", "[4294967296]", "[9223372036854775808]", "{}", '{"x":1}', '{"0":0.5}', '{"0":1e400}',
     '{"type":"x"}', "[{}]",
 )  # fmt: skip
-"""What no field, or only some, can take; as JSON text, or what some take for JSON."""
+"""Values that no field, or only some fields, accept. They are JSON texts, or texts that some parsers accept as JSON."""
 
 SHORT_SHARE = 4
-"""Bounds are tried whole in the short form too."""
+"""Bounds that the short tier tests in full too."""
 MAX_GENERATED = 70_000
-"""Longest string or list that is made to lie at a bound."""
+"""Maximum length of a string or list that is made to test a bound."""
 
 
 def at_bounds(schema: dict[str, Any], depth: int = 0) -> Iterator[str]:
-    """JSON texts at the bounds that `schema` states and one step beyond them, also within lists and objects."""
+    """JSON texts at the bounds of `schema` and one step beyond, also inside lists and objects."""
     for option in schema.get("anyOf", ()):
         yield from at_bounds(option, depth)
     yield from (json.dumps(value) for value in schema.get("enum", ()))
@@ -73,7 +73,7 @@ def at_bounds(schema: dict[str, Any], depth: int = 0) -> Iterator[str]:
 
 
 def objects(schema: dict[str, Any], depth: int) -> Iterator[str]:
-    """One key at a time at its bounds and with every hostile value; one key too many."""
+    """Objects with one key at its bounds or with a hostile value, and with one key too many."""
     for name, value in schema.get("properties", {}).items():
         hostile = HOSTILE if depth < 2 else ()
         for text in (*hostile, *at_bounds(value, depth + 1)):
@@ -89,9 +89,9 @@ def lengths(schema: dict[str, Any], low_name: str, high_name: str) -> list[int]:
 
 
 def bodies(fields: type[RequestModel], share: int) -> Iterator[bytes]:
-    """The base with one field more, or with that field in place of the base's, or with it twice.
+    """The base with one more field, with that field in place of the base's, and with that field twice.
 
-    `share`: of the hostile values a field gets every so manieth, another field others.
+    `share`: a field gets every n-th hostile value. Different fields get different ones.
     """
     base = BASES[fields.__name__]
     given = json.loads("{" + base + "}")
@@ -104,7 +104,7 @@ def bodies(fields: type[RequestModel], share: int) -> Iterator[bytes]:
 
 
 def post(daemon: Daemon, path: str, some: list[bytes]) -> list[tuple[bytes, int, bytes]]:
-    """(body, status, answer) of each, over one connection that is opened anew where the server closed it."""
+    """(body, status, answer) of each body, over one connection. A connection that the server closed is opened again."""
     where = urlsplit(daemon.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
     answers = []
@@ -154,7 +154,7 @@ def check_anthropic_error(body: bytes, answer: bytes) -> None:
 
 
 def test_the_generator_reaches_both_sides_of_every_bound() -> None:
-    """It would prove nothing if it made nothing: some bounds, by hand."""
+    """Checks some of the made bounds by hand."""
     made = set(at_bounds({"type": "integer", "minimum": 0, "maximum": 20}))
     assert made == {"0", "-1", "20", "21"}
     texts = set(at_bounds({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 2}))

@@ -1,4 +1,4 @@
-"""The official client against the real engine: what it asks for is what it gets, and what it drops is freed."""
+"""The official client with the real engine: answers match the requests, and dropped requests are freed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_toke
 
 
 def ask(daemon: Daemon, **options: Any) -> Any:
-    """A completion of plain text, of a length that does not depend on how the model was trained."""
+    """A completion whose length does not depend on the model's training."""
     defaults = {"model": "tiny", "prompt": "Tell me a short story.", "max_tokens": 40, "seed": 3, "temperature": 1.0}
     extra = {"ignore_eos": True, "skip_special_tokens": False, **options.pop("extra_body", {})}
     return daemon.client().completions.create(**{**defaults, **options}, extra_body=extra)
@@ -30,7 +30,7 @@ def gauge(daemon: Daemon, name: str) -> dict[str, float]:
 
 
 def wait_idle(daemon: Daemon) -> None:
-    """Until nothing runs, waits or holds a block; the bound only keeps a broken test from hanging."""
+    """Waits until nothing runs, waits or holds a block. The time limit only keeps a broken test from hanging."""
     deadline = time.monotonic() + 20
     while True:
         counts = [gauge(daemon, f"inferd_requests_{state}") for state in ("running", "waiting")]
@@ -41,7 +41,7 @@ def wait_idle(daemon: Daemon) -> None:
 
 
 def test_n_choices_are_those_of_their_seeds(daemon: Daemon) -> None:
-    """Choice 0 has the request's seed; the others differ from it, and all come again with the same request."""
+    """Choice 0 has the request's seed, and the others differ. The same request gives the same choices again."""
     first = ask(daemon, n=3)
     texts = [choice.text for choice in first.choices]
     assert texts[0] == ask(daemon).choices[0].text
@@ -104,7 +104,7 @@ def test_a_repeated_prompt_is_a_prefix_hit_with_the_same_answer(daemon: Daemon) 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "plain"])
 def test_a_client_that_goes_away_frees_what_it_held(daemon: Daemon, stream: bool) -> None:
-    """In decode, and in the queue behind others: nothing runs on for nobody."""
+    """A request whose client has gone ends, in decode and in the queue."""
 
     def drop(number: int) -> None:
         body = {**LONG, "stream": stream, "seed": number}

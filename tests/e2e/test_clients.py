@@ -1,4 +1,4 @@
-"""Two of the real clients of `make clients`, in the environment of the tests: the official SDK, and curl's bytes."""
+"""Two of the clients of `make clients`, in the tests' environment: the official SDK, and curl's bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "sk-clients"
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Daemon]:
-    """A server that asks for a key."""
+    """A server that requires a key."""
     daemon = Daemon("tiny", "--api-key", KEY)
     try:
         daemon.wait_ready()

@@ -1,4 +1,4 @@
-"""/v1/embeddings of the embedded model, asked by OpenAI's client while others generate."""
+"""/v1/embeddings of the embedded model through OpenAI's client, while other requests generate."""
 
 from __future__ import annotations
 

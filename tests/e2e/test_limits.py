@@ -1,4 +1,4 @@
-"""Timeouts, metrics and the prefix cache's reset, where an engine really runs."""
+"""Timeouts, metrics and the reset of the prefix cache, with a real engine."""
 
 from __future__ import annotations
 

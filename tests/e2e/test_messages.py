@@ -1,4 +1,4 @@
-"""Anthropic's interface above the real engine: a tool from question to answer, formats, and prefixes found again."""
+"""Anthropic's API with the real engine: a tool from question to answer, formats, and prefix cache hits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
 
 
 def ask(daemon: Daemon, **fields: Any) -> dict[str, Any]:
-    """The same answer plain and streamed, but for what the second one found in the cache."""
+    """Asks plain and streamed, and checks that the answers are equal except for cached tokens."""
     body = {"model": "tiny", "max_tokens": 200, "temperature": 0, "messages": [QUESTION], **fields}
     plain = httpx.post(f"{daemon.url}/v1/messages", json=body, timeout=60)
     assert plain.status_code == 200, plain.text
@@ -79,7 +79,7 @@ def test_a_format_is_followed(daemon: Daemon) -> None:
 
 
 def test_a_prefix_is_found_again_whatever_the_billing_line_says(daemon: Daemon) -> None:
-    """Also by a request that follows one which generated nothing."""
+    """This holds also if the request before generated nothing."""
     prompt = "Remember every word of this: " + " ".join(f"word {i}," for i in range(60))
     for i, max_tokens in enumerate((0, 1)):
         billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={i}{i}{i};"}

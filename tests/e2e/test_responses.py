@@ -38,7 +38,7 @@ class Person(BaseModel):
 
 
 def ended(client: openai.OpenAI, response_id: str) -> Any:
-    """The response once it runs no more. The bound only keeps a broken test from hanging."""
+    """Waits for the response's end. The time limit only keeps a broken test from hanging."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         answer = client.responses.retrieve(response_id)

@@ -1,4 +1,4 @@
-"""What a newcomer sees: start, READY card, the pasted curl, a streamed chat, and a clean end."""
+"""The first steps of a new user: start, READY card, its curl command, a streamed chat, and a clean end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_start_says_what_happened_in_few_lines(daemon: Daemon) -> None:
     seconds = [float(found) for found in re.findall(r"(\d+\.\d\d) s  ", "\n".join(start))]
     total = re.search(r"READY in (\d+\.\d) s", "\n".join(start))
     assert total is not None, start
-    # Between two phases a process may wait for its turn, for longer where the machine is busy.
+    # Between two phases a process may wait for its turn, and longer on a busy machine.
     assert abs(sum(seconds) - float(total[1])) < 0.5 + 0.1 * float(total[1]), (
         f"phases {seconds} do not add up to {total[1]}"
     )
@@ -52,7 +52,7 @@ def test_the_openai_client_streams_a_chat(daemon: Daemon) -> None:
 
 
 def test_a_stream_comes_while_it_is_computed(daemon: Daemon) -> None:
-    """Two pieces of a second's worth are here while the engine still runs it. On a busy machine one may come late."""
+    """Most of the answer arrives while the engine still generates. On a busy machine one piece may come late."""
 
     def is_early() -> bool:
         with daemon.client().completions.create(
@@ -80,7 +80,7 @@ def test_32_at_once_answer_as_alone(daemon: Daemon) -> None:
 
 
 def test_the_server_process_never_loads_torch(daemon: Daemon) -> None:
-    """In the live process that has answered requests: its memory maps hold no torch library; the engine's do."""
+    """Looks at the memory maps of processes that answered requests. Only the engine's contain a torch library."""
     daemon.client().chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4)  # type: ignore[arg-type]
     assert "libtorch" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{daemon.engine_pid}/maps").read_text()
@@ -122,7 +122,7 @@ def test_nothing_is_left_after_the_server_is_killed(start: Callable[..., Daemon]
 
 
 def test_a_client_that_does_not_read_cannot_keep_the_server(start: Callable[..., Daemon]) -> None:
-    """Its socket is full and stays so; after the grace the server closes it and goes."""
+    """The client's socket stays full. After the grace period the server closes it and exits."""
     daemon = start()
     host, port = daemon.url.removeprefix("http://").split(":")
     body = b'{"model":"tiny","prompt":"Hello","max_tokens":1900,"stream":true,"ignore_eos":true,"logprobs":5,"n":4}'
@@ -139,7 +139,7 @@ def test_a_client_that_does_not_read_cannot_keep_the_server(start: Callable[...,
 
 
 def test_an_engine_that_dies_before_it_was_ready_ends_the_start(start: Callable[..., Daemon]) -> None:
-    """Nothing waits for it yet, and another would most likely end the same way."""
+    """No request waits yet, and a new engine would most likely end the same way."""
     daemon = start(ready=False)
     while "checkpoint" not in daemon.output:
         assert daemon.process.poll() is None, daemon.output

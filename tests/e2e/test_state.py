@@ -1,4 +1,4 @@
-"""What a running daemon says of its own steps."""
+"""/state of a running daemon."""
 
 from __future__ import annotations
 

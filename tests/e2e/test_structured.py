@@ -1,4 +1,4 @@
-"""Constrained output as its callers meet it: official client, streams, several choices, and hostile grammars."""
+"""Structured output with the official client: streams, several choices, and hostile grammars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def post(daemon: Daemon, **body: Any) -> httpx.Response:
 
 
 def post_again(daemon: Daemon, **body: Any) -> httpx.Response:
-    """The answer to a request that is sent again, when it is told to, while the server has no time for its grammar."""
+    """The answer to a request. It is sent again after `Retry-After` if the server has no time for its grammar."""
     response = post(daemon, **body)
     for _ in range(3):
         if response.status_code != 429:
@@ -125,7 +125,7 @@ def test_parameters_that_leave_nothing_are_told_apart(daemon: Daemon) -> None:
 
 
 def becomes_too_complex() -> str:
-    """In Lark: it is checked beyond the first token, which may be "q", and not beyond "x"."""
+    """A grammar in Lark, checked beyond the first token, which may be "q", but not beyond "x"."""
     names = [f"r{i}" for i in range(2_000)]
     return 'start: "q" | "x" ' + " ".join(names) + "\n" + "\n".join(f'{name}: "a"? "b"*' for name in names)
 
@@ -167,7 +167,7 @@ def rules(count: int) -> str:
 
 
 def doubling(keyword: str) -> dict[str, Any]:
-    """2^29 copies of a schema, to whoever writes them out."""
+    """A schema with 2^29 copies when its references are written out."""
     doubled = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i - 1}"}] * 2} for i in range(1, 30)}
     return named(a={"$ref": "#/$defs/d29"}, d0={"type": "integer"}, **doubled)
 
@@ -206,7 +206,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def bystander(daemon: Daemon) -> httpx.Request:
-    """A stream that goes on for as long as the context does."""
+    """A stream that fills the context."""
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 1_500, "ignore_eos": True, "stream": True}
     return httpx.Request("POST", daemon.url + "/v1/completions", json=body)
 
@@ -214,8 +214,10 @@ def bystander(daemon: Daemon) -> httpx.Request:
 @pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("name", [*REFUSED, *SERVED])
 def test_a_grammar_made_to_do_harm_harms_nobody(daemon: Daemon, name: str) -> None:
-    """Refused, or served to its end, while another stream goes on and the engine is the same one. A grammar without end
-    may get no verdict on a busy machine, on which others come first."""
+    """The request is refused or served to its end, while another stream continues on the same engine.
+
+    On a busy machine an endless grammar may get no verdict, because others come first.
+    """
     pid = daemon.engine_pid
     asked = REFUSED.get(name) or SERVED[name]
     num_tokens = 0

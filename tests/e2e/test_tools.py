@@ -1,4 +1,4 @@
-"""The embedded model calls tools, as an application with the official client has it do."""
+"""The embedded model calls tools for an application that uses the official client."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_result_of_a_call_becomes_an_answer(daemon: Daemon) -> None:
 
 
 def test_a_call_is_made_where_the_model_would_not(daemon: Daemon) -> None:
-    """Required, and of a tool that is named: the model's own answer to a greeting is a greeting."""
+    """With `required` and with a named tool. On its own, the model answers a greeting with a greeting."""
     client, num_whole = daemon.client(), 0
     assert client.chat.completions.create(**asked("Hello!")).choices[0].message.tool_calls is None
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
