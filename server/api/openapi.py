@@ -22,10 +22,9 @@ from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.schema.json_schema import Schema, schema_of
-from inferd.server.schema.kinds import Text
 from inferd.server.schema.model import RequestModel
-from inferd.server.schema.targets import TARGET_MS, TPOT_HEADER, TTFT_HEADER
-from inferd.server.schema.timeouts import HEADER, TIMEOUT
+from inferd.server.schema.targets import MAX_TARGET_MS, MIN_TARGET_MS, TPOT_HEADER, TTFT_HEADER
+from inferd.server.schema.timeouts import HEADER, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.text.json_bytes import exact
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
@@ -34,7 +33,11 @@ _ANSWERED_WITH_BODY = (404, 429, 503)
 _MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,)}
 """What a route may answer besides: an engine need not give hidden states."""
 
-_SECONDS, _MILLISECONDS, _TEXT = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 1}, Text().schema()
+_SECONDS, _MILLISECONDS, _TEXT = (
+    {"type": "integer", "minimum": 1},
+    {"type": "integer", "minimum": 1},
+    {"type": "string"},
+)
 _RETRY: dict[str, Schema] = {"Retry-After": _SECONDS, "Retry-After-Ms": _MILLISECONDS}
 _HEADERS: dict[int, dict[str, Schema]] = {
     200: {"x-request-id": _TEXT, WARNING_HEADER: _TEXT},
@@ -199,7 +202,7 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
     if "{" not in route.path:
         return []
     name = _path(route).partition("{")[2].partition("}")[0]
-    return [{"name": name, "in": "path", "required": True, "schema": Text(1).schema()}]
+    return [{"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}]
 
 
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
@@ -220,10 +223,11 @@ def _header_parameters(route: Route) -> list[dict[str, Any]]:
         return []
     ttft = "Target for the time from the request's arrival to its first token, in milliseconds."
     tpot = "Target for the mean time of each token after the first, in milliseconds."
-    parameters = ((HEADER, f"{text}.", TIMEOUT), (TTFT_HEADER, ttft, TARGET_MS), (TPOT_HEADER, tpot, TARGET_MS))
+    seconds = {"type": "number", "minimum": MIN_TIMEOUT_S, "maximum": MAX_TIMEOUT_S}
+    target = {"type": "number", "minimum": MIN_TARGET_MS, "maximum": MAX_TARGET_MS}
+    parameters = ((HEADER, f"{text}.", seconds), (TTFT_HEADER, ttft, target), (TPOT_HEADER, tpot, target))
     return [
-        {"name": name, "in": "header", "description": about, "schema": kind.schema()}
-        for name, about, kind in parameters
+        {"name": name, "in": "header", "description": about, "schema": schema} for name, about, schema in parameters
     ]
 
 

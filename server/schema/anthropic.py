@@ -32,9 +32,7 @@ class CountTokensRequest(RequestModel):
     """A conversation as the model would read it."""
 
     model: Text | None = option(
-        "The name of the served model; any other is a 404.",
-        unset="the served model",
-        area=PROMPT,
+        "The name of the served model; any other is a 404.", unset="the served model", area=PROMPT
     )
     messages: Turns = required(
         "Turns of `user`, `assistant` and `system`: a text, or blocks of type `text`, `tool_use`, `tool_result` and "
@@ -74,22 +72,13 @@ class CountTokensRequest(RequestModel):
         unset="none",
         area=OUTPUT,
     )
-    output_format: JsonFormat | None = option(
-        "The older name of `output_config.format`.",
-        unset="none",
-        area=OUTPUT,
-    )
-    cache_control: JsonObject | None = option(
-        "Every prefix is cached, and found by its content.",
-        has_effect=False,
-    )
+    output_format: JsonFormat | None = option("The older name of `output_config.format`.", unset="none", area=OUTPUT)
+    cache_control: JsonObject | None = option("Every prefix is cached, and found by its content.", has_effect=False)
     context_management: ContextManagement | None = option(
-        "Only `clear_thinking_20251015` that keeps all is accepted.",
-        has_effect=False,
+        "Only `clear_thinking_20251015` that keeps all is accepted.", has_effect=False
     )
     speed: Annotated[object, Only(("standard",), "There is one speed.")] | None = option(
-        "Only `standard` is accepted.",
-        has_effect=False,
+        "Only `standard` is accepted.", has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -121,22 +110,10 @@ class MessagesRequest(CountTokensRequest):
             Many(max_length=MAX_STOP_STRINGS),
         ]
         | None
-    ) = option(
-        "Texts that end the answer; `stop_sequence` says which.",
-        unset="none",
-        area=STOPPING,
-    )
-    stream: Flag | None = option(
-        "Answer as server-sent events, as it is generated.",
-        unset="false",
-        area=OUTPUT,
-    )
+    ) = option("Texts that end the answer; `stop_sequence` says which.", unset="none", area=STOPPING)
+    stream: Flag | None = option("Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT)
     temperature: Number | None = option(
-        "0 takes the likeliest token; more is more random.",
-        unset=_RECOMMENDED + "1",
-        area=SAMPLING,
-        ge=0,
-        le=1,
+        "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING, ge=0, le=1
     )
     top_k: Whole | None = option(
         "Only the so many likeliest tokens; 0 is all of them.",
@@ -152,11 +129,5 @@ class MessagesRequest(CountTokensRequest):
         ge=0,
         le=1,
     )
-    metadata: JsonObject | None = option(
-        "Callers are told apart by their key.",
-        has_effect=False,
-    )
-    service_tier: Literal["auto", "standard_only"] | None = option(
-        "There is one tier.",
-        has_effect=False,
-    )
+    metadata: JsonObject | None = option("Callers are told apart by their key.", has_effect=False)
+    service_tier: Literal["auto", "standard_only"] | None = option("There is one tier.", has_effect=False)

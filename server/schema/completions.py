@@ -63,13 +63,10 @@ class CompletionRequest(GenerationFields):
     """A text to be continued."""
 
     prompt: Annotated[tuple[Prompt, ...], prompts(0)] = required(
-        "A text, a list of texts, a list of token ids, or a list of such lists.",
-        area=PROMPT,
+        "A text, a list of texts, a list of token ids, or a list of such lists.", area=PROMPT
     )
     echo: Flag | None = option(
-        "Begin the text with the prompt, scored where `logprobs` are asked for.",
-        unset="false",
-        area=OUTPUT,
+        "Begin the text with the prompt, scored where `logprobs` are asked for.", unset="false", area=OUTPUT
     )
     logprobs: Whole | None = option(
         "Log probabilities of the generated tokens, with so many alternatives.",
@@ -79,13 +76,10 @@ class CompletionRequest(GenerationFields):
         le=MAX_LOGPROBS,
     )
     suffix: Annotated[object, Only(("",), "Text cannot be inserted before a suffix.")] | None = option(
-        "Only an empty suffix is accepted.",
-        has_effect=False,
+        "Only an empty suffix is accepted.", has_effect=False
     )
     best_of: Annotated[object, Only((1,), "Use 'n' to get several completions.")] | None = option(
-        "Only 1 is accepted.",
-        area=REQUEST,
-        has_effect=False,
+        "Only 1 is accepted.", area=REQUEST, has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {

@@ -18,12 +18,9 @@ class EmbeddingRequest(RequestModel):
     """Texts to be turned into vectors."""
 
     input: Annotated[tuple[Prompt, ...], prompts(1)] = required(
-        "A text, a list of texts, a list of token ids, or a list of such lists; at most 1,048,576 tokens in all.",
+        "A text, a list of texts, a list of token ids, or a list of such lists; at most 1,048,576 tokens in all."
     )
-    model: Text | None = option(
-        "The name of the served model; any other is a 404.",
-        unset="the served model",
-    )
+    model: Text | None = option("The name of the served model; any other is a 404.", unset="the served model")
     encoding_format: Literal["float", "base64"] | None = option(
         "`float`: a list of numbers, each exactly the 32-bit one. `base64`: the same numbers, 4 bytes each, "
         "little-endian.",
@@ -39,13 +36,9 @@ class EmbeddingRequest(RequestModel):
         "takes no prefix hit.",
         unset="`last`",
     )
-    normalize: Flag | None = option(
-        "Scale every vector to length 1.",
-        unset="true",
-    )
+    normalize: Flag | None = option("Scale every vector to length 1.", unset="true")
     add_special_tokens: Flag | None = option(
-        "Begin and end a text as the tokenizer does with every text.",
-        unset="true",
+        "Begin and end a text as the tokenizer does with every text.", unset="true"
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
         "Keep only this many tokens at the end of each input; -1 keeps as many as the context holds. If not given, the "
@@ -53,10 +46,7 @@ class EmbeddingRequest(RequestModel):
         unset="never cut",
     )
     priority: Whole | None = option(
-        "Lower goes first. One level is worth 10 s of waiting.",
-        unset="0",
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
+        "Lower goes first. One level is worth 10 s of waiting.", unset="0", ge=-MAX_PRIORITY, le=MAX_PRIORITY
     )
     timeout: Number | None = option(
         "Seconds from the request's arrival to its answer. Then it is aborted: 408 `deadline_exceeded`. The header "
@@ -65,10 +55,7 @@ class EmbeddingRequest(RequestModel):
         ge=MIN_TIMEOUT_S,
         le=MAX_TIMEOUT_S,
     )
-    user: Text | None = option(
-        "Callers are told apart by their key.",
-        has_effect=False,
-    )
+    user: Text | None = option("Callers are told apart by their key.", has_effect=False)
 
     refused: ClassVar[Mapping[str, str]] = {
         "messages": "Send the token ids that /v1/chat/completions/render gives as 'input'.",

@@ -78,27 +78,12 @@ class SharedFields(RequestModel):
     """What a request of any family of generating routes may say. None is "not given": the intake knows the default."""
 
     model: Text | None = option(
-        "The name of the served model; any other is a 404.",
-        unset="the served model",
-        area=REQUEST,
+        "The name of the served model; any other is a 404.", unset="the served model", area=REQUEST
     )
-    stream: Flag | None = option(
-        "Answer as server-sent events, as it is generated.",
-        unset="false",
-        area=OUTPUT,
-    )
-    min_tokens: Whole | None = option(
-        "No end and no stop before so many tokens.",
-        unset="0",
-        area=STOPPING,
-        ge=0,
-    )
+    stream: Flag | None = option("Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT)
+    min_tokens: Whole | None = option("No end and no stop before so many tokens.", unset="0", area=STOPPING, ge=0)
     temperature: Number | None = option(
-        "0 takes the likeliest token; more is more random.",
-        unset=_RECOMMENDED + "1",
-        area=SAMPLING,
-        ge=0,
-        le=2,
+        "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING, ge=0, le=2
     )
     top_p: Number | None = option(
         "Only the likeliest tokens that together have this probability; 0 is the likeliest alone.",
@@ -122,18 +107,10 @@ class SharedFields(RequestModel):
         le=1,
     )
     presence_penalty: Number | None = option(
-        "Taken from the logit of every token that was generated.",
-        unset="0",
-        area=SAMPLING,
-        ge=-2,
-        le=2,
+        "Taken from the logit of every token that was generated.", unset="0", area=SAMPLING, ge=-2, le=2
     )
     frequency_penalty: Number | None = option(
-        "Taken from a token's logit once for each time it was generated.",
-        unset="0",
-        area=SAMPLING,
-        ge=-2,
-        le=2,
+        "Taken from a token's logit once for each time it was generated.", unset="0", area=SAMPLING, ge=-2, le=2
     )
     repetition_penalty: Number | None = option(
         "Divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer.",
@@ -150,43 +127,27 @@ class SharedFields(RequestModel):
         area=SAMPLING,
     )
     logit_bias: LogitBias | None = option(
-        "Token id, as a string, to what is added to its logit.",
-        unset="none",
-        area=SAMPLING,
+        "Token id, as a string, to what is added to its logit.", unset="none", area=SAMPLING
     )
     allowed_token_ids: Annotated[tuple[int, ...], token_ids(1, MAX_LISTED_IDS)] | None = option(
-        "Only these tokens are generated.",
-        unset="all",
-        area=SAMPLING,
+        "Only these tokens are generated.", unset="all", area=SAMPLING
     )
     bad_words: (
         Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...], Many(max_length=1_024)]
         | None
-    ) = option(
-        "Words that are never completed, at a text's start or after a space.",
-        unset="none",
-        area=SAMPLING,
-    )
+    ) = option("Words that are never completed, at a text's start or after a space.", unset="none", area=SAMPLING)
     stop: Annotated[tuple[str, ...], Converted(StopStrings, _as_many)] | None = option(
         "Strings that end the answer; none of one's characters is ever streamed. `stop_reason` says which.",
         unset="none",
         area=STOPPING,
     )
     stop_token_ids: Annotated[tuple[int, ...], token_ids(0, 1_024)] | None = option(
-        "Tokens that end the answer. `stop_reason` says which.",
-        unset="none",
-        area=STOPPING,
+        "Tokens that end the answer. `stop_reason` says which.", unset="none", area=STOPPING
     )
     include_stop_str_in_output: Flag | None = option(
-        "Show the stop string or stop token that ended the answer.",
-        unset="false",
-        area=STOPPING,
+        "Show the stop string or stop token that ended the answer.", unset="false", area=STOPPING
     )
-    ignore_eos: Flag | None = option(
-        "Go on after the model's own end.",
-        unset="false",
-        area=STOPPING,
-    )
+    ignore_eos: Flag | None = option("Go on after the model's own end.", unset="false", area=STOPPING)
     repetition_detection: RepetitionDetection | None = option(
         "Ends an answer whose last tokens are one pattern of `min_pattern_size` to `max_pattern_size` tokens, "
         "`min_count` times in a row: `finish_reason` is `repetition`. Costs `max_pattern_size` comparisons a token.",
@@ -201,11 +162,7 @@ class SharedFields(RequestModel):
         ge=MIN_TIMEOUT_S,
         le=MAX_TIMEOUT_S,
     )
-    skip_special_tokens: Flag | None = option(
-        "Leave special tokens out of the text.",
-        unset="true",
-        area=OUTPUT,
-    )
+    skip_special_tokens: Flag | None = option("Leave special tokens out of the text.", unset="true", area=OUTPUT)
     add_special_tokens: Flag | None = option(
         "Begin the text as the tokenizer begins every text. A chat template writes such tokens itself.",
         unset="false for chat, true for completions",
@@ -224,16 +181,8 @@ class SharedFields(RequestModel):
         unset="none",
         area=OUTPUT,
     )
-    regex: Regex | None = option(
-        "SGLang's name of `structured_outputs.regex`.",
-        unset="none",
-        area=OUTPUT,
-    )
-    ebnf: Grammar | None = option(
-        "SGLang's name of `structured_outputs.grammar`.",
-        unset="none",
-        area=OUTPUT,
-    )
+    regex: Regex | None = option("SGLang's name of `structured_outputs.regex`.", unset="none", area=OUTPUT)
+    ebnf: Grammar | None = option("SGLang's name of `structured_outputs.grammar`.", unset="none", area=OUTPUT)
     priority: Whole | None = option(
         "Lower goes first. One level is worth 10 s of waiting.",
         unset="0",
@@ -248,52 +197,26 @@ class SharedFields(RequestModel):
         min_length=1,
         max_length=1_024,
     )
-    user: Text | None = option(
-        "Callers are told apart by their key.",
-        has_effect=False,
-    )
-    service_tier: Text | None = option(
-        "There is one tier; `priority` orders requests.",
-        has_effect=False,
-    )
-    safety_identifier: Text | None = option(
-        "Callers are told apart by their key.",
-        has_effect=False,
-    )
-    client_metadata: object = option(
-        "Callers are told apart by their key.",
-        has_effect=False,
-    )
+    user: Text | None = option("Callers are told apart by their key.", has_effect=False)
+    service_tier: Text | None = option("There is one tier; `priority` orders requests.", has_effect=False)
+    safety_identifier: Text | None = option("Callers are told apart by their key.", has_effect=False)
+    client_metadata: object = option("Callers are told apart by their key.", has_effect=False)
     prompt_cache_key: Text | None = option(
-        "Prefixes are found by their content; `cache_salt` keeps them apart.",
-        has_effect=False,
+        "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
     )
     prompt_cache_retention: Text | None = option(
-        "Cached prefixes stay until newer ones need the room.",
-        has_effect=False,
+        "Cached prefixes stay until newer ones need the room.", has_effect=False
     )
     prompt_cache_options: JsonObject | None = option(
-        "Every prefix is cached, and stays until newer ones need the room.",
-        has_effect=False,
-        max_length=16,
+        "Every prefix is cached, and stays until newer ones need the room.", has_effect=False, max_length=16
     )
-    cache_control: object = option(
-        "Every prefix is cached, and found by its content.",
-        has_effect=False,
-    )
-    moderation: object = option(
-        "Nothing is moderated here.",
-        has_effect=False,
-    )
+    cache_control: object = option("Every prefix is cached, and found by its content.", has_effect=False)
+    moderation: object = option("Nothing is moderated here.", has_effect=False)
     length_penalty: Annotated[object, Only((1,), _NO_BEAM_SEARCH)] | None = option(
-        "Only 1 is accepted.",
-        has_effect=False,
+        "Only 1 is accepted.", has_effect=False
     )
     early_stopping: Annotated[object, Only((False,), "It belongs to beam search, which is not served.")] | None = (
-        option(
-            "Only false is accepted.",
-            has_effect=False,
-        )
+        option("Only false is accepted.", has_effect=False)
     )
 
     aliases: ClassVar[Mapping[str, str]] = {"no_stop_trim": "include_stop_str_in_output"}
@@ -328,9 +251,7 @@ class GenerationFields(SharedFields):
         area=STOPPING,
     )
     max_completion_tokens: Annotated[Whole | None, Field(ge=0), Besides(-1, None)] = option(
-        "The newer name of `max_tokens`. If both are given, this one counts.",
-        unset="`max_tokens`",
-        area=STOPPING,
+        "The newer name of `max_tokens`. If both are given, this one counts.", unset="`max_tokens`", area=STOPPING
     )
     spaces_between_special_tokens: Flag | None = option(
         "The text is what the tokens are, byte for byte; no tokenizer served here puts spaces between special tokens.",
@@ -345,9 +266,7 @@ class GenerationFields(SharedFields):
         le=MAX_LOGPROBS,
     )
     return_token_ids: Flag | None = option(
-        "Add `prompt_token_ids`, and `token_ids` to each choice.",
-        unset="false",
-        area=OUTPUT,
+        "Add `prompt_token_ids`, and `token_ids` to each choice.", unset="false", area=OUTPUT
     )
     include_metrics: Flag | None = option(
         "Add `metrics`: `queue_time_ms`, `time_to_first_token_ms` (from the first step), `generation_time_ms` (first "
@@ -371,53 +290,25 @@ class GenerationFields(SharedFields):
         max_length=128,
     )
     use_beam_search: Annotated[object, Only((False,), "Use 'n' with a temperature instead.")] | None = option(
-        "Only false is accepted.",
-        has_effect=False,
+        "Only false is accepted.", has_effect=False
     )
     return_tokens_as_token_ids: Annotated[object, Only((False,), "Use 'return_token_ids' instead.")] | None = option(
-        "Only false is accepted.",
-        has_effect=False,
+        "Only false is accepted.", has_effect=False
     )
     top_a: Annotated[object, Only((0,), "Use 'min_p' or 'top_p' instead.")] | None = option(
-        "Only 0 is accepted.",
-        has_effect=False,
+        "Only 0 is accepted.", has_effect=False
     )
-    usage: object = option(
-        "Every answer has usage; a stream has it if `stream_options` asks for it.",
-        has_effect=False,
-    )
-    provider: object = option(
-        _ONE_SERVER,
-        has_effect=False,
-    )
-    models: object = option(
-        _ONE_SERVER,
-        has_effect=False,
-    )
-    route: object = option(
-        _ONE_SERVER,
-        has_effect=False,
-    )
-    transforms: object = option(
-        "What does not fit is refused: no message is ever dropped.",
-        has_effect=False,
-    )
+    usage: object = option("Every answer has usage; a stream has it if `stream_options` asks for it.", has_effect=False)
+    provider: object = option(_ONE_SERVER, has_effect=False)
+    models: object = option(_ONE_SERVER, has_effect=False)
+    route: object = option(_ONE_SERVER, has_effect=False)
+    transforms: object = option("What does not fit is refused: no message is ever dropped.", has_effect=False)
     plugins: Annotated[object, Only(([],), "No plugins run here.")] | None = option(
-        "Only an empty list is accepted.",
-        has_effect=False,
+        "Only an empty list is accepted.", has_effect=False
     )
-    safety_settings: object = option(
-        "Nothing is moderated here.",
-        has_effect=False,
-    )
-    metadata: JsonObject | None = option(
-        "Only /v1/responses stores answers.",
-        has_effect=False,
-    )
-    store: Flag | None = option(
-        "Only /v1/responses stores answers.",
-        has_effect=False,
-    )
+    safety_settings: object = option("Nothing is moderated here.", has_effect=False)
+    metadata: JsonObject | None = option("Only /v1/responses stores answers.", has_effect=False)
+    store: Flag | None = option("Only /v1/responses stores answers.", has_effect=False)
 
     aliases: ClassVar[Mapping[str, str]] = {**SharedFields.aliases, "rid": "request_id"}
 

@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 from inferd.engine.api.errors import RequestError
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
-from inferd.server.schema.kinds import ignoring_unknown
 from inferd.server.schema.strict_json import Counts
 
 
@@ -142,8 +141,7 @@ def read(model: type[R], body: Mapping[str, object], ignored: list[str] | None =
     values = _values(model, body, spelt, ignored)
     context = Context(None if ignored is None else {})
     try:
-        with ignoring_unknown(ignored):
-            made = model.model_validate(values, context=context)
+        made = model.model_validate(values, context=context)
     except ValidationError as error:
         raise validation.request_error(error, spelt) from None
     if ignored is not None and context.unknown:

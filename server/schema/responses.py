@@ -34,9 +34,7 @@ class ResponsesRequest(SharedFields):
         area=PROMPT,
     )
     instructions: Text | None = option(
-        "A system message before all items. Not carried over to later responses.",
-        unset="none",
-        area=PROMPT,
+        "A system message before all items. Not carried over to later responses.", unset="none", area=PROMPT
     )
     previous_response_id: Text | None = option(
         "A stored response, whose input and output come before `input`. 400 `previous_response_not_found` where it is "
@@ -85,9 +83,7 @@ class ResponsesRequest(SharedFields):
         area=REQUEST,
     )
     metadata: Metadata | None = option(
-        "Kept and returned with the response: keys of up to 64 characters.",
-        unset="none",
-        area=REQUEST,
+        "Kept and returned with the response: keys of up to 64 characters.", unset="none", area=REQUEST
     )
     tools: Tools | None = option(
         "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
@@ -96,15 +92,9 @@ class ResponsesRequest(SharedFields):
         area=TOOLS,
     )
     tool_choice: ToolChoiceOption | None = option(
-        "As in chat; a function is named flat, by `type` and `name`.",
-        unset="`auto`",
-        area=TOOLS,
+        "As in chat; a function is named flat, by `type` and `name`.", unset="`auto`", area=TOOLS
     )
-    parallel_tool_calls: Flag | None = option(
-        "false: the answer ends with its first call.",
-        unset="true",
-        area=TOOLS,
-    )
+    parallel_tool_calls: Flag | None = option("false: the answer ends with its first call.", unset="true", area=TOOLS)
     reasoning: ReasoningOption | None = option(
         "`effort` as `reasoning_effort` of chat. `summary` is without effect: reasoning is shown whole, as the content "
         "of its item.",
@@ -112,29 +102,19 @@ class ResponsesRequest(SharedFields):
         area=TOOLS,
     )
     thinking_token_budget: Whole | None = option(
-        "As in chat.",
-        unset="no bound",
-        area=TOOLS,
-        ge=0,
-        le=MAX_THINKING_TOKENS,
+        "As in chat.", unset="no bound", area=TOOLS, ge=0, le=MAX_THINKING_TOKENS
     )
     chat_template_kwargs: JsonObject | None = option(
-        "Switches of the model's chat template, such as `enable_thinking`.",
-        unset="none",
-        area=PROMPT,
+        "Switches of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
     )
     truncation: Literal["auto", "disabled"] | None = option(
-        "What does not fit is refused: no item is ever dropped.",
-        has_effect=False,
+        "What does not fit is refused: no item is ever dropped.", has_effect=False
     )
     stream_options: JsonObject | None = option(
-        "Usage comes with every response, and no event is ever padded.",
-        has_effect=False,
-        max_length=2,
+        "Usage comes with every response, and no event is ever padded.", has_effect=False, max_length=2
     )
     background_options: object = option(
-        "A response in the background runs until it ends or is cancelled.",
-        has_effect=False,
+        "A response in the background runs until it ends or is cancelled.", has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -158,13 +138,9 @@ class ResponsesRequest(SharedFields):
 class RetrieveQuery(RequestModel):
     """The query of a GET of one response."""
 
-    include: Included | None = option(
-        "What a response shows was settled when it was made.",
-        has_effect=False,
-    )
+    include: Included | None = option("What a response shows was settled when it was made.", has_effect=False)
     stream: Annotated[object, Only((False,), "A stored response is not streamed again.")] | None = option(
-        "Only false is accepted.",
-        has_effect=False,
+        "Only false is accepted.", has_effect=False
     )
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -177,22 +153,8 @@ class InputItemsQuery(RequestModel):
     """The query of a GET of a response's input items."""
 
     after: Text | None = option(
-        "List the items that come after this one's id.",
-        unset="from the first",
-        min_length=1,
-        max_length=128,
+        "List the items that come after this one's id.", unset="from the first", min_length=1, max_length=128
     )
-    limit: Whole | None = option(
-        "Most items in one list.",
-        unset="20",
-        ge=1,
-        le=100,
-    )
-    order: Literal["asc", "desc"] | None = option(
-        "Oldest or newest first.",
-        unset="`desc`",
-    )
-    include: Included | None = option(
-        "What an item shows was settled when it was made.",
-        has_effect=False,
-    )
+    limit: Whole | None = option("Most items in one list.", unset="20", ge=1, le=100)
+    order: Literal["asc", "desc"] | None = option("Oldest or newest first.", unset="`desc`")
+    include: Included | None = option("What an item shows was settled when it was made.", has_effect=False)

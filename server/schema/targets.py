@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.kinds import Decimal
+from inferd.server.schema.values import check_number
 
 MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0
 TTFT_HEADER, TPOT_HEADER = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
 
-TARGET_MS = Decimal(MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3)
+MIN_TARGET_MS, MAX_TARGET_MS = MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +47,4 @@ def _seconds(name: str, headers: Mapping[str, str]) -> float | None:
         stated = float(given)
     except ValueError as error:
         raise errors.invalid_value(name, given, "Expected a number of milliseconds.") from error
-    return TARGET_MS.read(stated, name) / 1e3
+    return check_number(stated, name, MIN_TARGET_MS, MAX_TARGET_MS) / 1e3

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.kinds import Decimal
+from inferd.server.schema.values import check_number
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 HEADER = "X-Request-Timeout"
-
-TIMEOUT = Decimal(MIN_TIMEOUT_S, MAX_TIMEOUT_S)
 
 
 def timeout_of(field: float | None, header: str | None) -> float | None:
@@ -19,5 +17,5 @@ def timeout_of(field: float | None, header: str | None) -> float | None:
         given = float(header)
     except ValueError as error:
         raise errors.invalid_value(HEADER, header, "Expected a number of seconds.") from error
-    stated = TIMEOUT.read(given, HEADER)
+    stated = check_number(given, HEADER, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
     return stated if field is None else min(stated, field)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from inferd.server.errors import table as errors
-from inferd.server.schema.values import JsonObject, ReadBy, Whole
+from inferd.server.schema.values import JsonObject, ReadBy, Whole, check_number
 from inferd.server.text.pieces import pieces
 
 MAX_LISTED_IDS = 65_536
@@ -69,21 +69,8 @@ def read_logit_bias(value: object, where: str) -> tuple[tuple[int, float], ...]:
             raise errors.invalid_value(where, key, "Keys must be token ids, as strings of digits.")
         if int(key) in pairs:
             raise errors.invalid_value(where, key, "Each token id may be given once.")
-        pairs[int(key)] = _bias(bias, f"{where}.{key}")
+        pairs[int(key)] = check_number(bias, f"{where}.{key}", -MAX_BIAS, MAX_BIAS)
     return tuple(sorted(pairs.items()))
-
-
-def _bias(value: object, where: str) -> float:
-    if type(value) is not int and type(value) is not float:
-        raise errors.invalid_type(where, "a decimal number", value)
-    # Compared before it is converted: a whole number of 400 digits is no float.
-    if value != value:
-        raise errors.invalid_value(where, value, "Expected a finite number.")
-    if value < -MAX_BIAS:
-        raise errors.below_min(where, float(-MAX_BIAS), value)
-    if value > MAX_BIAS:
-        raise errors.above_max(where, float(MAX_BIAS), value)
-    return float(value)
 
 
 LogitBias = Annotated[

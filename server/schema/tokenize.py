@@ -14,53 +14,28 @@ from inferd.server.schema.values import Flag, JsonObject, Many, ReadBy, Text
 class TokenizeRequest(RequestModel):
     """Either `prompt` or `messages`."""
 
-    model: Text | None = option(
-        "The name of the served model.",
-        unset="the served model",
-    )
+    model: Text | None = option("The name of the served model.", unset="the served model")
     prompt: Text | None = option(
-        "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`.",
+        "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`."
     )
-    messages: Messages | None = option(
-        "A conversation to be rendered and tokenized.",
-    )
-    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option(
-        "As in chat.",
-        unset="none",
-    )
+    messages: Messages | None = option("A conversation to be rendered and tokenized.")
+    tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option("As in chat.", unset="none")
     documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
-        "As in chat.",
-        unset="none",
+        "As in chat.", unset="none"
     )
     add_special_tokens: Flag | None = option(
-        "Begin the text as the tokenizer begins every text.",
-        unset="true for a prompt, false for messages",
+        "Begin the text as the tokenizer begins every text.", unset="true for a prompt, false for messages"
     )
-    add_generation_prompt: Flag | None = option(
-        "As in chat.",
-        unset="true",
-    )
-    continue_final_message: Flag | None = option(
-        "As in chat.",
-        unset="false",
-    )
-    chat_template_kwargs: JsonObject | None = option(
-        "As in chat.",
-        unset="none",
-    )
-    return_token_strs: Flag | None = option(
-        "Add `token_strs`: each token as the vocabulary writes it.",
-        unset="false",
-    )
+    add_generation_prompt: Flag | None = option("As in chat.", unset="true")
+    continue_final_message: Flag | None = option("As in chat.", unset="false")
+    chat_template_kwargs: JsonObject | None = option("As in chat.", unset="none")
+    return_token_strs: Flag | None = option("Add `token_strs`: each token as the vocabulary writes it.", unset="false")
 
 
 class DetokenizeRequest(RequestModel):
     """Token ids to be read as one text."""
 
-    model: Text | None = option(
-        "The name of the served model.",
-        unset="the served model",
-    )
+    model: Text | None = option("The name of the served model.", unset="the served model")
     tokens: Annotated[tuple[int, ...], ReadBy(read_token_ids, list[TokenId])] = required(
-        "Token ids of one text of at most 16 MiB.",
+        "Token ids of one text of at most 16 MiB."
     )

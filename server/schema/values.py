@@ -15,8 +15,8 @@ from pydantic import StrictStr as Text
 from pydantic_core import CoreSchema, core_schema
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.errors import table as errors
 from inferd.server.errors import validation
-from inferd.server.schema.kinds import Kind
 from inferd.server.schema.model import Part
 
 __all__ = ["Besides", "Converted", "Flag", "JsonObject", "Many", "Number", "Only", "ReadBy", "Text", "Whole", "form"]
@@ -261,15 +261,15 @@ def form(
     )
 
 
-@dataclass(eq=False, frozen=True, slots=True)
-class Old:
-    """A value that a `Kind` reads."""
-
-    kind: Kind
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(_refusing(self.kind.read))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        del schema, handler
-        return self.kind.schema()
+def check_number(value: object, where: str, low: float, high: float) -> float:
+    """A number that pydantic does not check. Raises `RequestError`."""
+    if type(value) is not int and type(value) is not float:
+        raise errors.invalid_type(where, "a decimal number", value)
+    if value != value:
+        raise errors.invalid_value(where, value, "Expected a finite number.")
+    # Compared before it is converted: a whole number of 400 digits is no float.
+    if value < low:
+        raise errors.below_min(where, float(low), value)
+    if value > high:
+        raise errors.above_max(where, float(high), value)
+    return float(value)

@@ -6,11 +6,10 @@ functions: a wrong part is refused with its path, and a tag that would be too lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from inferd.engine.api.wire.grammar_check import MAX_GRAMMAR_BYTES
 from inferd.server.errors import table as errors
-from inferd.server.schema.kinds import Boolean, Text, check_array, check_properties
 from inferd.server.structured.bounds import GrammarSize, check_json
 from inferd.server.structured.language import (
     REFERENCE_CHARS,
@@ -33,7 +32,7 @@ Tokens = Mapping[str, int]
 
 MAX_TAGS = 256
 MAX_TAG_DEPTH = 16
-_TEXT = Text(1, 65_536)
+_MAX_CHARS = 65_536
 
 
 def read_tags(value: object, where: str, tokens: Tokens) -> Language:
@@ -43,7 +42,7 @@ def read_tags(value: object, where: str, tokens: Tokens) -> Language:
     check_json(value, where, "the structural tag", MAX_GRAMMAR_BYTES)
     if "structures" in value or "triggers" in value:
         return _older_form(value, where, tokens)
-    given = check_properties(value, where, ("type", "format"), ())
+    given = _properties(value, where, ("type", "format"), ())
     if given["type"] != "structural_tag":
         raise errors.not_among(f"{where}.type", given["type"], ("structural_tag",))
     return _Reader(tokens, where).node(given["format"], f"{where}.format", 0)
@@ -51,14 +50,17 @@ def read_tags(value: object, where: str, tokens: Tokens) -> Language:
 
 def _older_form(value: Mapping[str, object], where: str, tokens: Tokens) -> Language:
     """{"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
-    given = check_properties(value, where, ("structures", "triggers"), ("type",))
+    given = _properties(value, where, ("structures", "triggers"), ("type",))
     reader = _Reader(tokens, where)
     tags = []
     for i, item in enumerate(_array(given["structures"], f"{where}.structures")):
         path = f"{where}.structures[{i}]"
-        tag = check_properties(item, path, ("begin", "end"), ("schema",))
+        tag = _properties(item, path, ("begin", "end"), ("schema",))
         content = read_schema(tag.get("schema", True), f"{path}.schema", is_strict=True)
-        begin, end = (_TEXT.read(tag["begin"], f"{path}.begin"), Text().read(tag["end"], f"{path}.end"))
+        begin, end = (
+            _text(tag["begin"], f"{path}.begin"),
+            _text(tag["end"], f"{path}.end", min_length=0, max_length=None),
+        )
         tags.append((begin, sequence(content, marked(end, tokens))))
     return reader.triggered(_texts(given["triggers"], f"{where}.triggers"), tags, where, 0, is_single=False)
 
@@ -127,25 +129,25 @@ class _Reader:
         return free_text_until(trigger)
 
     def _const(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "value"), ())
-        return marked(_TEXT.read(given["value"], f"{where}.value"), self._tokens)
+        given = _properties(value, where, ("type", "value"), ())
+        return marked(_text(given["value"], f"{where}.value"), self._tokens)
 
     def _json(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "json_schema"), ("style",))
+        given = _properties(value, where, ("type", "json_schema"), ("style",))
         if given.get("style") not in (None, "json"):
             raise errors.not_among(f"{where}.style", given["style"], ("json",))
         return read_schema(given["json_schema"], f"{where}.json_schema", is_strict=True)
 
     def _regex(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "pattern"), ())
-        return pattern(_TEXT.read(given["pattern"], f"{where}.pattern"))
+        given = _properties(value, where, ("type", "pattern"), ())
+        return pattern(_text(given["pattern"], f"{where}.pattern"))
 
     def _grammar(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "grammar"), ())
-        return lark(_TEXT.read(given["grammar"], f"{where}.grammar"))
+        given = _properties(value, where, ("type", "grammar"), ())
+        return lark(_text(given["grammar"], f"{where}.grammar"))
 
     def _any_text(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        check_properties(value, where, ("type",), ())
+        _properties(value, where, ("type",), ())
         return free_text()
 
     def _sequence(self, value: Mapping[str, object], where: str, depth: int) -> Language:
@@ -155,7 +157,7 @@ class _Reader:
         return either(*self._elements(value, where, depth))
 
     def _elements(self, value: Mapping[str, object], where: str, depth: int) -> list[Language]:
-        given = check_properties(value, where, ("type", "elements"), ())
+        given = _properties(value, where, ("type", "elements"), ())
         elements = _array(given["elements"], f"{where}.elements")
         return [self.node(item, f"{where}.elements[{i}]", depth + 1) for i, item in enumerate(elements)]
 
@@ -164,8 +166,8 @@ class _Reader:
 
     def _begun(self, value: object, where: str, depth: int) -> tuple[str, Language]:
         """(begin, language of the rest) of a tag. Free text as content reaches to the tag's end."""
-        tag = check_properties(value, where, ("begin", "content", "end"), ("type",))
-        begin, end = (Text(0, 65_536).read(tag[key], f"{where}.{key}") for key in ("begin", "end"))
+        tag = _properties(value, where, ("begin", "content", "end"), ("type",))
+        begin, end = (_text(tag[key], f"{where}.{key}", min_length=0) for key in ("begin", "end"))
         content = tag["content"]
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             self._any_text(content, f"{where}.content", depth + 1)
@@ -178,31 +180,63 @@ class _Reader:
         return [self._begun(item, f"{where}[{i}]", depth) for i, item in enumerate(_array(value, where))]
 
     def _triggered_tags(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "triggers", "tags"), ("at_least_one", "stop_after_first"))
+        given = _properties(value, where, ("type", "triggers", "tags"), ("at_least_one", "stop_after_first"))
         tags = self._tags(given["tags"], f"{where}.tags", depth)
         num_least = int(_flag(given, "at_least_one", where))
         triggers = _texts(given["triggers"], f"{where}.triggers")
         return self.triggered(triggers, tags, where, num_least, is_single=_flag(given, "stop_after_first", where))
 
     def _tags_with_separator(self, value: Mapping[str, object], where: str, depth: int) -> Language:
-        given = check_properties(value, where, ("type", "tags", "separator"), ("at_least_one", "stop_after_first"))
+        given = _properties(value, where, ("type", "tags", "separator"), ("at_least_one", "stop_after_first"))
         tags = self._tags(given["tags"], f"{where}.tags", depth)
         tag = shared(either(*(self._begin(begin, rest) for begin, rest in tags)))
-        separator = marked(Text(0, 65_536).read(given["separator"], f"{where}.separator"), self._tokens)
+        separator = marked(_text(given["separator"], f"{where}.separator", min_length=0), self._tokens)
         if not _flag(given, "stop_after_first", where):
             tag = sequence(tag, repeat(sequence(separator, tag), 0, None))
         return tag if _flag(given, "at_least_one", where) else repeat(tag, 0, 1)
 
 
+def _properties(
+    value: object, where: str, required: Collection[str], optional: Collection[str]
+) -> Mapping[str, object]:
+    """An object with these keys and no others. Raises `RequestError` for the first that is unknown, then missing."""
+    if not isinstance(value, dict):
+        raise errors.invalid_type(where, "an object", value)
+    unknown = next((key for key in value if key not in required and key not in optional), None)
+    if unknown is not None:
+        raise errors.unknown_parameter(f"{where}.{unknown}", None)
+    for key in required:
+        if value.get(key) is None:
+            raise errors.missing(f"{where}.{key}")
+    return value
+
+
+def _text(value: object, where: str, *, min_length: int = 1, max_length: int | None = _MAX_CHARS) -> str:
+    if not isinstance(value, str):
+        raise errors.invalid_type(where, "a string", value)
+    if len(value) < min_length:
+        raise errors.empty_string(where)
+    if max_length is not None and len(value) > max_length:
+        raise errors.string_too_long(where, max_length, len(value))
+    return value
+
+
 def _flag(given: Mapping[str, object], name: str, where: str) -> bool:
-    return Boolean().read(given[name], f"{where}.{name}") if given.get(name) is not None else False
+    value = given.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise errors.invalid_type(f"{where}.{name}", "a boolean", value)
+    return bool(value)
 
 
 def _array(value: object, where: str) -> list[object]:
-    check_array(value, where, "an array of objects", 1, MAX_TAGS)
-    assert isinstance(value, list)
+    if not isinstance(value, list):
+        raise errors.invalid_type(where, "an array of objects", value)
+    if not value:
+        raise errors.empty_array(where)
+    if len(value) > MAX_TAGS:
+        raise errors.array_too_long(where, MAX_TAGS, len(value))
     return value
 
 
 def _texts(value: object, where: str) -> list[str]:
-    return [_TEXT.read(item, f"{where}[{i}]") for i, item in enumerate(_array(value, where))]
+    return [_text(item, f"{where}[{i}]") for i, item in enumerate(_array(value, where))]
