@@ -15,10 +15,10 @@ FIELDS = {*SamplingParams.__struct_fields__, *SchedulingParams.__struct_fields__
 SOURCES = {
     ("server/api/respond.py", "tenant"),
     ("server/api/responses/routes.py", "tenant"),
-    ("server/generate/intake.py", "arrival_s"),
-    ("server/generate/intake.py", "tenant"),
-    ("server/generate/intake.py", "weight"),
+    ("server/generate/request.py", "arrival_s"),
     ("server/generate/request.py", "max_tokens"),
+    ("server/generate/request.py", "tenant"),
+    ("server/generate/request.py", "weight"),
 }
 """Files that fill the structs, from the HTTP request, its client and its prompts."""
 
