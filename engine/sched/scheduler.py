@@ -27,7 +27,7 @@ from inferd.engine.sched.plan import Admission, Row, RowResult, RowStatus, StepP
 from inferd.engine.sched.plan_builder import PlanBuilder
 from inferd.engine.sched.shared_prefix import SharedPrefixGroups, prefix_key_of
 from inferd.engine.sched.slots import SlotTable
-from inferd.engine.sched.suspects import SuspectQueue, goal_of
+from inferd.engine.sched.suspects import SuspectQueue, num_to_clear
 from inferd.engine.sched.watermark import Watermark
 
 
@@ -126,7 +126,7 @@ class Scheduler:
         rank = rank_of(scheduling, self._num_added, self.config.ageing_s)
         entry = Entry(request, table, rank, prefix_key=prefix_key_of(scheduling, table))
         try:
-            self._expect(entry, now)
+            self._estimate(entry, now)
         except Refusal:
             self._shares.leave(scheduling.tenant)
             self._cache.close(table)
@@ -141,7 +141,7 @@ class Scheduler:
         else:
             self._waiting.push(entry)
 
-    def _expect(self, entry: Entry, now: float | None) -> None:
+    def _estimate(self, entry: Entry, now: float | None) -> None:
         """Set how much an entry will have to compute, and by when it has to start. Raises `Refusal` if it would be
         late."""
         request, group = entry.request, self._prefix_groups.of(entry.prefix_key)
@@ -209,7 +209,7 @@ class Scheduler:
         self._now = self._shares.now_s = now
         if suspect is not None:
             builder = PlanBuilder(self.latency.for_step((), now))
-            if suspect.state is not State.FINISHED and suspect.request.scheduled < goal_of(suspect.request):
+            if suspect.state is not State.FINISHED and suspect.request.scheduled < num_to_clear(suspect.request):
                 self._continue(suspect, suspect.request.num_pending, builder)
             has_prompts = None
         else:
@@ -244,7 +244,7 @@ class Scheduler:
         builder = self._build_decodes(decodes, now)
         # A due suspect that did not start waits for memory. No other request may take that memory first.
         may_start = not self._suspects.is_due
-        if not self._shares.is_one:
+        if not self._shares.has_one_tenant:
             self._take_turns(prompts, builder, now, may_start=may_start)
         else:
             for entry in prompts:
@@ -257,7 +257,7 @@ class Scheduler:
     def _build_decodes(self, decodes: list[Entry], now: float) -> PlanBuilder:
         """A step in which each of these draws its next token, if memory allows."""
         builder = PlanBuilder(self.latency.for_step(decodes, now))
-        for entry in decodes if self._shares.is_one else self._shares.in_order(decodes):
+        for entry in decodes if self._shares.has_one_tenant else self._shares.in_order(decodes):
             self._continue(entry, 1, builder)
         if len(builder.rows) < len(decodes):
             # An entry that is short of memory draws no token in this step. Its target must not slow down the entries
@@ -357,7 +357,7 @@ class Scheduler:
 
     def _admit(self, entry: Entry, builder: PlanBuilder, now: float) -> bool:
         """Start an entry, or set it aside to follow another. False if it, and so all behind it, has to wait."""
-        if self._watermark.is_short(entry, is_shared=self._slots.is_shared):
+        if self._watermark.is_short(entry, in_use=self._slots.in_use):
             return False
         match = entry.table.match()
         awaited = self._slots.sharing.key_to_await(entry, entry.table.keys(len(match.nodes), entry.table.num_hittable))
@@ -369,7 +369,7 @@ class Scheduler:
         if not builder.budget.chunk(match.num_tokens, entry.request.total - match.num_tokens):
             return False
         num_blocks = entry.table.num_free_needed(match, entry.request.total)
-        if not self._watermark.has(entry, num_blocks, is_shared=self._slots.is_shared):
+        if not self._watermark.has(entry, num_blocks, in_use=self._slots.in_use):
             return False
         admitted = entry.table.admit(match, entry.request.total)
         assert admitted
@@ -381,9 +381,9 @@ class Scheduler:
         """Admit the first suspect with all the memory that it needs alone. False if that is not free now."""
         assert not self._launched, "a suspect is not alone"
         entry = self._suspects.first()
-        match, num_tokens = entry.table.match(), max(entry.request.total, goal_of(entry.request))
+        match, num_tokens = entry.table.match(), max(entry.request.total, num_to_clear(entry.request))
         num_needed = entry.table.num_free_to_end(match, num_tokens)
-        reserve = self._watermark.reserve(is_shared=self._slots.is_shared)
+        reserve = self._watermark.reserve(in_use=self._slots.in_use)
         if not self._slots.free_slots or num_needed + reserve > self._cache.pool.num_free:
             return False
         admitted = entry.table.admit(match, num_tokens)

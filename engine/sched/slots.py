@@ -31,7 +31,7 @@ class SlotTable:
         self._cache, self._shares, self._waiting = cache, shares, waiting
 
     @property
-    def is_shared(self) -> bool:
+    def in_use(self) -> bool:
         """Whether some request holds blocks, and may need more."""
         return bool(len(self.running) or self.draining)
 
@@ -71,7 +71,7 @@ class SlotTable:
             self.claimant = None
 
     def _victim(self, entry: Entry) -> Entry | None:
-        if self._shares.is_one:
+        if self._shares.has_one_tenant:
             return self.running.victim(entry)
         return self._shares.victim(self.running, entry)
 

@@ -46,11 +46,11 @@ class SuspectQueue:
     def current(self) -> Entry | None:
         """The suspect that runs alone, or None.
 
-        It is cleared once it has computed up to its goal, or has ended, and all of it is applied: until then its last
-        row may still crash the engine.
+        It is cleared once it has computed `num_to_clear` positions, or has ended, and all of it is applied: until then
+        its last row may still crash the engine.
         """
         entry = self._current
-        if entry is not None and entry.request.in_flight == 0 and not needs_more(entry):
+        if entry is not None and entry.request.in_flight == 0 and _is_cleared(entry):
             self._end()
         return self._current
 
@@ -71,11 +71,10 @@ class SuspectQueue:
         self._current, self._is_others_turn = None, True
 
 
-def needs_more(entry: Entry) -> bool:
-    """Whether a suspect has not yet computed up to its goal."""
-    return entry.state is not State.FINISHED and entry.request.computed < goal_of(entry.request)
+def _is_cleared(entry: Entry) -> bool:
+    return entry.state is State.FINISHED or entry.request.computed >= num_to_clear(entry.request)
 
 
-def goal_of(request: Request) -> int:
-    """Positions after which a suspect is cleared, at most those that are ever computed."""
+def num_to_clear(request: Request) -> int:
+    """Positions that a suspect has to compute until it is cleared, at most those that it ever computes."""
     return min(request.scheduling.alone_until, request.num_needed)

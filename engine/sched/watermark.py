@@ -20,23 +20,23 @@ class Watermark:
         """Whether memory was last short for this entry."""
         return self._blocked is not None and self._blocked[0] is entry
 
-    def is_short(self, entry: Entry, *, is_shared: bool) -> bool:
+    def is_short(self, entry: Entry, *, in_use: bool) -> bool:
         """Whether memory is still short for this entry. Skips the prefix lookup for the queue's head while it is.
 
         A prefix hit that grew in the meantime is seen late: only once the blocks needed without it are free.
         """
         if self._blocked is None or self._blocked[0] is not entry:
             return False
-        return self._pool.num_free < self._blocked[1] + self.reserve(is_shared=is_shared)
+        return self._pool.num_free < self._blocked[1] + self.reserve(in_use=in_use)
 
-    def has(self, entry: Entry, num_blocks: int, *, is_shared: bool) -> bool:
+    def has(self, entry: Entry, num_blocks: int, *, in_use: bool) -> bool:
         """Whether this entry may take so many free blocks. Remembers it if not."""
-        if num_blocks + self.reserve(is_shared=is_shared) <= self._pool.num_free:
+        if num_blocks + self.reserve(in_use=in_use) <= self._pool.num_free:
             self._blocked = None
             return True
         self._blocked = (entry, num_blocks)
         return False
 
-    def reserve(self, *, is_shared: bool) -> int:
+    def reserve(self, *, in_use: bool) -> int:
         """Blocks kept free, if other requests hold some."""
-        return self._watermark_blocks if is_shared else 0
+        return self._watermark_blocks if in_use else 0

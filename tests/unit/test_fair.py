@@ -142,7 +142,7 @@ def test_with_one_tenant_nothing_is_counted_and_order_is_by_rank() -> None:
     for i, priority in enumerate((2, 0, 1)):
         world.add(f"a{i}", 16, priority=priority)
     assert [next(iter(world.step())) for _ in range(3)] == ["a1", "a2", "a0"]
-    assert world.shares.is_one
+    assert world.shares.has_one_tenant
     assert world.served("a") == 0.0
 
 

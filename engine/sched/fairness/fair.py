@@ -76,7 +76,7 @@ class Shares:
         """Time at which tenants that are gone are removed next."""
 
     @property
-    def is_one(self) -> bool:
+    def has_one_tenant(self) -> bool:
         """Whether at most one tenant is known, so that nothing is shared."""
         return len(self._tenants) <= 1
 
