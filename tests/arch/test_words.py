@@ -56,6 +56,8 @@ PLAIN = (
     "server/transport",
     "tests/api",
     "tests/e2e",
+    "tests/reliability",
+    "tests/security",
     "tests/cpu",
     "tests/arch",
     "tests/property",

@@ -1,4 +1,4 @@
-"""Requests of every kind at once, and what their answers come to when the places where they were cut are forgotten."""
+"""Sends requests of every kind at once, and makes their answers comparable, however they were cut into chunks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import httpx
 
 Json = dict[str, Any]
 TIMEOUT_S = 600.0
-"""Without a byte: a plain answer may be hit by many kills in a row on a busy machine."""
+"""Maximum seconds without a byte. On a busy machine many kills in a row may hit a plain answer."""
 
 _DELTA_TEXTS = ("content", "text", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. Its seed is its own, so that its answer is."""
+    """One request. Its own seed makes its answer unique."""
 
     path: str
     body: Json
@@ -30,7 +30,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """What came, comparable with another run's, and when."""
+    """An answer that can be compared with another run's, and the times of its parts."""
 
     status: int = 0
     choices: dict[int, Json] = field(default_factory=dict)
@@ -38,27 +38,27 @@ class Answer:
     error: Json | None = None
     data: Any = None
     times_s: list[float] = field(default_factory=list)
-    """When each event of a stream came."""
+    """Times at which the events of a stream came."""
 
     @property
     def said(self) -> tuple[object, ...]:
-        """All but the times."""
+        """The answer without its times."""
         return self.status, self.choices, self.usage, self.error, self.data
 
     @property
     def gaps_s(self) -> list[float]:
-        """From each event to the next."""
+        """Seconds from each event to the next."""
         return [later - earlier for earlier, later in pairwise(self.times_s)]
 
 
 class Asker:
-    """An event loop of its own for many answers at once."""
+    """Asks for many answers at once, on its own event loop."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def ask(self, asks: Sequence[Ask]) -> list[Answer]:
-        """All at once."""
+        """Ask for all answers at once."""
         return asyncio.run(self.ask_all(asks))
 
     async def ask_all(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -68,7 +68,7 @@ class Asker:
 
 
 async def ask_one(client: httpx.AsyncClient, ask: Ask) -> Answer:
-    """By a client that the caller keeps; a path may be a whole URL."""
+    """Asks with the caller's client. A path may be a whole URL."""
     answer = Answer()
     async with client.stream("POST", ask.path, json=ask.body) as response:
         answer.status = response.status_code
@@ -101,7 +101,7 @@ async def _read_events(response: httpx.Response, answer: Answer) -> None:
 
 
 def flat(choice: Json) -> Json:
-    """A choice, or a piece of one: its texts, ids, scores, calls and end."""
+    """A choice or a part of one: its texts, ids, scores, calls and end."""
     said = choice.get("message") or choice.get("delta") or choice
     values: Json = {name: said[name] for name in _DELTA_TEXTS if said.get(name)}
     calls = said.get("tool_calls") or ()
@@ -117,13 +117,13 @@ def flat(choice: Json) -> Json:
 
 
 def join(whole: Json, piece: Json) -> None:
-    """Add what a later event of a stream says to what those before it said."""
+    """Add a later event of a stream to the events before it."""
     for name, value in piece.items():
         whole[name] = whole[name] + value if name in whole and name != "finish_reason" else value
 
 
 def asked_under(fault: Callable[[], None], asker: Asker, asks: Sequence[Ask]) -> list[Answer]:
-    """What is answered while `fault` runs beside, on a thread."""
+    """The answers while `fault` runs on a thread."""
     thread = threading.Thread(target=fault)
     thread.start()
     answers = asker.ask(asks)
@@ -132,7 +132,7 @@ def asked_under(fault: Callable[[], None], asker: Asker, asks: Sequence[Ask]) ->
 
 
 def longest_pause_s(answers: Sequence[Answer], since_s: float) -> float:
-    """The longest that any stream was silent after `since_s`, counted from then; 0.0 where none was open."""
+    """The longest silence of any stream after `since_s`, counted from then; 0.0 if no stream was open."""
     pauses = [
         later - max(earlier, since_s)
         for answer in answers

@@ -1,4 +1,4 @@
-"""Daemons whose engines are made to die, and whether a test runs whole."""
+"""Daemons whose engines are made to die, and the switch for the long form of a test."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.e2e.conftest import Daemon, children, is_engine, start
 __all__ = ["start"]
 
 WITHOUT_CACHE = "--no-prefix-caching"
-"""A new engine's prefix cache is empty: what usage says of hits would depend on when the last one died."""
+"""Flags without a prefix cache. A new engine's cache is empty, so the usage would depend on when the last one died."""
 
 
 _POLL_S = 0.1
-"""A look at the metrics takes 6 ms of processor time."""
+"""Seconds between two reads of the metrics. One takes 6 ms of processor time."""
 HTTP = httpx.Client(verify=False, timeout=30)
-"""One for all questions: to make one takes 20 ms of processor time, which the engines need."""
+"""One client for all requests. Making one takes 20 ms of processor time, which the engines need."""
 
 
 def faulty(*faults: str, step_ms: float | None = None) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def faulty(*faults: str, step_ms: float | None = None) -> tuple[str, ...]:
 
 
 def wait_until(fact: Callable[[], bool], within_s: float = 60.0, what: str = "it") -> None:
-    """Poll; the bound mostly keeps a broken test from hanging."""
+    """Poll until the condition is true. The time limit mostly keeps a broken test from hanging."""
     deadline = time.monotonic() + within_s
     while not fact():
         assert time.monotonic() < deadline, f"{what}: not within {within_s:g} s"
@@ -51,16 +51,16 @@ def count(daemon: Daemon, name: str) -> float:
 
 
 def restarts(daemon: Daemon) -> int:
-    """Engines that replaced one that died."""
+    """Number of engines that replaced a dead one."""
     return int(HTTP.get(daemon.url + "/state").json()["restarts"])
 
 
 def engines(daemon: Daemon) -> list[int]:
-    """Its engine's process and, behind it, that of a standby; the oldest first."""
+    """Process ids of the engine and then of its standby, the oldest first."""
     return [pid for pid, command in children(daemon.process.pid).items() if is_engine(command)]
 
 
 def kill_engine(daemon: Daemon, number: signal.Signals = signal.SIGKILL) -> float:
-    """Signal the engine; returns when."""
+    """Send the engine a signal. Returns the time of it."""
     os.kill(daemon.engine_pid, number)
     return time.monotonic()

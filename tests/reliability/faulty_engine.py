@@ -47,7 +47,7 @@ _FORM = re.compile(
     r"(?:@epoch=(\d+))?"
 )
 _SLOW_S = 8.0
-"""Longer than the silence after which the server takes a process for stopped."""
+"""Duration of a slow step. It is longer than the silence after which the server counts a process as stopped."""
 
 
 @dataclass(frozen=True, slots=True)

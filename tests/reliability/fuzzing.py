@@ -1,6 +1,6 @@
-"""Requests that nobody would write, made from the tables that requests are read with: bodies, queries, headers, bytes.
+"""Random faulty requests, made from the models that requests are read with: bodies, queries, headers and bytes.
 
-Each is a valid request of some route with up to three things wrong. One seed gives one list of them. Knows no daemon.
+Each is a valid request of some route with up to three faults. One seed gives one list. This file knows no daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inferd.server.schema.model import RequestModel
 from tests.e2e.test_boundaries import BASES
 
 MAX_TOKENS = 4
-"""Of an answer that a valid request gets: enough to stream, to call and to be constrained."""
+"""Maximum answer of a valid request. It is enough to stream, to call a tool and to follow a grammar."""
 
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, -0.0, 0.5, 1e-320, 2**31, -(2**31) - 1, 2**53, 2**63, -(2**63) - 1, 10**400, 1e308,
@@ -51,7 +51,7 @@ class Request:
 
 
 def requests(seed: int, count: int) -> Iterator[Request]:
-    """`count` requests; half of them go to the routes that generate."""
+    """`count` requests. Half of them go to the routes that generate."""
     rng = random.Random(seed)
     with_body = [route for route in ROUTES if route.fields is not None]
     others = [route for route in ROUTES if route.fields is None and not route.missing]
@@ -61,7 +61,7 @@ def requests(seed: int, count: int) -> Iterator[Request]:
 
 
 def pairs(seed: int, count: int) -> Iterator[Request]:
-    """`count` requests in which two fields meet at their bounds: each alone may be served, and their product not.
+    """`count` requests with two fields at their bounds. Each field alone may be served, but not their product.
 
     A third of them are two hostile numbers in one JSON schema, or JSON within a string.
     """
@@ -119,7 +119,7 @@ def _json_in_strings(rng: random.Random) -> list[dict[str, Any]]:
 
 
 def _many_choices(rng: random.Random) -> dict[str, Any]:
-    """Prompts times choices times what each of them carries, around the bounds of their products."""
+    """Prompts times choices times the size of each, around the bounds of their products."""
     prompts = [[5] * rng.choice((1, 1, 500))] * rng.choice((1, 16, 17, 2_048))
     further: dict[str, Any] = rng.choice(
         (
@@ -133,7 +133,7 @@ def _many_choices(rng: random.Random) -> dict[str, Any]:
 
 
 def _at_bounds(rng: random.Random, fields: type[RequestModel]) -> dict[str, Any]:
-    """A body that is known to be taken, with two of its route's fields as large as each may be."""
+    """A valid body, with two of its route's fields at their maximum."""
     schema = schema_of(fields)
     body: dict[str, Any] = json.loads("{" + BASES[fields.__name__] + "}")
     large = {name: _largest(kind) for name, kind in schema["properties"].items()}
@@ -153,7 +153,7 @@ _MOST_CHARS = 2**20
 
 
 def _largest(schema: dict[str, Any], most: int = _MOST_CHARS) -> Any:
-    """The largest value of a kind, of some `most` characters; None where the schema names no bound."""
+    """The largest value of a schema, with about `most` characters; None if the schema has no bound."""
     options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if options:
         return max((_largest(option, most) for option in options), key=lambda value: len(json.dumps(value)))
@@ -206,7 +206,7 @@ class _Writer:
         return path
 
     def _body(self, route: Route) -> bytes:
-        """A body of the route's own type: mostly one that is known to be taken, with a few fields more."""
+        """A body of the route's type, mostly a valid one with a few more fields."""
         rng = self._rng
         assert route.fields is not None
         schema = schema_of(route.fields)
@@ -225,7 +225,7 @@ class _Writer:
         return self._spoil_bytes(raw) if rng.random() < 0.1 else raw
 
     def _bound_work(self, value: dict[str, Any], schema: dict[str, Any]) -> None:
-        """Valid requests must not be answered for minutes: that is no fault, and finds none."""
+        """Limits the length of valid answers, because answers of minutes find no fault."""
         for name in [name for name in _LENGTHS if name in schema["properties"]]:
             value[name] = self._rng.randint(1, MAX_TOKENS)
         if isinstance(value.get("min_tokens"), int):
@@ -283,7 +283,7 @@ class _Writer:
         return [self._value(schema.get("items", {}), depth + 1) for _ in range(self._rng.randint(least, most))]
 
     def _object(self, schema: dict[str, Any], depth: int, *, sparse: bool = False) -> dict[str, Any]:
-        """What is required, and of the rest a few."""
+        """The required fields, and a few of the others."""
         rng, properties = self._rng, schema.get("properties", {})
         required = set(schema.get("required", ()))
         share = 0.08 if sparse else 0.4 if depth < 6 else 0.0
@@ -296,7 +296,7 @@ class _Writer:
         return copy.deepcopy(self._rng.choice(HOSTILE))
 
     def _spoil(self, value: Any, schema: dict[str, Any]) -> Any:
-        """The body with one place in it changed."""
+        """The body with one value changed."""
         rng = self._rng
         places = list(_places(value))
         if not places or rng.random() < 0.25:
@@ -317,7 +317,7 @@ class _Writer:
         return value
 
     def _spoil_bytes(self, raw: bytes) -> bytes:
-        """What no writer of JSON writes."""
+        """Bytes that no writer of JSON writes."""
         rng, at = self._rng, self._rng.randrange(len(raw))
         return rng.choice(
             (
@@ -335,7 +335,7 @@ class _Writer:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything inside."""
+    """(container, key) of every value inside."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key

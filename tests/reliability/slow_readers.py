@@ -1,9 +1,9 @@
-"""Clients that ask for a stream each, all at once, and read a byte of it a second: a program of its own.
+"""A program of clients that all ask for a stream at once, and read one byte of it per second.
 
     python -m tests.reliability.slow_readers URL NUM_READERS < BODY
 
-Says `asked` when every request has been sent. Reads on until its input ends; then it reads all that is left, and says
-how many streams were whole. In the process that measures, a thousand reads a second would make its clock wait.
+It prints `asked` when every request is sent, and reads slowly until its input ends. Then it reads the rest, and prints
+how many streams were complete. It is not in the measuring process, because a thousand reads a second delay a clock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from itertools import cycle
 from urllib.parse import urlsplit
 
 RECEIVE_BYTES = 4_096
-"""Of a reader's kernel buffer: what it does not read, the server holds."""
+"""Size of a reader's kernel buffer. The server holds bytes beyond it."""
 PARTS = 20
-"""Of a second, in which as many clients each read their byte: a burst of reads would be the readers' own doing."""
+"""Number of parts of a second. The clients read in turn in these parts, because reading at once would be a burst."""
 WHOLE = b"data: [DONE]\n\n\r\n0"
 _HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -38,7 +38,7 @@ def ask(url: str, body: bytes) -> socket.socket:
 
 
 def trickle(clients: list[socket.socket]) -> None:
-    """Until the input ends."""
+    """Waits until the input ends."""
     for part in cycle(range(PARTS)):
         if select.select([sys.stdin], [], [], 1.0 / PARTS)[0]:
             return

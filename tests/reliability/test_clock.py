@@ -1,4 +1,4 @@
-"""R20: a wall clock that jumps by an hour at every look, either way, ends nothing early and is seen in no figure."""
+"""R20: a wall clock that jumps by an hour at each read, both ways, ends nothing early and changes no figure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ time.time_ns = lambda: int(time.time() * 1e9)
 open(os.path.join({{home!r}}, str(os.getpid())), "w").close()
 '''
 BOUND_S = 900.0
-"""More than any of these answers takes anywhere, and less than a jump."""
+"""Seconds that no answer needs on any machine, but fewer than a jump."""
 
 
 def test_r20_a_jumping_wall_clock_is_not_noticed(start: Callable[..., Daemon], tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_r20_a_jumping_wall_clock_is_not_noticed(start: Callable[..., Daemon], t
 
 
 def with_path(folder: Path) -> str:
-    """`folder` before whatever the tests' own modules come from."""
+    """The Python path with `folder` before the tests' own modules."""
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
 
 
 def stored_and_read_again(daemon: Daemon) -> list[float]:
-    """When some answers say that they were made; each is still there."""
+    """Creation times of some stored answers, which must still be stored."""
     made: list[float] = []
     with httpx.Client(base_url=daemon.url, verify=False, timeout=60) as http:
         for _ in range(4):

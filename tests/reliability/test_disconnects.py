@@ -1,4 +1,4 @@
-"""R11: a client that goes away, wherever its request is, leaves nothing behind: no block, no choice that runs on."""
+"""R11: a client that disconnects in any state of its request leaves nothing behind: no block and no running choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.reliability.conftest import WITHOUT_CACHE
 SHORT_DROPS, LONG_DROPS = 48, 1_000
 NUM_AT_ONCE = 12
 NUM_SLOTS = 4
-"""Requests in a step: of `NUM_AT_ONCE`, the others are in the queue."""
+"""Maximum number of requests in a step. The others of `NUM_AT_ONCE` are in the queue."""
 POLL_S = 0.002
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 40
 USER: Any = [{"role": "user", "content": "Tell me about rivers."}]
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "embeddings": ("/v1/embeddings", {"input": [PROMPT] * 200}),
 }  # fmt: skip
-"""Each takes seconds where nobody goes."""
+"""Requests that take seconds if their clients stay."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def drop(daemon: Daemon, kind: str, rng: random.Random) -> None:
-    """Ask, and go: at once, after a while, or after some of the answer; sometimes without a goodbye (RST)."""
+    """Ask and disconnect: at once, after a while, or during the answer; sometimes by a reset (RST)."""
     path, body = KINDS[kind]
     raw = json.dumps(body).encode()
     address = urlsplit(daemon.url)
@@ -68,7 +68,7 @@ def drop(daemon: Daemon, kind: str, rng: random.Random) -> None:
 
 
 def wait_idle(http: httpx.Client) -> float:
-    """Until nothing runs, waits or holds a block; how long that took. The bound keeps a broken test from hanging."""
+    """Seconds until nothing runs, waits or holds a block. The time limit keeps a broken test from hanging."""
     began = time.monotonic()
     while True:
         state = http.get("/state").json()
@@ -81,9 +81,9 @@ def wait_idle(http: httpx.Client) -> float:
 
 
 def test_r11_whoever_goes_leaves_nothing_behind(daemon: Daemon, is_long: bool) -> None:
-    """Alone, so that the time until its blocks are free is its own; then many at once, most of them in the queue.
+    """First one client at a time, to measure how long its blocks stay; then many at once, most of them in the queue.
 
-    Nobody's answer came to its end: what was asked for takes longer than anyone stays.
+    No answer is complete, because it takes longer than any client stays.
     """
     num_drops = LONG_DROPS if is_long else SHORT_DROPS
     rng = random.Random(num_drops)

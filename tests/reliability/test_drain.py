@@ -1,6 +1,6 @@
-"""R7: a server that is told to stop is not ready at once, answers what it took on, and sends everybody else away.
+"""R7: a server that is told to stop is not ready at once, answers its accepted requests, and refuses all others.
 
-The model is free: an answer shows that nothing of it is lost, repeated or late, and how long it takes is known.
+The model is free. An answer shows whether a part is lost, repeated or late, and its duration is known.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.reliability.workloads import streams
 SHORT_RESTARTS, LONG_RESTARTS = 3, 100
 DELAY_S = 1.5
 LONG_DELAY_S = 4.0
-"""Also a busy machine has not-ready seen and a short answer given within it."""
+"""Delay in which even a busy machine sees not-ready and answers a short request."""
 NUM_CLIENTS, PAUSE_S = 3, 0.15
 _PROBE_S = 0.1
 
 STEP_MS = 10.0
 ENDLESS = {"max_tokens": 1900, "ignore_eos": True, "stream": True}
-"""For twenty seconds, a step each."""
+"""Number of tokens of an answer of twenty seconds, one per step."""
 STREAMS = {
     "/v1/completions": {**ENDLESS, "prompt": "Hello"},
     "/v1/chat/completions": {**ENDLESS, "messages": [{"role": "user", "content": "Hello"}]},
@@ -40,7 +40,7 @@ STREAMS = {
 
 
 class Balancer:
-    """Sends each request to a server that said it was ready, and once more elsewhere where a 503 asks for that."""
+    """Sends each request to a server that was ready, and after a 503 once more to another server."""
 
     def __init__(self, servers: list[Daemon]) -> None:
         self.servers = servers
@@ -107,7 +107,7 @@ class Balancer:
 
 @pytest.mark.timeout(3600)
 def test_r7_rolling_restarts_cost_no_answer(start: Callable[..., Daemon], is_long: bool) -> None:
-    """One of two servers after the other is told to stop and replaced, while clients ask on and on."""
+    """Two servers are told to stop and replaced, one after the other, while clients go on asking."""
 
     def another(*, ready: bool = True) -> Daemon:
         return start("--shutdown-delay-s", str(DELAY_S), ready=ready, program=free_model(STEP_MS))
@@ -128,7 +128,7 @@ def test_r7_rolling_restarts_cost_no_answer(start: Callable[..., Daemon], is_lon
 
 @contextmanager
 def streaming(url: str, path: str) -> Iterator[Iterator[str]]:
-    """The lines of a long answer, which has begun."""
+    """The lines of a long answer that has begun."""
     with httpx.stream("POST", url + path, json=STREAMS[path], timeout=60, verify=False) as answer:
         lines = answer.iter_lines()
         next(line for line in lines if line)
@@ -136,7 +136,7 @@ def streaming(url: str, path: str) -> Iterator[Iterator[str]]:
 
 
 def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
-    """Not ready at once; answers for a while, each ending its connection; then refuses; then ends idle connections."""
+    """The server is not ready at once, answers for a while and closes connections, refuses, then closes idle ones."""
     flags = ("--shutdown-delay-s", str(LONG_DELAY_S), "--shutdown-timeout-s", "300")
     daemon = start(*flags, program=free_model(STEP_MS))
     question = {"prompt": "Hello", "max_tokens": 4}
@@ -179,7 +179,7 @@ def test_a_server_that_leaves(start: Callable[..., Daemon]) -> None:
 
 
 def test_a_second_signal_gives_every_stream_an_error_event(start: Callable[..., Daemon]) -> None:
-    """And the first one ended the connections on which nothing was asked."""
+    """The first one also closed the idle connections."""
     daemon = start(program=free_model(STEP_MS))
     url = httpx.URL(daemon.url)
     ends: dict[str, str] = {}

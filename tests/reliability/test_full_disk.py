@@ -19,7 +19,7 @@ ASKED = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True}
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 64 KiB."""
+    """A separate file system of 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
@@ -37,7 +37,7 @@ def fill(folder: Path) -> None:
 
 
 def test_a_full_temporary_directory_ends_no_server(start: Callable[..., Daemon], small_disk: Path) -> None:
-    """What server and engine share lies nowhere: also that of a standby, and of the engine after it."""
+    """The memory that server and engine share uses no file, and neither does a standby's or the next engine's."""
     daemon = start("--standby", program=free_model(1.0), env={"TMPDIR": str(small_disk)})
     fill(small_disk)
     for num_kills in range(3):

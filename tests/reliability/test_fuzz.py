@@ -1,4 +1,4 @@
-"""Thousands of requests that nobody would write: each is answered as the interface answers, and leaves nothing."""
+"""Thousands of faulty requests. Each gets an answer in the right shape, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .fuzzing import Request, pairs, requests
 NUM_SHORT, NUM_LONG = 1_500, 10_000
 NUM_PAIRS_SHORT, NUM_PAIRS_LONG = 60, 2_000
 MAX_GROWTH = 64 * 2**20
-"""Bytes that the server may be larger after requests of any kind than before."""
+"""Maximum growth of the server in bytes after requests of any kind."""
 NUM_CLIENTS = 8
 SEED = 20_261_121
 
@@ -32,7 +32,7 @@ Answer = tuple[Request, int, bytes]
 
 
 def send(url: str, some: Sequence[Request]) -> list[Answer]:
-    """What each was answered with, over connections that are kept while the server keeps them."""
+    """The answer to each request, over connections that stay open as long as the server keeps them."""
     where, answers = urlsplit(url), []
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
     for request in some:
@@ -55,7 +55,7 @@ def send_all(url: str, all_requests: list[Request]) -> list[Answer]:
 
 
 def check(request: Request, status: int, answer: bytes) -> None:
-    """Taken, or refused in the words of the interface that the path belongs to; never the server's fault."""
+    """Checks that a request is served, or refused in the shape of its path's API, and never with a server error."""
     told = (request.method, request.path[:100], request.headers, (request.body or b"")[:600], status, answer[:400])
     assert 200 <= status < 500, told
     assert b'"type":"server_error"' not in answer and b'"type":"api_error"' not in answer, told
@@ -65,9 +65,9 @@ def check(request: Request, status: int, answer: bytes) -> None:
 
 
 def num_open(daemon: Daemon, grammar: str) -> int:
-    """Descriptors of a daemon's processes, at rest: sockets, pipes, files.
+    """Number of open files of a daemon's processes at rest: sockets, pipes, files.
 
-    `grammar`: a new one, so that the process that tries grammars is there each time, also after one that ended it.
+    `grammar`: a new one, so that the process that checks grammars exists each time, even if another grammar ended it.
     """
     asked = {"prompt": "x", "max_tokens": 1, "regex": grammar}
     send(daemon.url, [Request("POST", "/v1/completions", json.dumps(asked).encode())])
@@ -96,13 +96,13 @@ def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
 
 
 def resident(daemon: Daemon) -> int:
-    """Bytes of the server process."""
+    """Memory of the server process in bytes."""
     return int(psutil.Process(daemon.process.pid).memory_info().rss)
 
 
 @pytest.mark.timeout(900)
 def test_no_two_fields_together_are_more_than_each(start: Callable[..., Daemon], is_long: bool) -> None:
-    """Answered, and what they took is given back: a product of two bounds is bounded itself."""
+    """Requests at two bounds are answered and their memory is freed, because products of fields have bounds too."""
     daemon = start()
     pid, url = daemon.engine_pid, daemon.url
     send(url, list(pairs(SEED - 1, 20)))

@@ -1,6 +1,6 @@
-"""R5: an engine that stands still is replaced and its streams go on; one that computes for long is left alone.
+"""R5: an engine that hangs is replaced and its streams go on. One that computes for long is left alone.
 
-The model is free, and the real one with `--long`: here it is the process that hangs, whatever it computes.
+The model is free, or the real one with `--long`, because the process hangs whatever it computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOUR_CHOICES = [replace(ask, body={**ask.body, "n": 4}) for ask in streams(1, 30
 
 @pytest.mark.timeout(3600)
 def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[..., Daemon], is_long: bool) -> None:
-    """Two daemons at once, for what takes the time is to wait."""
+    """Two daemons at once, because the test mostly waits."""
     num_hangs = LONG_HANGS if is_long else SHORT_HANGS
     program = (str(INFERD),) if is_long else free_model(STEP_MS)
     faults = faulty("slow@step=330@epoch=0", "hang@step=630@epoch=0", step_ms=None if is_long else STEP_MS)
@@ -62,12 +62,12 @@ def test_r5_hung_engines_are_replaced_and_slow_ones_are_not(start: Callable[...,
 
 
 def said(daemon: Daemon) -> list[tuple[object, ...]]:
-    """About 300 steps: of one request, whose choices start together, so that a step's number tells where it falls."""
+    """One request of about 300 steps. Its choices start together, so a step's number says which token it computes."""
     return [answer.said for answer in Asker(daemon.url).ask(FOUR_CHOICES)]
 
 
 def stop_soon(daemon: Daemon, number: int) -> None:
-    """Returns once another engine serves in its place. `number`: how many were stopped, with this one."""
+    """Stop an engine. Returns when another serves in its place. `number`: engines stopped so far, this one included."""
     goal = count(daemon, "inferd_engine_steps_total") + 50
     wait_until(lambda: count(daemon, "inferd_engine_steps_total") >= goal)
     stopped_s = kill_engine(daemon, signal.SIGSTOP)

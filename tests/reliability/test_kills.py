@@ -1,4 +1,4 @@
-"""R1 and R2: engines are killed under answers of every kind, and every answer is that of an undisturbed run."""
+"""R1 and R2: engines are killed during answers of every kind, and every answer equals that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_STREAMS, NUM_TOKENS, MAX_TRIES = 64, 80, 5
 
 
 class Killer(threading.Thread):
-    """Kills engine after engine, each some random steps after it took over."""
+    """Kills engine after engine, each a random number of steps after it took over."""
 
     def __init__(self, daemon: Daemon, num_kills: int) -> None:
         super().__init__(daemon=True)
@@ -70,7 +70,7 @@ def test_r1_every_answer_under_kills_is_that_of_an_undisturbed_run(daemon: Daemo
 
 
 def test_r2_every_stream_goes_on_soon(daemon: Daemon) -> None:
-    """The figure is printed, with what its machine was doing besides; a bound is for benchmarks."""
+    """The test prints the figure and the load of the machine. Only benchmarks set bounds."""
     asks, asker = streams(NUM_STREAMS, NUM_TOKENS), Asker(daemon.url)
     expected = asker.ask(asks)
     killed_s: list[float] = []

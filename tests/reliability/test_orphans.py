@@ -1,6 +1,6 @@
-"""R6: whoever is killed, wherever it is, nothing is left of it, and another starts at once in its place.
+"""R6: nothing is left of a killed process, whatever it was doing, and another starts at once in its place.
 
-To two of the ways it matters what the engine computes; the others have a free model, and the real one with `--long`.
+Two of the ways depend on the model. The others have a free model, or the real one with `--long`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.reliability.conftest import HTTP, wait_until
 GONE_WITHIN_S = 3.0
 LOADED_WITHIN_S = 2.5
 LONG_LOOPS = 17
-"""Of each of seven ways."""
+"""Number of repetitions of each of seven ways."""
 
 CHECK = "inferd.engine.grammar"
 STEP_MS = 5.0
-"""Of the free model: `streaming` goes on for ten seconds."""
+"""Duration of the free model's steps. `streaming` goes on for ten seconds."""
 
 
 class Server:
-    """A daemon on a given port whose temporary files lie in a directory of the test's own."""
+    """A daemon on a given port, with temporary files in the test's directory."""
 
     def __init__(self, port: int, home: Path, *arguments: str, is_free: bool) -> None:
         self.url, self.home = f"http://127.0.0.1:{port}", home
@@ -45,10 +45,10 @@ class Server:
             env={**os.environ, "TMPDIR": str(home), "INFERD_NUM_THREADS": "2"},
         )
         self.left: dict[int, str] = {}
-        """Children that it had when it was killed."""
+        """Child processes at the time of the kill."""
 
     def children(self) -> dict[int, str]:
-        """Engines, and what tries grammars."""
+        """Engines, and the process that checks grammars."""
         found = children(self.process.pid)
         return {pid: command for pid, command in found.items() if is_engine(command) or CHECK in command}
 
@@ -92,7 +92,7 @@ def while_loading(server: Server) -> None:
 
 
 def stopped_while_it_loads(server: Server) -> None:
-    """The engine has all that it needs to be ready, and nobody who hears it."""
+    """The engine is about to be ready when its server dies."""
     wait_until(lambda: bool(server.engine()))
     os.kill(server.process.pid, signal.SIGSTOP)
     time.sleep(LOADED_WITHIN_S)
@@ -132,7 +132,7 @@ def with_a_stopped_standby(server: Server) -> None:
 
 
 def after_its_engine(server: Server) -> None:
-    """The engine first, and then the server while it starts another."""
+    """The engine is killed first, and then the server while it starts another."""
     wait_until(server.is_ready)
     dead = server.engine()
     with streaming(server):
@@ -151,12 +151,12 @@ WAYS = (
     after_its_engine,
 )
 REAL = (while_loading, while_it_streams)
-"""Threads of libraries are being read, or compute."""
+"""The engine's threads import libraries, or compute."""
 
 
 @pytest.mark.timeout(3600)
 def test_r6_nothing_is_left_of_a_killed_server(tmp_path: Path, port: int, is_long: bool) -> None:
-    """The next server listens on the same port, started before what the last one left had to be gone."""
+    """The next server listens on the same port. It starts before the last one's processes must be gone."""
     assert sys.platform == "linux"
     for loop, way in enumerate(WAYS * (LONG_LOOPS if is_long else 1)):
         home = tmp_path / str(loop)

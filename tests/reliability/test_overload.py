@@ -1,6 +1,6 @@
-"""R14: ten times as much is asked as the server can give. `benchmarks/overload.py` is what measures; here is what holds
-on a machine that others use as well: everybody is answered, who is let in is in time, and all is as before soon after.
-R15: one tenant fills the queue, and another does not stand behind it; `benchmarks/fairness.py` measures by how much.
+"""R14: the load is ten times as high as the server can serve. `benchmarks/overload.py` measures it. These tests check
+what holds on a shared machine too: every request is answered, admitted ones in time, and all is as before soon after.
+R15: one tenant fills the queue, and another does not wait behind it. `benchmarks/fairness.py` measures the effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from inferd.server.commands.bench.client import Client
 
 ASKED = ServerOptions(step_ms=40.0, target_ms=1000.0)
-"""Slow steps: that a tenfold load is few requests a second."""
+"""Duration of a step. Slow steps make a tenfold load a few requests per second."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.mark.long
 def test_r14_ten_times_the_load(served: Daemon) -> None:
-    """Its bounds are times, which nobody can promise on a machine that others use."""
+    """A test with bounds in time, which nobody can promise on a shared machine."""
     outcome = asyncio.run(measure(served.url, ASKED, 20.0))
     over = outcome.of(OVER)
     print(
@@ -49,7 +49,7 @@ def test_r14_ten_times_the_load(served: Daemon) -> None:
 
 
 def test_r14_a_refusal_says_when_to_come_back(served: Daemon) -> None:
-    """At once by the queue's own bound: nothing was computed and nothing tokenized."""
+    """The queue's bound refuses at once, before anything is tokenized or computed."""
 
     async def flood() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
@@ -68,7 +68,7 @@ def test_r14_a_refusal_says_when_to_come_back(served: Daemon) -> None:
 
 
 def test_r15_a_tenant_does_not_stand_behind_anothers_queue(tmp_path: Path) -> None:
-    """100 requests of one wait for 8 slots; by their order of arrival the other's would be the last."""
+    """100 requests of one tenant wait for 8 slots. By order of arrival, the other tenant's would be the last."""
     for key in ("flood", "few"):
         append_entry(tmp_path / "keys.yaml", entry_of(sha256=digest_of(key).hex(), name=key))
 

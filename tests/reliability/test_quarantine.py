@@ -1,4 +1,4 @@
-"""R3, R4 and R17: requests that end the engine, engines that end whatever is asked, and rows that are no numbers."""
+"""R3, R4 and R17: requests that kill the engine, engines that die with any request, and rows with NaN."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.reliability.conftest import WITHOUT_CACHE, faulty, restarts
 from tests.reliability.workloads import streams
 
 ABORT, NAN, MEMORY, KILL = 3071, 3070, 3069, 3068
-"""The last tokens of the embedded model's vocabulary: what each of them does."""
+"""The last tokens of the embedded model's vocabulary, with the fault that each causes."""
 _NEVER_DRAWN = {str(token_id): -100 for token_id in (ABORT, NAN, MEMORY, KILL)}
 
 
 def poison(token_id: int) -> Ask:
-    """Computed with the prompt."""
+    """The fault comes when the prompt is computed."""
     return Ask("/v1/completions", {"prompt": [*range(10, 40), token_id, 50], "max_tokens": 30})
 
 
 def poison_drawn(token_id: int) -> Ask:
-    """Computed once it was drawn: the step that draws it does no harm, the one after it does."""
+    """The fault comes when a generated token is computed, which is one step after it was sampled."""
     body = {"prompt": [*range(10, 40)], "max_tokens": 30, "ignore_eos": True, "logit_bias": {str(token_id): 100}}
     return Ask("/v1/completions", body)
 
@@ -41,7 +41,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def good(daemon: Daemon, is_long: bool) -> Callable[..., list[Any]]:
-    """Asks for the same good answers each time, beside something bad; returns what came of that."""
+    """Asks for the same good answers each time, beside a bad request. Returns the result of the bad one."""
     num_streams, asker = 63 if is_long else 12, Asker(daemon.url)
     asks = [replace(ask, body={**ask.body, "logit_bias": _NEVER_DRAWN}) for ask in streams(num_streams, 40)]
     expected = [answer.said for answer in asker.ask(asks)]
@@ -61,7 +61,7 @@ def test_an_allocation_that_fails_is_a_pause(daemon: Daemon, good: Callable[...,
 
 
 def test_r17_a_row_of_nan_fails_alone(daemon: Daemon, good: Callable[..., list[Any]]) -> None:
-    """Its KV is no number, then its logits; and who has its blocks after it reads none of that."""
+    """Its KV becomes NaN, then its logits. The next owner of its blocks reads none of it."""
     before = restarts(daemon)
     for _ in range(3):
         (answer,) = good(poison(NAN))
@@ -85,7 +85,7 @@ def test_r3_poisons_fail_alone_and_the_others_finish(daemon: Daemon, good: Calla
 def test_r3_what_the_system_kills_each_time_is_failed_after_one_more(
     daemon: Daemon, good: Callable[..., list[Any]]
 ) -> None:
-    """SIGKILL is also what somebody may send by chance."""
+    """SIGKILL may also come from a person, so it needs more evidence."""
     before = restarts(daemon)
     (answer,) = good(poison(KILL))
     assert (answer.status, answer.error["code"]) == (500, "engine_error"), answer

@@ -1,4 +1,4 @@
-"""What cannot fit is told so at once, with the limit: it waits behind nobody, however long the queue is."""
+"""A request that can never fit is refused at once with the limit, however long the queue is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.conftest import Daemon
 from .conftest import count, wait_until
 
 LENGTH = 2_048
-"""Of the embedded model's context, in tokens."""
+"""Context length of the embedded model in tokens."""
 WORD = "word "
 
 TOO_LONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -37,12 +37,12 @@ TOO_LONG: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 NUM_HELD = 8
-"""Requests of the whole context, one after the other: 20 s of work, and more on a machine that is busy."""
+"""Requests of the whole context, one after the other: 20 s of work, and more on a busy machine."""
 
 
 @pytest.fixture
 def full(start: Callable[..., Daemon]) -> Iterator[Daemon]:
-    """A daemon that runs one request at a time, and has a long queue."""
+    """A daemon that runs one request at a time, with a long queue."""
     daemon = start("--max-num-seqs", "1")
     body = {"prompt": "x", "max_tokens": LENGTH - 8, "ignore_eos": True}
 

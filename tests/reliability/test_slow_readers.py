@@ -1,5 +1,4 @@
-"""R12: clients that hardly read their streams: generation does not wait for them, memory does not grow with them, and
-others notice nothing."""
+"""R12: clients that hardly read their streams do not delay generation, increase memory, or affect others."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SHORT_READERS, LONG_READERS = 24, 1_000
 MAX_RSS_GROWTH = 100 * 2**20
 TOKENS = 250
 ROUNDS = 41
-"""Of the long form's streams beside slow readers and without: the p99 of one round is a matter of a few gaps."""
+"""Rounds of the long form, with slow readers and without. The p99 of a single round depends on a few gaps."""
 BODY = {"prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "logprobs": 5}
 
 
@@ -48,7 +47,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 class SlowReaders:
-    """Streams that are asked for at once and read a byte a second each, by a process of their own."""
+    """Streams that begin at once, and that another process reads at one byte per second."""
 
     def __init__(self, daemon: Daemon, num_readers: int, held: ExitStack) -> None:
         command = [sys.executable, "-m", "tests.reliability.slow_readers", daemon.url, str(num_readers)]
@@ -60,7 +59,7 @@ class SlowReaders:
         self._process.stdin.write(json.dumps(BODY) + "\n")
 
     def read_all(self) -> int:
-        """What is left of every stream, read by clients that have become quick: how many were whole."""
+        """Reads the rest of every stream quickly. Returns how many streams were complete."""
         asked, num_whole = self._process.communicate(timeout=300)[0].split()
         assert asked == "asked"
         return int(num_whole)
@@ -71,7 +70,7 @@ def said(answers: list[Answer]) -> list[tuple[object, ...]]:
 
 
 class Others:
-    """Four quick clients of each of some servers, who take turns: machines change from one minute to the next."""
+    """Four quick clients for each of some servers. They take turns, because a machine's speed changes over minutes."""
 
     def __init__(self, daemons: dict[str, Daemon], num_rounds: int) -> None:
         self._askers = {whose: Asker(daemon.url) for whose, daemon in daemons.items()}
@@ -79,7 +78,7 @@ class Others:
         self._expected, *_ = [said(asker.ask(self._asks)) for asker in self._askers.values()]
 
     def pace(self, when: str) -> None:
-        """Says how long one token of a stream comes after the one before it."""
+        """Prints the time between two tokens of a stream."""
         gaps_ms: dict[str, list[float]] = {whose: [] for whose in self._askers}
         for _ in range(self._num_rounds):
             for whose, asker in self._askers.items():

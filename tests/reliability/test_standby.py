@@ -1,4 +1,4 @@
-"""R2 with a standby: it takes the engine's place without reading a library, and another is started in its own."""
+"""R2 with a standby: it replaces the engine without importing a library, and another standby starts."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def test_r2_a_standby_takes_the_engines_place(start: Callable[..., Daemon]) -> N
 
 
 def warm_standby(daemon: Daemon) -> int:
-    """Its process, once it waits to be promoted."""
+    """The standby's process, once it waits to be promoted."""
     # It gets what processor time others leave it.
     wait_until(lambda: count(daemon, "inferd_standby_ready") == 1 and len(engines(daemon)) == 2, within_s=240)
     return engines(daemon)[1]
 
 
 def is_as_urgent_as_any(pid: int) -> bool:
-    """The thread that read libraries was not; what will serve is."""
+    """Whether the process has normal priority. The thread that imported libraries had not."""
     nices = [
         int(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[16])
         for thread in os.listdir(f"/proc/{pid}/task")
     ]
-    # Sessions come first where the kernel groups by them; the standby's is its own, and as nice as any by now.
+    # If the kernel groups by session, the session's niceness counts first. The standby's own session has 0 by now.
     session = Path(f"/proc/{pid}/autogroup")
     is_session_so = not session.exists() or session.read_text().split()[-1] == "0"
     return is_session_so and min(nices) == os.getpriority(os.PRIO_PROCESS, os.getpid())

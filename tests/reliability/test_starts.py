@@ -1,5 +1,5 @@
-"""R19: what cannot start says so in one line with the value, the rule and the way out, within seconds, before any
-engine exists; what can start though something is missing says what.
+"""R19: a server that cannot start says so in one line with the value, the rule and the way out. It does so within
+seconds and before any engine exists. A server that starts although something is missing says what.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.e2e.conftest import INFERD, Daemon
 from tests.reliability.forked import FORKS, bound_to, serve
 
 MAX_CPU_S = 5
-"""Of processor time, which is what a start takes on an idle machine: the kernel ends what takes more."""
+"""Maximum seconds of processor time, which a start takes on an idle machine. The kernel ends a longer one."""
 WAIT_S = 120.0
-"""What hangs is ended: its code then tells."""
+"""Seconds after which a start that hangs is ended. Its exit code then shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a start ended."""
+    """The end of a start."""
 
     code: int
     lines: list[str]
-    """Of standard error."""
+    """Lines of standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Case:
     code: int
     words: tuple[str, ...]
     arguments: Callable[[Path], list[str]]
-    """Given a folder of the case's own."""
+    """Makes the arguments; it gets a folder for this case."""
     environment: Callable[[Path], dict[str, str]] = lambda _: {}
     num_lines: int = 1
     max_file_bytes: int = resource.RLIM_INFINITY
-    """0: what a full disk says at the first byte, a process whose files cannot grow is told as well."""
+    """Maximum size of files. 0 gives the same error as a full disk."""
     is_read_early: bool = False
-    """Its environment is read when libraries are."""
+    """Whether libraries read the environment when they are imported."""
 
 
 def flags(*arguments: str) -> Callable[[Path], list[str]]:
@@ -58,7 +58,7 @@ def flags(*arguments: str) -> Callable[[Path], list[str]]:
 
 
 def model(damage: Callable[[Path], object]) -> Callable[[Path], list[str]]:
-    """A copy of the embedded model with something wrong."""
+    """Serves a damaged copy of the embedded model."""
 
     def make(home: Path) -> list[str]:
         copy = Path(shutil.copytree(EMBEDDED_PATH, home / "model"))
@@ -110,7 +110,7 @@ def set_to(name: str, value: str = "1") -> Callable[[Path], dict[str, str]]:
 
 
 def long_name(home: Path) -> dict[str, str]:
-    """A place whose name is too long for that of a socket, 107 bytes."""
+    """A directory whose path is too long for a socket, which may have 107 bytes."""
     folder = home / ("x" * 120)
     folder.mkdir()
     return {"TMPDIR": str(folder)}
@@ -148,7 +148,7 @@ CASES = (
 
 
 def refused(case: Case, home: Path) -> Refusal:
-    """The command itself, or a process that has read the same libraries."""
+    """Runs the command itself, or a process that has imported the same libraries."""
     arguments, environment = case.arguments(home), case.environment(home)
     arguments += [] if "--port" in arguments else ["--port", "0"]
     run = commanded if case.is_read_early else forked
@@ -180,14 +180,14 @@ def forked(arguments: list[str], environment: dict[str, str], max_file_bytes: in
 
 
 def said(end: Connection) -> bytes:
-    """All that came through a pipe, which holds more than any refusal says."""
+    """All bytes of a pipe, which holds more than any refusal's text."""
     with end, open(end.fileno(), "rb", closefd=False) as file:
         return file.read()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_r19_what_cannot_start_says_why(case: Case, tmp_path: Path) -> None:
-    """One line means that no phase had begun, and so no engine: each says when it ends."""
+    """One line means that no phase had begun and no engine existed, because each phase logs its end."""
     refusal = refused(case, tmp_path)
     text = "\n".join(refusal.lines)
     assert refusal.code == case.code, text

@@ -1,6 +1,6 @@
-"""R21: frames that are damaged, lost, repeated or cut short cost a restart and no token, also the last of all.
+"""R21: damaged, lost, repeated or truncated frames cost a restart but no token, even if it is the last frame.
 
-No frame asks what the engine computes: it has a free model, and the real one with `--long`.
+Frames do not depend on the model: it is free, or the real one with `--long`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAID = {
     "cut": "is not an envelope",
     "mute": "has sent frame 60, which never came",
 }
-"""Of a frame that is lost with all behind it, no later number tells."""
+"""Fault of a frame -> text of the log. If all later frames are lost too, only the heartbeat's count shows it."""
 
 
 def test_r21_a_bad_frame_is_a_pause(start: Callable[..., Daemon], is_long: bool) -> None:

@@ -1,4 +1,4 @@
-"""What is asked while engines die: every way in which an answer is given, with answers long enough to be hit."""
+"""Requests for the time in which engines die: every kind of answer, each long enough to be hit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _USAGE: Any = {"include_usage": True}
 
 
 def mixed(seed: int) -> list[Ask]:
-    """One of each kind."""
+    """One request of each kind."""
     text = {"prompt": f"Once upon a time, {seed} ", "seed": seed, "return_token_ids": True, "temperature": 1.0}
     long = {**text, "max_tokens": 240, "ignore_eos": True}
     chat = {"messages": _USER, "seed": seed, "return_token_ids": True, "temperature": 1.0}
@@ -44,7 +44,7 @@ def mixed(seed: int) -> list[Ask]:
 
 
 def streams(num_streams: int, max_tokens: int) -> list[Ask]:
-    """Plain streams, alike but for their seeds and lengths: those of a free model depend on the length alone."""
+    """Plain streams that differ only in seed and length. Answers of a free model depend on the length alone."""
     body = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 1.0, "stream": True, "return_token_ids": True}
     return [
         Ask("/v1/completions", {**body, "prompt": "Stream" + " on" * i + ":", "seed": i, "stream_options": _USAGE})

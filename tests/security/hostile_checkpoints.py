@@ -1,6 +1,6 @@
-"""Checkpoints made to do harm: each is the embedded model with one thing wrong that a stranger could have put there.
+"""Checkpoints made to do harm. Each is the embedded model with one change that a stranger could have made.
 
-A case edits a folder in place and names what the refusal must say. Knows no pytest, and starts nothing.
+A case edits a folder in place, and names the text of its refusal. This file knows no pytest and starts nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Edit = Callable[[Path], None]
 
 HEADER_PREFIX_BYTES = 8
 CANARY = "the-code-of-a-checkpoint-ran"
-"""A file of this name in a folder says so."""
+"""Name of the file that a payload leaves in its folder if it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     edit: Edit
     words: str
-    """What the line says, among the rest: an expression."""
+    """Regular expression for a part of the refusal's line."""
 
 
 class Payload:
-    """Unpickled, it leaves a file in the folder that it was in."""
+    """An object that leaves a file in its folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Payload:
 
 
 def copy_of_tiny(folder: Path) -> Path:
-    """The embedded model under `folder`, weights and all: nothing that is done to it reaches the product's own."""
+    """A copy of the embedded model in `folder`, weights included, so that no edit reaches the original."""
     return Path(shutil.copytree(EMBEDDED_PATH, folder, ignore=shutil.ignore_patterns("__pycache__")))
 
 
@@ -78,7 +78,7 @@ def pickle_called_safetensors(path: Path) -> None:
 
 
 def zip_bomb(path: Path) -> None:
-    """torch's own format is a zip; this one unpacks to a gigabyte."""
+    """A file in torch's zip format that unpacks to a gigabyte."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("archive/data.pkl", "w") as entry:
         for _ in range(64):
@@ -107,7 +107,7 @@ def changed_tensor(change: Callable[[dict[str, Any]], None]) -> Edit:
 
 
 def same_place(path: Path) -> None:
-    """Two tensors of one shape share their bytes; the file is as long as ever."""
+    """Two tensors of one shape share their bytes. The file keeps its length."""
     header, data = header_of_tiny()
     norms = sorted(name for name, entry in header.items() if name != "__metadata__" and len(entry["shape"]) == 1)
     header[norms[0]]["data_offsets"] = header[norms[1]]["data_offsets"]
@@ -115,7 +115,7 @@ def same_place(path: Path) -> None:
 
 
 def twice_in_the_header(path: Path) -> None:
-    """One name with two entries: two parsers may take different ones."""
+    """One name with two entries. Two parsers may use different ones."""
     header, data = header_of_tiny()
     name = max(name for name in header if name != "__metadata__")
     first = json.dumps({name: {**header[name], "shape": [1]}})[1:-1]
@@ -128,7 +128,7 @@ def behind_the_data(path: Path) -> None:
 
 
 def no_number(bits: int) -> Edit:
-    """The last weight of the last tensor in other bits, as bfloat16 has them."""
+    """Replaces the last weight of the last tensor by other bits of bfloat16."""
 
     def edit(path: Path) -> None:
         header, data = header_of_tiny()
@@ -160,7 +160,7 @@ def config_text(text: str) -> Edit:
 
 
 def remote_code(path: Path) -> None:
-    """Everything by which a checkpoint names code of its own, for transformers to import."""
+    """All entries by which a checkpoint names its own code, for transformers to import."""
     code = f"import pathlib\npathlib.Path({str(path / CANARY)!r}).touch()\nclass Evil: pass\n"
     (path / "evil.py").write_text(code)
     auto = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
@@ -169,7 +169,7 @@ def remote_code(path: Path) -> None:
 
 
 def remote_tokenizer(path: Path) -> None:
-    """As `remote_code`, on an architecture that is served."""
+    """Like `remote_code`, on an architecture that is served."""
     remote_code(path)
     config(architectures=["LlamaForCausalLM"])(path)
 
@@ -213,7 +213,7 @@ def device(name: str, target: str = "/dev/zero") -> Edit:
 
 
 def pipe(name: str) -> Edit:
-    """A file that whoever opens it waits for."""
+    """A file that blocks its reader when it is opened."""
 
     def edit(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
@@ -223,7 +223,7 @@ def pipe(name: str) -> Edit:
 
 
 def sparse(name: str, num_bytes: int = 2**36) -> Edit:
-    """A file that takes no room on the disk, and all of memory where it is read."""
+    """A file that uses no disk space, but all of memory if it is read."""
 
     def edit(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
@@ -324,14 +324,14 @@ REFUSED: dict[str, Case] = {
     "a reading that is no object": Case(tokenizer_config(response_template="{% for %}"), "must be an object"),
     "a reading of no fields": Case(tokenizer_config(response_template={"fields": 7}), "fields must be an object"),
 }
-"""What no server may start with."""
+"""Checkpoints with which no server may start."""
 
 UNREADABLE: dict[str, Case] = {
     "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ values are NaN or infinite"),
     "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
     "infinity": Case(no_number(0x7F80), "must hold finite numbers"),
 }
-"""Weights that are seen when they are read."""
+"""Checkpoints whose fault is found when their weights are read."""
 
 SERVED: dict[str, Edit] = {
     "code of its own for the tokenizer": remote_tokenizer,
@@ -342,4 +342,4 @@ SERVED: dict[str, Edit] = {
     "special tokens from a device": device("special_tokens_map.json"),
     "a template from a device": device("chat_template.jinja"),
 }
-"""What is left out, or fails with the request that would need it."""
+"""Checkpoints that are served. The harmful part is ignored, or fails the request that would need it."""

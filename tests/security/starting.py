@@ -1,7 +1,7 @@
-"""A program: goes through what a start reads of checkpoints, one folder after the other, and says what came of each.
+"""A program that reads checkpoints as a start does, one folder after the other, and prints the result of each.
 
 `python -m tests.security.starting FOLDER...` prints one line of JSON a folder: [folder, error class or "", message]. A
-folder that takes longer than `LIMIT_S` ends the program, and so does one that is waited for, or takes more memory.
+folder that needs more time than `LIMIT_S`, that blocks, or that needs too much memory ends the program.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.serve import read_model
 
 LIMIT_S = 5
-"""Of processor time, which a busy machine does not stretch."""
+"""Maximum processor time of a folder in seconds. A busy machine does not extend it."""
 WAIT_S = 30
-"""Of a folder whose files are waited for."""
+"""Maximum time of a folder whose files block."""
 LIMIT_BYTES = 6 * 2**30
-"""Of address space. The libraries have 1 GiB of it before they have read anything."""
+"""Maximum address space. The libraries use 1 GiB of it before they read anything."""
 
 
 def main() -> int:

@@ -1,5 +1,4 @@
-"""S2: no spelling of a request gets past the keys, no key gets into the log, and admin routes can have a port of their
-own."""
+"""S2: no spelling of a request avoids the keys, no key is logged, and admin routes can have their own port."""
 
 from __future__ import annotations
 
@@ -47,14 +46,14 @@ def url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def prefixed(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
-    """Behind a proxy that strips /llm, and for browsers."""
+    """A server behind a proxy that removes /llm, which allows browsers."""
     options = AppOptions(api_keys=(KEY,), admin_keys=(ADMIN,), allowed_origins=("https://a.example",))
     with serving(model, router, options, root_path="/llm") as url:
         yield url
 
 
 def ask(url: str, raw: bytes) -> tuple[int, bytes]:
-    """(status, body) of one answer to these bytes."""
+    """(status, body) of the answer to these bytes."""
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as client:
         client.sendall(raw)
@@ -81,7 +80,7 @@ TARGETS = [
     b"/v1/models?key=" + KEY.encode(),
     b"/v1/responses/live", b"/config", b"//config", b"/reset_prefix_cache", b"/tokenizer_info", b"/nothing",
 ]  # fmt: skip
-"""Spellings of paths, all without a key: served is none of them, and it is not told which exist."""
+"""Spellings of paths, all without a key. None is served, and the answers do not reveal which paths exist."""
 
 HEADERS = {
     "no scheme": b"Authorization: " + KEY.encode() + b"\r\n",
@@ -134,7 +133,7 @@ TRICKS = {
 
 
 def test_a_key_opens(url: str) -> None:
-    """What the tricks are held against: the same bytes with a key are served."""
+    """The control of the tests above: the same bytes with a key are served."""
     assert ask(url, get(MODELS, RIGHT))[0] == 200
     assert ask(url, get(MODELS, b"authorization: bearer " + KEY.encode() + b"\r\n"))[0] == 200
     assert ask(url, get(MODELS, RIGHT + RIGHT))[0] == 200
@@ -156,7 +155,7 @@ def test_no_spelling_gets_past_the_keys(url: str, router: ScriptedRouter, raw: b
     [b"/v1/models", b"/llm/v1/models", b"/llm/llm/v1/models", b"/llm/live", b"/llmlive", b"/llm//live", b"//live"],
 )
 def test_nor_behind_a_prefix(prefixed: str, target: bytes) -> None:
-    """A proxy has stripped the prefix: who writes it again asks for another path."""
+    """A proxy removes the prefix once. A request that writes it twice asks for another path."""
     assert ask(prefixed, get(target))[0] == 401
     assert ask(prefixed, get(b"/live"))[0] == 200
 
@@ -169,7 +168,7 @@ def test_what_browsers_ask_beforehand_is_answered_and_gives_nothing(prefixed: st
 
 
 def test_every_route_is_closed_to_whom_its_label_says(url: str) -> None:
-    """Who may do what, of every route, by every method."""
+    """Access to every route by every method, with every kind of key."""
     keys = {"": None, "user": KEY, "admin": ADMIN}
     for route in ROUTES:
         path = re.sub(r"{\w+(:path)?}", "none", route.path)
@@ -182,7 +181,7 @@ def test_every_route_is_closed_to_whom_its_label_says(url: str) -> None:
 
 
 def test_keys_are_known_by_their_digests_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked up and compared is SHA-256, of which nobody can choose the first bytes: time tells nothing."""
+    """Keys are found and compared by SHA-256. A caller cannot choose its first bytes, so time reveals nothing."""
     compared: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest
 
@@ -198,7 +197,7 @@ def test_keys_are_known_by_their_digests_alone(url: str, monkeypatch: pytest.Mon
 
 
 def test_keys_are_in_no_line_of_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Right and wrong ones, wherever they may stand, at the finest level."""
+    """Right and wrong keys, in every place of a request, at log level debug."""
     wrong = "wrong-key-60d1"
     with caplog.at_level(logging.DEBUG):
         for key in (KEY, wrong):
@@ -226,7 +225,7 @@ def test_who_is_open_to_others_needs_a_key_or_says_so(host: str) -> None:
 
 
 def test_admin_routes_at_a_port_of_their_own(start: Callable[..., Daemon]) -> None:
-    """Served there alone, to admin keys alone; there, no others than the public ones."""
+    """Admin routes are served only at their port and to admin keys. That port serves no others except public ones."""
     daemon = start("--admin-port", "0", "--admin-key", ADMIN, "--api-key", KEY, program=free_model(0))
     found = re.search(r"admin routes are served only at (\S+) port (\d+)", daemon.output)
     assert found is not None, daemon.output
@@ -234,7 +233,7 @@ def test_admin_routes_at_a_port_of_their_own(start: Callable[..., Daemon]) -> No
     as_admin, as_user = ({"Authorization": f"Bearer {key}"} for key in (ADMIN, KEY))
 
     def statuses(path: str, method: str = "GET") -> list[int]:
-        """Here and there, of the admin."""
+        """Statuses at both ports with the admin key."""
         urls = (daemon.url, there)
         return [httpx.request(method, url + path, headers=as_admin, timeout=WAIT_S).status_code for url in urls]
 

@@ -1,6 +1,6 @@
-"""Small requests that are much work: each is answered or refused soon, alone and all at once, and leaves nothing.
+"""Small requests that would be much work. Each is soon answered or refused, alone and all at once, and leaves nothing.
 
-Where a case is one of many of its kind, the others are in `test_grammars`, `test_http`, `test_long_texts` and
+Other cases of the same kinds are in `test_grammars`, `test_http`, `test_long_texts` and
 `tests/api/test_event_loop`, which measures the event loop.
 """
 
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[int, Callable[[], bytes]]] = {
 
 
 def ask(url: str, raw: bytes) -> int:
-    """The status; 0 if the connection was ended before all was sent, as a flood's is."""
+    """The status, or 0 if the connection ended before all was sent, as for a flood."""
     where = urlsplit(url)
     with socket.create_connection((where.hostname or "", where.port or 0), timeout=60) as client:
         try:
@@ -112,7 +112,7 @@ def ask(url: str, raw: bytes) -> int:
 
 @pytest.fixture(scope="module")
 def warm(daemon: Daemon) -> Daemon:
-    """What a first request leaves for good is no growth."""
+    """The server after one request of each case, whose memory does not count as growth."""
     for _, make in CASES.values():
         ask(daemon.url, make())
     return daemon
@@ -149,7 +149,7 @@ def test_the_largest_answer_is_written_in_pieces(daemon: Daemon) -> None:
 
 
 def late_answers(url: str, stopped: threading.Event) -> Iterator[float]:
-    """Seconds that `/live` takes, asked without end."""
+    """Seconds that each `/live` took, asked again and again."""
     with httpx.Client(timeout=60) as client:
         while not stopped.is_set():
             before_s = time.monotonic()
@@ -160,7 +160,7 @@ def late_answers(url: str, stopped: threading.Event) -> Iterator[float]:
 
 @pytest.mark.long
 def test_a_server_of_2_gib_survives_all_of_them_at_once(start: Callable[..., Daemon]) -> None:
-    """Server and engine together. How late `/live` is beside them is printed, and not judged on a shared machine."""
+    """Memory of server and engine together. The delay of `/live` is printed, but not tested on a shared machine."""
     asks = list(CASES.values()) * ROUNDS
     random.Random(1).shuffle(asks)
     stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""Nothing is sent anywhere: no process of a daemon connects, or looks up a name, beyond this machine."""
+"""No process of a daemon connects to another machine or looks up a name."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def watched(shim: Path, log: Path) -> dict[str, str]:
-    """The environment of a process that is watched, and whose children are; told nothing of being offline."""
+    """The environment of a process that is watched together with its children. It sets no offline mode."""
     return {"LD_PRELOAD": str(shim), "EGRESS_LOG": str(log), "HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""}
 
 
 def outward(log: Path) -> list[str]:
-    """What was meant for another machine. Process, call and address."""
+    """The calls with an address of another machine: process, call and address."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [line for line in lines if line.split()[2] not in LOOPBACK]
 
 
 def test_a_daemon_reaches_nobody(shim: Path, tmp_path: Path, start: Callable[..., Daemon]) -> None:
-    """Start, requests that name addresses, an engine's death, the end: of a model that claims to come from the hub."""
+    """A model from the Hub's cache: start, requests that contain addresses, an engine's death, and the end."""
     folder, log = copy_of_tiny(tmp_path / "model"), tmp_path / "log"
     config(_name_or_path="mistralai/Mistral-7B-v0.1", base_model_name_or_path="meta-llama/Llama-3.1-8B")(folder)
     tokenizer_config(name_or_path="mistralai/Mistral-7B-v0.1", auto_map={"AutoTokenizer": ["a/b--c.D", None]})(folder)

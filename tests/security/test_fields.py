@@ -1,4 +1,4 @@
-"""The engine checks again: frames that no server would send end the request they carry, and nothing else."""
+"""The engine checks requests again. Frames that no server would send end their own request, and nothing else."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HOSTILE_PARAMS: dict[str, tuple[Any, ...]] = {
     "grammar": ("not a grammar", "{", '{"grammars": []}', "a" * 300_000),
     "pooling": (Pooling(), Pooling(num_components=-1)),
 }
-"""One step, or far, beyond each bound: a pooled state only where nothing is generated."""
+"""Values one step or far beyond each bound. A pooled state is allowed only if nothing is generated."""
 
 TAKEN_PARAMS: dict[str, tuple[Any, ...]] = {
     "top_k": (0, 1, VOCAB, 2**31, 2**62),
@@ -60,7 +60,7 @@ TAKEN_PARAMS: dict[str, tuple[Any, ...]] = {
     "bad_words": (tuple((i % VOCAB,) * 7 for i in range(3_000)),),
     "allowed_token_ids": ((5,) * 5_000,),
 }
-"""At a bound, or odd, and allowed."""
+"""Values at a bound, or unusual ones, that are allowed."""
 
 HOSTILE_SUBMITS: tuple[dict[str, Any], ...] = (
     {"prompt_ids": ()},
@@ -89,18 +89,18 @@ ODD_SUBMITS: tuple[dict[str, Any], ...] = (
     shared(cache_salt="\u0000" * 100_000),
     {"request_id": ""},
 )
-"""What the server reckons and no caller states: whatever it is, the request ends one way or the other."""
+"""Values that the server computes and no caller states. With any value the request must end."""
 
 
 class Engine:
-    """A real engine process, spoken to without a server."""
+    """A real engine process without a server."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._num_asked = 0
 
     async def ask(self, *, params: SamplingParams = GOOD, **fields: Any) -> list[Delta]:
-        """All that one request is given, to its end."""
+        """All deltas of one request, up to its end."""
         self._num_asked += 1
         name = fields.pop("request_id", f"r{self._num_asked}")
         self._client.send(Submit(request_id=name, params=params, **{"prompt_ids": (1, 2, 3), **fields}))
@@ -133,7 +133,7 @@ async def running() -> AsyncIterator[Engine]:
 
 
 def test_no_frame_ends_more_than_its_own_request() -> None:
-    """One engine for all of them: it answers the last as it answered the first."""
+    """One engine for all cases. It answers the last as it answered the first."""
 
     async def work() -> None:
         async with running() as engine:
@@ -173,7 +173,7 @@ def test_no_frame_ends_more_than_its_own_request() -> None:
     ],
 )
 def test_what_one_body_may_ask_for_is_bounded(daemon: Daemon, body: dict[str, Any], status: int) -> None:
-    """Prompts times answers times tokens: a body of a few kilobytes is not a day's work."""
+    """Prompts times answers times tokens: a body of a few kilobytes must not be a day's work."""
     pid = daemon.engine_pid
     answer = httpx.post(daemon.url + "/v1/completions", json={"max_tokens": 1, **body}, timeout=60)
     assert answer.status_code == status, answer.text[:500]

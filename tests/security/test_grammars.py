@@ -1,7 +1,7 @@
-"""Grammars, schemas and templates that brought other servers down: each is refused in words, or served, and forgotten.
+"""Grammars, schemas and templates that brought other servers down. Each is refused with a message, or served and freed.
 
-The inputs are those of published advisories and reports, named where they are. What a grammar may cost beside other
-streams is in `e2e/test_structured`.
+Most inputs are from published advisories and reports, whose names stand beside them. `e2e/test_structured` tests the
+cost of a grammar for other streams.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.e2e.conftest import Daemon, daemon
 __all__ = ["daemon"]
 
 ENDLESS = {"type": "integer", "multipleOf": 9_999_991}
-"""llguidance needs minutes for it."""
+"""A grammar for which llguidance needs minutes."""
 
 
 def constrained(**way: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def choosing(levels: int) -> dict[str, Any]:
 
 
 def tags_in_tags(kind: str, levels: int = 15, num_triggers: int = 2) -> dict[str, Any]:
-    """Each tag begins with all of its triggers, or stands before and behind a separator: 2^levels copies of one."""
+    """Each tag begins with all of its triggers, or stands before and after a separator: 2^levels copies of one tag."""
     form: dict[str, Any] = {"type": "any_text"}
     for _ in range(levels):
         inner = {"begin": "<" * num_triggers, "content": form, "end": ">"}
@@ -112,7 +112,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "nothing to repeat": constrained(regex="*"),
     # rust-lang/regex#465.
     "flags that are repeated": constrained(regex="(?i)(?i)*?"),
-    # Nested brackets exhaust the stack of whoever reads them by recursion.
+    # Nested brackets exhaust the stack of a recursive parser.
     "open brackets in GBNF": constrained(grammar="root ::= " + "(" * PARENS),
     "brackets in Lark": constrained(grammar="start: " + "(" * PARENS + '"a"' + ")" * PARENS),
     "optional brackets in Lark": constrained(grammar="start: " + "[" * PARENS + '"a"' + "]" * PARENS),
@@ -240,11 +240,11 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 BY_TIME = {"twice 65,535 of anything", "30 expressions at once"}
-"""Refused where they take too long, which is a matter of the machine; a fast one serves them."""
+"""Grammars that are refused if they take too long. A fast machine serves them."""
 
 
 def verdict_on(daemon: Daemon, body: dict[str, Any]) -> httpx.Response:
-    """The answer, asked for again as often as clients do where the server had no time for the grammar."""
+    """The answer. The request is sent again, as often as clients do, if the server had no time for the grammar."""
     answer = httpx.post(daemon.url + "/v1/chat/completions", json=body, timeout=60)
     for _ in range(3):
         if answer.status_code != 429:
@@ -349,7 +349,7 @@ NUM_SLOW = 20
 
 
 def test_slow_grammars_at_once_hold_up_no_answer(daemon: Daemon) -> None:
-    """One caller sends them: each is refused or told when to ask again, soon, and a usual one beside them is served."""
+    """One caller sends them. Each is soon refused or told when to try again, while an ordinary one is served."""
     most_s = 4.0  # 1.5 s on a quiet machine; one after the other they would take 20 s
 
     def ask(way: dict[str, Any]) -> httpx.Response:
@@ -407,7 +407,7 @@ def test_a_schema_at_its_bound_is_read_and_one_beyond_is_refused(at: Any, beyond
 
 
 def test_what_is_remembered_of_grammars_is_bounded_in_both_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """xgrammar GHSA-389x-67px-mjg3: every grammar that was new stayed in memory for good."""
+    """xgrammar GHSA-389x-67px-mjg3: every new grammar stayed in memory for good."""
     monkeypatch.setattr(thread_module, "_MAX_KEPT", 4)
     thread = GrammarThread(EMBEDDED_PATH, 3_072)
     for i in range(12):
@@ -463,7 +463,7 @@ ESCAPES = (
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_no_template_leaves_its_sandbox(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused at the start or as a message that the template does not take; or it printed nothing of Python's."""
+    """The template is refused at the start, refuses the message, or prints nothing of Python's internals."""
     monkeypatch.chdir(tmp_path)
     messages = [{"role": "user", "content": "x"}]
     shown = ""

@@ -1,4 +1,4 @@
-"""A checkpoint is data from a stranger: it is refused in one line within seconds, or served with its harm left out."""
+"""A checkpoint is data from a stranger. It is refused in one line within seconds, or served without the harm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["start"]
 
 ROOT = Path(__file__).resolve().parents[2]
 Outcomes = dict[str, tuple[str, str]]
-"""By case: (class of the error, "" for none; message)."""
+"""Case -> (class of the error or "", message)."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=["", "-O"], ids=["python", "python -O"])
 def outcomes(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Outcomes:
-    """What a start says of every checkpoint, also where assertions are left out. Ends the test that ran too long."""
+    """The result of a start with every checkpoint, also without assertions. Fails the test that ran too long."""
     options = [request.param] if request.param else []
     command = [sys.executable, *options, "-m", "tests.security.starting", *map(str, folders.values())]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -86,7 +86,7 @@ def test_weights_that_are_no_numbers_end_the_start(tmp_path: Path, name: str) ->
 def test_a_served_stranger_runs_no_code_and_no_id_leaves_the_embedding(
     tmp_path: Path, start: Callable[..., Daemon]
 ) -> None:
-    """A text may hold a token whose id is no row: the request is refused by the engine, and the engine goes on."""
+    """A text may contain a token whose id is outside of the vocabulary. The engine refuses the request and goes on."""
     folder = copy_of_tiny(tmp_path / "model")
     remote_tokenizer(folder)
     tokenizer(lambda value: value["model"]["vocab"].update({"Q": 2**32 - 2}))(folder)
@@ -117,7 +117,7 @@ OTHER_FIELDS: dict[str, Any] = {
     "original_max_position_embeddings": 2048, "rope_local_base_freq": 1e4, "hidden_activation": "gelu_pytorch_tanh",
     "norm_type": "layer_norm",
 }  # fmt: skip
-"""What families read besides the embedded model's fields."""
+"""Fields that model families read besides those of the embedded model."""
 
 HOSTILE_VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**40, 2**63, 10**400, -0.0, 1.5, float("nan"), float("inf"), -float("inf"),
@@ -133,7 +133,7 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("architecture", known_architectures())
 def test_no_value_of_any_field_of_a_config_breaks_its_reader(architecture: str) -> None:
-    """Taken, or refused on purpose: nothing else is raised."""
+    """A value is accepted or refused with an error of ours. No other exception is raised."""
     tiny = json.loads((EMBEDDED_PATH / "config.json").read_text())
     whole = {**tiny, **{name: value for name, value in OTHER_FIELDS.items() if value is not None}}
     num_refused = 0

@@ -1,4 +1,4 @@
-"""S6: bytes that are no request, or none that ends: an error or an end in time, whatever is sent, and others go on."""
+"""S6: bytes that are no request, or a request without end. Each gets an error or ends in time, and others go on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["model", "start"]
 LIMITS = ConnectionLimits(max_connections=300, head_idle_s=0.3, head_s=0.8, linger_s=0.3, stall_s=0.3)
 BODY_IDLE_S = 0.3
 WAIT_S = 20.0
-"""A bound on the test, not a promise: the machine may be busy."""
+"""Time limit of the test, which is long because the machine may be busy."""
 HOST = b"Host: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GET = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -45,7 +45,7 @@ class Server:
     router: ScriptedRouter
 
     def connect(self, receive_bytes: int = 0) -> socket.socket:
-        """`receive_bytes`: of the kernel's buffer; 0: as it likes."""
+        """`receive_bytes`: size of the kernel's buffer, or 0 for the default."""
         address = urlsplit(self.url)
         client = socket.socket()
         client.settimeout(WAIT_S)
@@ -55,7 +55,7 @@ class Server:
         return client
 
     def answer(self, *pieces: bytes) -> bytes:
-        """All that comes until the server closes."""
+        """All bytes until the server closes."""
         with self.connect() as client:
             for piece in pieces:
                 client.sendall(piece)
@@ -75,7 +75,7 @@ def server(model: ServedModel) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def locked_server(model: ServedModel) -> Iterator[Server]:
-    """One that asks for a key, and ends no connection because of its deadlines."""
+    """A server that requires a key, with deadlines that end no connection."""
     options = AppOptions(has_access_log=False, body_idle_s=10 * WAIT_S, api_keys=("sk-x",))
     router = ScriptedRouter(model)
     with serving(model, router, options, limits=replace(LIMITS, linger_s=10 * WAIT_S)) as url:
@@ -83,7 +83,7 @@ def locked_server(model: ServedModel) -> Iterator[Server]:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """Until the other side closes; that it breaks the connection ends it as well."""
+    """All bytes until the other side closes or aborts the connection."""
     parts = []
     try:
         while part := client.recv(65536):
@@ -94,7 +94,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def error_of(answer: bytes, status: int) -> dict[str, object]:
-    """The one error that was answered."""
+    """The error of the answer, which must be the only one."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"connection: close" in head
@@ -179,7 +179,7 @@ def test_a_connection_that_asks_for_nothing_is_closed_without_a_word(server: Ser
 
 
 def test_a_head_that_comes_byte_by_byte_has_one_deadline_in_all(server: Server) -> None:
-    """Never silent for as long as it may be."""
+    """The client is never silent for as long as it may be."""
     with server.connect() as client:
         dripping = drip(client, b"GET /live HTTP/1.1\r\nHost: x\r\nX-Slow: " + b"a" * 10_000)
         assert error_of(read_all(client), 408)["code"] == "deadline_exceeded"
@@ -225,7 +225,7 @@ def drip(client: socket.socket, data: bytes, step: int = 1) -> threading.Thread:
 
 
 def test_the_rest_of_a_body_that_was_answered_is_not_awaited(server: Server) -> None:
-    """Answered by its head alone; the answer comes, and the connection ends though the body goes on."""
+    """The head alone is answered. The answer arrives, and the connection ends although the body goes on."""
     with server.connect() as client:
         client.sendall(POST + b"Content-Length: 99999999999\r\n\r\n" + b"x" * 100)
         dripping = drip(client, b" " * 100_000)
@@ -242,7 +242,7 @@ def test_what_is_in_many_small_chunks_is_taken(server: Server) -> None:
 
 
 NUM_FRAMING = 200_000
-"""Bytes: more than are read of what is no data, and little enough to be sent at once."""
+"""Bytes of framing: more than the server accepts, and few enough to be sent at once."""
 ENDLESS_FRAMING = {
     "a trailer's name": b"0\r\n" + b"a" * NUM_FRAMING,
     "a trailer's value": b"0\r\nA: " + b"a" * NUM_FRAMING,
@@ -263,7 +263,7 @@ ENDLESS_FRAMING = {
 def test_what_is_neither_head_nor_data_ends_the_connection(
     locked_server: Server, framing: bytes, head: bytes, is_late: bool
 ) -> None:
-    """Before or behind the answer, with a key or without: the rest is not read, and nothing is said twice."""
+    """Before or after the answer, with a key or without, the rest is not read, and there is only one answer."""
     with locked_server.connect() as client:
         client.sendall(POST + head + CHUNKED + b"\r\n" + b"1\r\n{\r\n")
         answer = client.recv(65_536) if is_late and b"sk-x" not in head else b""
@@ -276,7 +276,7 @@ def test_what_is_neither_head_nor_data_ends_the_connection(
 
 
 def test_framing_within_the_bounds_is_no_matter(server: Server) -> None:
-    """Small chunks, an extension each, and trailers: as proxies and SDKs send them."""
+    """Small chunks with one extension each, and trailers, as proxies and SDKs send them."""
     padded = BODY[:-1] + b" " * 3_000 + b"}"
     chunks = b"".join(b"1;ext=yes\r\n%c\r\n" % byte for byte in padded)
     trailers = b"0\r\n" + b"".join(b"X-Sum-%d: %s\r\n" % (i, b"a" * 64) for i in range(16)) + b"\r\n"
@@ -286,7 +286,7 @@ def test_framing_within_the_bounds_is_no_matter(server: Server) -> None:
 
 
 def test_one_turn_of_the_loop_parses_only_so_much(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many tiny chunks one read holds."""
+    """The loop is not blocked, however many tiny chunks one read contains."""
     seen: list[int] = []
     parse = Connection._parse
 
@@ -334,7 +334,7 @@ def test_requests_behind_each_other_are_answered_in_order_and_bounded(server: Se
 
 
 def test_requests_with_bodies_behind_each_other_are_all_answered(server: Server) -> None:
-    """More than may wait, in few reads: what was read behind them is held, and parsed at its turn."""
+    """More requests than may wait, in few reads. The server holds the later bytes, and parses them in turn."""
     tricky = b'{"prompt": "hi", "user": "\\r\\n\\r\\n"}  \r\n\r\n\r\n\r\n'
     sized = POST + b"Content-Length: %d\r\n\r\n" % len(tricky) + tricky
     chunked = POST + CHUNKED + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(tricky), tricky)
@@ -359,7 +359,7 @@ def test_a_query_of_many_parameters_is_refused_at_once(server: Server) -> None:
 
 
 def test_a_request_for_http_2_is_answered_in_http_1_body_and_all(server: Server) -> None:
-    """As Java's client sends its first."""
+    """The first request of Java's client."""
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
     sized = POST + upgrade + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     chunked = POST + upgrade + CHUNKED + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -455,7 +455,7 @@ def is_closed_with(client: socket.socket, beginning: bytes) -> bool:
 
 
 def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if that takes longer than a connection may be idle. The server writes a plain response in one piece."""
+    """Even if that takes longer than a connection may be idle. The server writes a plain response in one piece."""
     monkeypatch.setattr("inferd.server.transport.uvicorn_config.KEEP_ALIVE_S", 0.2)
     router, limits = ScriptedRouter(model), replace(LIMITS, unsent_bytes=8_192)
     router.will(Script(token_ids=(5,) * 200))
@@ -476,7 +476,7 @@ def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monke
 
 
 def test_a_connection_answered_early_is_kept_as_long_as_any(model: ServedModel) -> None:
-    """The rest of the body that came after the answer begins no head."""
+    """The rest of a body after its answer does not count as a new head."""
     router, limits = ScriptedRouter(model), replace(LIMITS, head_idle_s=0.1, linger_s=WAIT_S)
     options = AppOptions(has_access_log=False, api_keys=("sk-x",))
     with serving(model, router, options, limits=limits) as url, Server(url, router).connect() as client:
@@ -535,7 +535,7 @@ def test_connections_fit_the_files_that_may_be_open(
 def test_a_server_with_few_files_serves_as_many_as_it_says(
     start: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ulimit -n 256`, of a real server: the files of its engine are among them."""
+    """A real server with `ulimit -n 256`. The files of its engine count too."""
     few = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *free_model(1.0))
     daemon = start("--no-access-log", program=few)
     address = urlsplit(daemon.url)
@@ -549,7 +549,7 @@ def test_a_server_with_few_files_serves_as_many_as_it_says(
 
 
 def test_whoever_takes_nothing_of_an_answer_is_not_waited_for(server: Server) -> None:
-    """A stream that stands still: it ends, its choices are aborted, and nothing of it is kept."""
+    """A stream that makes no progress ends. Its choices are aborted, and nothing of it is kept."""
     router = server.router
     router.reset()
     router.will(Script(token_ids=(5,) * 200, ends=False))
@@ -567,7 +567,7 @@ NUM_SLOW, NUM_ASKED = 5_000, 400
 
 @pytest.mark.long
 def test_s6_thousands_of_slow_connections_leave_others_alone(start: Callable[..., Daemon]) -> None:
-    """Heads that never end, of a real server with its own deadlines: what it holds for them, and what others notice."""
+    """Heads that never end, at a real server with its own deadlines: their memory, and their effect on others."""
     daemon = start("--no-access-log")
     address = urlsplit(daemon.url)
     process = psutil.Process(daemon.process.pid)

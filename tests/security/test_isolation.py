@@ -1,6 +1,6 @@
-"""S3: what one tenant has asked cannot be told by another from cached prefixes: not by counts, steps or time.
+"""S3: cached prefixes do not reveal to one tenant what another has asked, neither by counts nor by steps or time.
 
-Every probe is made beside its control, one that must be told: the same question by a key of the same tenant.
+Every probe has a control that must be detected: the same question by a key of the same tenant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferd.server.auth.keys_file import append_entry, digest_of, entry_of
 from tests.e2e.conftest import INFERD, Daemon, free_model
 
 KEYS = {"alice": "acme", "bob": "acme", "carol": None, "dave": None}
-"""Name -> tenant; the name is the key."""
+"""Name of a key -> its tenant. The name is also the key."""
 NUM_TOKENS = 192
 FIRST_ID, LAST_ID = 300, 3000
 """Ordinary tokens of the embedded model."""
@@ -28,7 +28,7 @@ FIRST_ID, LAST_ID = 300, 3000
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """What is counted does not depend on what is computed; time does."""
+    """A daemon with a free model for counts, and the real one for times."""
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     for name, tenant in KEYS.items():
         append_entry(path, entry_of(sha256=digest_of(name).hex(), name=name, tenant=tenant))
@@ -40,14 +40,14 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Prober:
-    """Asks questions of one length, and sees what anybody can see of each."""
+    """Asks questions of one length, and records everything that a client can see."""
 
     def __init__(self, daemon: Daemon, seed: int) -> None:
         self._http = httpx.Client(base_url=daemon.url, timeout=30)
         self._random = Random(seed)
 
     def question(self) -> list[int]:
-        """That nobody has asked."""
+        """A question that nobody has asked."""
         return [self._random.randrange(FIRST_ID, LAST_ID) for _ in range(NUM_TOKENS)]
 
     def ask(self, key: str, prompt: list[int], salt: str | None = None) -> tuple[int, float]:
@@ -60,7 +60,7 @@ class Prober:
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], took_s
 
     def steps(self) -> int:
-        """That the engine has made."""
+        """Number of steps that the engine has made."""
         found = re.search(r"^inferd_engine_steps_total\S* (\S+)$", self._http.get("/metrics").text, re.MULTILINE)
         assert found is not None
         return int(float(found[1]))
@@ -72,7 +72,7 @@ class Prober:
 
 
 def auc(left: list[float], right: list[float]) -> float:
-    """How often one of `left` is less than one of `right`: 0.5 where nothing tells them apart; from 0.5 to 1."""
+    """AUC, from 0.5 to 1: how often one of `left` is less than one of `right`. At 0.5 they cannot be distinguished."""
     wins = sum((a < b) + 0.5 * (a == b) for a in left for b in right) / (len(left) * len(right))
     return max(wins, 1.0 - wins)
 
@@ -100,7 +100,7 @@ def test_s3_what_another_has_asked_takes_as_many_steps_as_what_nobody_has(served
 
 @pytest.mark.long
 def test_s3_time_tells_nothing_of_others(served: Daemon) -> None:
-    """AUC of telling a question that the other has asked from one that nobody has; of the control it is near 1."""
+    """AUC of distinguishing questions that the other tenant has asked from new ones. For the control it is near 1."""
     prober, rounds = Prober(served, 3), 1_500
     for _ in range(20):
         prober.ask("carol", prober.question())
@@ -119,7 +119,7 @@ def test_s3_time_tells_nothing_of_others(served: Daemon) -> None:
 
 
 def test_a_collision_of_hashes_crosses_no_salt() -> None:
-    """A cache whose every block has the same hash: salt, prefix and ids alone decide."""
+    """A cache in which all blocks have the same hash, so that only salt, prefix and ids decide."""
     cache = KVCache(64, 4, hash_block=lambda parent_key, payload: b"")
     ids = tuple(range(17))
 

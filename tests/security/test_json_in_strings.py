@@ -1,4 +1,4 @@
-"""Strings of a body that are JSON again: what is refused of a body is refused of them, in every family of routes."""
+"""Strings of a body that contain JSON are checked like a body, in every family of routes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_no_body_may_hold_no_string_of_it_may_either(http: httpx.Client, fa
 
 @pytest.mark.parametrize("family", ["chat", "responses"])
 def test_many_strings_may_hold_no_more_than_one(http: httpx.Client, family: str) -> None:
-    """Each is within the bounds, all together are not."""
+    """Each string is within the bounds, but all together exceed them."""
     text = '{"a": [' + "[]," * (MAX_ARRAYS // 8) + "1]}"
     answer = ask(http, family, *[text] * 8)
     assert answer.status_code == 400

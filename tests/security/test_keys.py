@@ -1,4 +1,4 @@
-"""The keys file: what is refused and how it is said, what a running server makes of a change, quotas on the wire."""
+"""The keys file: refusals and their messages, changes while the server runs, and quotas over HTTP."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ NOT_FILES: dict[str, Callable[[Path], object]] = {
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], object]
 ) -> None:
-    """At start, and in place of the file that was read then; what comes after it is read."""
+    """A bad file at the start, or in place of the first one. The next good file is read."""
     path = tmp_path / "keys"
     make(path)
     for read in (read_keys, lambda path: read_yaml(path, ()), lambda path: append_entry(path, entry(ONE))):
@@ -265,7 +265,7 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
 def test_a_file_that_could_not_be_read_is_tried_again_at_each_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unchanged as it is: what was wrong is not in it."""
+    """The same file is read again, because the error was not in its content."""
     path = written(tmp_path / "keys", entry(ONE))
     keyring = Keyring((), (), path)
     written(path, entry(TWO))
@@ -287,7 +287,7 @@ def test_a_file_that_could_not_be_read_is_tried_again_at_each_look(
 def test_a_file_that_does_not_answer_is_reported_and_read_once_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As on a network mount that hangs."""
+    """Reading hangs, as on a network mount."""
     monkeypatch.setattr("inferd.server.auth.keyring.OVERDUE_S", 0.01)
     path, ages = written(tmp_path / "keys", entry(ONE)), list[float]()
     reported, answers = asyncio.Event(), threading.Event()
@@ -387,7 +387,7 @@ def test_what_was_used_outlives_a_reload(tmp_path: Path) -> None:
 
 
 def test_a_lower_quota_locks_nobody_out() -> None:
-    """The half of 1,000,000 tokens a minute is used, and of 1,000 it would be owed for eight hours."""
+    """Half of 1,000,000 tokens per minute is used. With 1,000 per minute, that debt would last eight hours."""
     account = KeyAccount(Quota(tokens_per_minute=1_000_000), lambda: 0.0)
     account.take(500_000)
     account.apply(Quota(tokens_per_minute=1_000))
@@ -456,7 +456,7 @@ def test_tokens_are_taken_before_and_owed_after() -> None:
 
 
 def test_part_of_a_request_and_part_of_a_token_let_nothing_in() -> None:
-    """A bucket that is not empty may still hold less than one."""
+    """A bucket that is not empty may hold less than one request."""
     clock = Clock()
     requests = KeyAccount(Quota(requests_per_minute=60), clock)
     tokens = KeyAccount(Quota(tokens_per_minute=60), clock)
@@ -490,7 +490,7 @@ def test_concurrency_counts_what_is_not_over() -> None:
 
 @pytest.fixture
 def locked(tmp_path: Path, serve: Callable[..., str]) -> tuple[str, Path, Metrics]:
-    """A server with a keys file, which it looks at every second."""
+    """A server with a keys file, which it checks every second."""
     path = tmp_path / "keys"
     for one in (entry(ONE, requests_per_minute=3, tokens_per_minute=40), entry(TWO, weight=4.0)):
         append_entry(path, one)

@@ -1,6 +1,6 @@
-"""Texts of 10 MB for every route that tokenizes: answered or refused, in bounded memory, and others go on beside them.
+"""Texts of 10 MB for every route that tokenizes. They are answered or refused in bounded memory, while others go on.
 
-The engine process is the real one with a free model: what is measured is the server process.
+The engine process is real but its model is free, because the tests measure the server process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["start"]
 NUM_BYTES = 10_000_000
 MIB = 2**20
 MAX_GROWTH_MIB = 64
-"""With the body and its parsed text, 10 MB each."""
+"""Maximum growth, which includes the body and its parsed text, 10 MB each."""
 NUM_AT_ONCE = 16
 WAIT_S = 120
 Body = Mapping[str, object]
@@ -81,7 +81,7 @@ ROUTES: dict[str, tuple[str, Callable[[str], Body]]] = {
 
 
 def post(url: str, route: str, text: str) -> tuple[int, str]:
-    """(status, error code); the client keeps no text of its own meanwhile."""
+    """(status, error code). The client itself keeps no copy of the text."""
     path, body = ROUTES[route]
     content = orjson.dumps(body(text))
     answer = httpx.post(url + path, content=content, headers={"content-type": "application/json"}, timeout=WAIT_S)
@@ -89,7 +89,7 @@ def post(url: str, route: str, text: str) -> tuple[int, str]:
 
 
 class Memory:
-    """What a process holds, in MiB."""
+    """Memory of a process in MiB."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -128,7 +128,7 @@ def test_a_text_of_10_mb_takes_bounded_memory(daemon: Daemon, route: str, is_lon
 
 
 def test_the_memory_is_given_back(daemon: Daemon) -> None:
-    """Of all that came before, once more."""
+    """Sends all texts once more."""
     memory = Memory(daemon.process.pid)
     for route in ("tokenize", "chat, truncated", "count"):
         for name in SHORT:
@@ -138,7 +138,7 @@ def test_the_memory_is_given_back(daemon: Daemon) -> None:
 
 @contextmanager
 def limited(num_bytes: int) -> Iterator[Path]:
-    """A control group whose processes have so much memory together. Skips the test where none can be made."""
+    """A control group that limits the memory of its processes. Skips the test if none can be made."""
     for top, limit in (("memory", "memory.limit_in_bytes"), ("unified", "memory.max"), ("", "memory.max")):
         group = Path("/sys/fs/cgroup", top, f"inferd-test-{os.getpid()}")
         try:
@@ -160,7 +160,7 @@ def limited(num_bytes: int) -> Iterator[Path]:
 
 @pytest.mark.long
 def test_a_server_of_2_gib_survives_all_of_them_at_once(start: Callable[..., Daemon]) -> None:
-    """And an answer that streams meanwhile is whole."""
+    """An answer that streams meanwhile is complete."""
     rng = random.Random(2)
     asks = [(route, name) for route in ROUTES for name in TEXTS]
     rng.shuffle(asks)

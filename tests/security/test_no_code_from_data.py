@@ -1,4 +1,4 @@
-"""Nothing that comes over the wire or from a disk can become code: no such call stands anywhere in the product."""
+"""No data from the wire or a disk can become code. The product contains no call that could do it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORBIDDEN_METHODS = {"send_pyobj", "recv_pyobj"}
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` of an attribute chain; "" for anything else."""
+    """`a.b.c` for an attribute chain, "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""S-rows of browsers: what a web page can have a server without keys do, and which pages may, by their origins."""
+"""Browsers: which web pages can use a server without keys, by their origins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def options_of(**flags: Any) -> AppOptions:
 
 @pytest.fixture(scope="module")
 def open_url(model: ServedModel, router: ScriptedRouter) -> Iterator[str]:
-    """As a newcomer starts it: no key, on the loopback."""
+    """The default server: no key, on the loopback."""
     with serving(model, router, options_of()) as url:
         yield url
 
@@ -87,7 +87,7 @@ POSTS = (
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/x-www-form-urlencoded", "text/json"])
 def test_only_what_says_that_it_is_json_is_read(open_url: str, path: str, content_type: str | None) -> None:
-    """A page may send anything else to anybody without being asked first."""
+    """Browsers send these requests without a preflight."""
     headers = {} if content_type is None else {"Content-Type": content_type}
     answer = httpx.post(open_url + path, content=BODY, headers=headers)
     assert answer.status_code == 415, answer.text
@@ -113,7 +113,7 @@ def test_no_page_uses_a_server_without_keys(open_url: str, router: ScriptedRoute
 def test_no_name_that_a_page_may_have_reaches_a_server_without_keys(
     open_url: str, listed_url: str, router: ScriptedRouter, host: str
 ) -> None:
-    """DNS rebinding: the page's own name has the loopback's address, and the page is of the same origin."""
+    """DNS rebinding: the page's own name resolves to the loopback's address, so the page has the same origin."""
     before = len(router.submits)
     for url in (open_url, listed_url):
         for more in ({}, {"Origin": f"http://{host}"}, {"Origin": PAGE}):
@@ -138,7 +138,7 @@ def test_names_of_a_proxy_are_listed(listed_url: str) -> None:
 
 
 def test_a_listed_page_reads_every_answer(listed_url: str, locked_url: str) -> None:
-    """Errors of keys, bodies and routes too; no other page reads any."""
+    """Errors of keys, bodies and routes can be read too. No other page can read any."""
     for url in (listed_url, locked_url):
         asked = httpx.options(url + "/v1/completions", headers={"Origin": PAGE, **PREFLIGHT})
         assert asked.status_code == 200
@@ -178,7 +178,7 @@ def test_a_star_is_every_page(model: ServedModel, router: ScriptedRouter) -> Non
 
 
 def test_other_machines_use_a_server_that_is_for_them_by_any_name(model: ServedModel, router: ScriptedRouter) -> None:
-    """A container that Prometheus, a balancer or a probe asks by a name of the network; pages are kept away even so."""
+    """A container that Prometheus, a load balancer or a probe calls by a network name. Pages are still refused."""
     for flags in ({"allow_unauthenticated": True}, {"api_key": ("sk-x",)}):
         with serving(model, router, options_of(host="0.0.0.0", **flags)) as url:
             for path in ("/metrics", "/live", "/ready"):

@@ -36,13 +36,13 @@ FAMILIES = {
     "messages": "/v1/messages", "embeddings": "/v1/embeddings", "tokenize": "/tokenize", "detokenize": "/detokenize",
     "others": "",
 }  # fmt: skip
-"""Name -> how the paths of its requests begin."""
+"""Name -> prefix of the paths of its requests."""
 SHARE = 10
-"""One request in so many is replayed without `--long`, besides one of each kind."""
+"""Without `--long`, one of each kind and one in this many requests are replayed."""
 MAX_BYTES = 200_000
 """Longest body that is sent without `--long`."""
 TRIES = 4
-"""A busy machine may refuse to try a grammar in time: that is no verdict."""
+"""A busy machine may have no time to check a grammar, so this answer is not compared."""
 NUM_SHOWN, NUM_CHARS = 30, 300
 
 

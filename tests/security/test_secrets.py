@@ -1,4 +1,4 @@
-"""Keys, prompts, headers and grammars go through every path, crashes included, and none of them is ever in a log."""
+"""Keys, prompts, headers and grammars take every path, crashes included, and never appear in a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "sk-canary-5f2b9c71d3e84a60"
 ADMIN_KEY = "sk-admin-canary-18a7c4e09b2f"
 WRONG_KEY = "sk-wrong-canary-77d0b3f5e1c6"
 CANARY = "Zq7canaryKx"
-"""In everything that a caller writes and only the model may read."""
+"""A marker in all texts that a caller writes and only the model may read."""
 
 HEADERS = {
     "Authorization": f"Bearer {KEY}", "Cookie": f"session={CANARY}", "User-Agent": CANARY, "X-Forwarded-For": CANARY,
@@ -68,7 +68,7 @@ RAW = (
 
 @pytest.fixture
 def daemon(start: Callable[..., Daemon]) -> Daemon:
-    """Logs all there is; its first engine fails in the step that it is told to."""
+    """A daemon that logs everything. Its first engine fails in a given step."""
     keys = {"INFERD_API_KEY": KEY, "INFERD_ADMIN_KEY": ADMIN_KEY}
     return start("--log-level", "debug", env=keys, program=faulty("memory@step=150@epoch=0"))
 
@@ -86,12 +86,12 @@ def is_long(path: str) -> bool:
 
 
 def hits(daemon: Daemon, *words: str) -> list[str]:
-    """Lines of its log that hold one of these."""
+    """Lines of its log that contain one of these texts."""
     return [line for line in daemon.lines if any(word in line for word in words)]
 
 
 def crash_under_load(daemon: Daemon) -> None:
-    """Streams that outlive an exception in the engine, and then its sudden death."""
+    """Streams continue after an exception in the engine, and after its sudden death."""
     long = {"prompt": CANARY, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with ThreadPoolExecutor(2) as pool:
         streams = [pool.submit(ask, daemon, "/v1/completions", {**long, "seed": i}) for i in range(2)]

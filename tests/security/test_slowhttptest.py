@@ -1,6 +1,6 @@
-"""slowhttptest, a program that holds connections by being slow, in each of its modes against a live server on loopback.
+"""slowhttptest, which holds connections by being slow, in each of its modes against a live server on the loopback.
 
-The server answers others meanwhile, and afterwards nothing is left of it. Runs in `make long`, where the program is
+The server answers others meanwhile, and afterwards nothing is left of it. Runs in `make long` if the program is
 installed.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["start"]
 
 NUM_CONNECTIONS = 400
 SECONDS = 40
-"""The deadlines of heads and bodies, 10 to 30 s, pass within it."""
+"""Duration of an attack. The deadlines of heads and bodies, 10 to 30 s, pass within it."""
 MAX_GROWTH = 64 * 2**20
 MODES = {
     "slow heads": ("-H", "-u", "{url}/live", "-i", "5", "-x", "24"),

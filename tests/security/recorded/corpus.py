@@ -1,8 +1,11 @@
 """Every row of the security tests that is one HTTP request, as a recorded request.
 
-Left out, because their answers depend on time or on what was asked before: heads and bodies that never end or come byte
-by byte, floods of connections and pipelined requests, endless framing, which may end a connection before its answer is
-read, quotas, schemas that are refused when they take too long, and texts of 10 MB.
+Rows are left out if their answers depend on time or on earlier requests:
+
+- heads and bodies that never end or come byte by byte
+- floods of connections and pipelined requests
+- endless framing, which may end a connection before its answer is read
+- quotas, schemas that are refused when they take too long, and texts of 10 MB
 """
 
 from __future__ import annotations
