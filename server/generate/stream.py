@@ -29,7 +29,7 @@ _IDS_AT_ONCE, _CHOICES_AT_ONCE = 2**17, 64
 _SLICE = 512
 """Ids turned into text before other tasks of the event loop run (about 1 ms)."""
 
-Metrics = dict[str, float | None]
+RequestTiming = dict[str, float | None]
 
 
 class ChoiceStreams:
@@ -70,11 +70,11 @@ class ChoiceStreams:
             num_ids += len(submits[0].prompt_ids)
             num_choices += len(submits)
 
-    def metrics(self) -> Metrics | None:
+    def metrics(self) -> RequestTiming | None:
         """Timing of the one choice; None for several choices, which differ."""
         if len(self._streams) > 1:
             return None
-        return metrics_of(self._streams[0], self.request.scheduling.arrival_s)
+        return timing_of(self._streams[0], self.request.scheduling.arrival_s)
 
     def abort(self) -> None:
         for stream in self._streams:
@@ -179,7 +179,7 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
         del task  # its error refers to this frame, and would keep itself alive
 
 
-def metrics_of(stream: TokenStream, arrival_s: float) -> Metrics:
+def timing_of(stream: TokenStream, arrival_s: float) -> RequestTiming:
     """vLLM's timing metrics of one choice, under vLLM's names; None for what did not happen."""
     scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
     num_tokens = stream.num_generated

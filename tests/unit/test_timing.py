@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferd.server.generate.stream import Metrics, metrics_of
+from inferd.server.generate.stream import RequestTiming, timing_of
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,5 @@ def test_times_are_between_the_engines_stamps(
         scheduled_s=scheduled_s, first_token_s=first_s, last_token_s=last_s, num_generated=num_tokens
     )
     names = ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second")
-    told: Metrics = metrics_of(stream, 10.0)  # type: ignore[arg-type]
+    told: RequestTiming = timing_of(stream, 10.0)  # type: ignore[arg-type]
     assert told == dict(zip(names, expected, strict=True))
