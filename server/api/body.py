@@ -1,6 +1,6 @@
-"""An HTTP body -> a request type: content type, size of the work, strict JSON, then the model's fields.
+"""Reads an HTTP body into a request type: checks the content type, parses strict JSON, then reads the model's fields.
 
-Long bodies are read on a thread, in a way that lets others run: see `strict_json`.
+Long bodies are read on a thread, in a way that lets other threads run: see `strict_json`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _INLINE_BYTES = 32 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Body(Generic[R]):
-    """A request as sent."""
+    """A parsed body, with headers for its answer."""
 
     wire: R
     headers: Mapping[str, str]
-    """To be sent with the answer: which fields were ignored, where that is allowed."""
+    """Headers of the answer, which name ignored fields if `--unknown-fields` is `warn`."""
 
 
 async def read_body(request: Request, service: Service, request_type: type[R]) -> Body[R]:
-    """Raises `RequestError`, and `ClientGoneError` where the body never arrives."""
+    """Read and parse the body. Raises `RequestError`, and `ClientGoneError` if the body never arrives."""
     _check_content_type(request.headers.get("content-type"))
     try:
         raw = await request.body()
@@ -54,9 +54,9 @@ async def read_body(request: Request, service: Service, request_type: type[R]) -
 
 
 def body_of(model: type[R]) -> Any:
-    """A dependency of FastAPI's: the body, read as `read_body` does.
+    """A FastAPI dependency that reads the body by `read_body`.
 
-    A body that FastAPI itself parses is read before any other dependency, and by a parser that is not strict.
+    FastAPI itself would read the body before any other dependency, with a parser that is not strict.
     """
 
     async def parsed(request: Request) -> Body[R]:
@@ -67,7 +67,7 @@ def body_of(model: type[R]) -> Any:
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
-    """Strict JSON. Raises `RequestError`."""
+    """Parse strict JSON. Raises `RequestError`."""
     try:
         value = strict_json.parse(raw)
     except ValueError as error:
@@ -96,7 +96,7 @@ def _malformed(reason: str) -> RequestError:
 
 
 def warned(headers: Mapping[str, str], warnings: Sequence[str]) -> Mapping[str, str]:
-    """`headers` with more warnings in the one that is there for them. Texts must be ASCII."""
+    """`headers` with more warnings in the warning header. Texts must be ASCII."""
     told = [text for text in (headers.get(WARNING_HEADER), *warnings) if text]
     return {**headers, WARNING_HEADER: "; ".join(told)} if told else headers
 

@@ -1,4 +1,4 @@
-"""Reads the query of a URL into its model: the same types as in JSON, given as text."""
+"""Reads the query of a URL into its model. The types are the same as in JSON, but written as text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from inferd.server.schema.model import RequestModel, read
 R = TypeVar("R", bound=RequestModel)
 
 MAX_PARAMETERS = 64
-"""Parameters of one URL, counted before any of them is read."""
+"""Maximum number of parameters of a URL, counted before any is read."""
 
 _WORDS: dict[str, object] = {"true": True, "false": False}
 
 
 def query_of(model: type[R]) -> Any:
-    """A dependency of FastAPI's: the query, read as `read_query` does."""
+    """A FastAPI dependency that reads the query by `read_query`."""
 
     async def parsed(request: Request) -> R:
         return read_query(request, model)
@@ -29,7 +29,7 @@ def query_of(model: type[R]) -> Any:
 
 
 def read_query(request: Request, model: type[R]) -> R:
-    """Raises `RequestError`. A list is given by naming it again, with or without `[]` behind its name."""
+    """Read the query. A list repeats its name, with or without `[]` after it. Raises `RequestError`."""
     num_given = request.scope["query_string"].count(b"&") + 1
     if num_given > MAX_PARAMETERS:
         raise errors.too_many_properties("query", MAX_PARAMETERS, num_given)

@@ -53,7 +53,7 @@ _COLUMNS = ("Field", "Type and bounds", "Default", "What it does", "APIs")
 
 
 def fill(page: str) -> str:
-    """`page` with every marked table written anew. Raises `KeyError` for the name of none."""
+    """`page` with every marked table written again. Raises `KeyError` if a mark names no table."""
     return _MARKED.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}{match[3]}", page)
 
 
@@ -113,7 +113,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def _count(low: int | None, high: int | None) -> str:
-    """Empty, or with a space behind it."""
+    """The text with a space after it, unless it is empty."""
     if high is None:
         return f"{low} or more " if low else ""
     return f"{low} to {high:,} " if low else f"up to {high:,} "

@@ -21,19 +21,19 @@ from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """The callers that a route allows."""
 
     PUBLIC = "public"
-    """Anyone: probes and scrapers have no key."""
+    """Any caller, because probes and scrapers have no key."""
     KEY = "key"
-    """Callers with a key, where keys are set."""
+    """Callers with a key, if the server has keys."""
     ADMIN = "admin"
-    """Callers with an admin key; nobody where none is set. An address proves nothing: a proxy's is the loopback's."""
+    """Callers with an admin key. Without admin keys nobody may call: an address proves nothing behind a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row of the table."""
+    """One row of the table of routes."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -41,15 +41,15 @@ class Route:
     area: str
     about: str
     fields: type[RequestModel] | None = None
-    """What its body is; None: it reads none."""
+    """Type of its body; None if it reads none."""
     query: type[RequestModel] | None = None
-    """What its query may say; None: it reads none."""
+    """Type of its query; None if it reads none."""
     missing: str = ""
-    """Why it answers 501; empty: it is served."""
+    """Reason for which it answers 501; empty if it is served."""
 
     @property
     def is_metered(self) -> bool:
-        """Whether a request counts toward its key's quota: those that read prompts to answer them."""
+        """Whether a request counts toward its key's quota. Routes do that generate from prompts."""
         return self.method == "POST" and self.area == _GENERATE and self.fields is not None
 
 
@@ -57,27 +57,34 @@ _GENERATE, _TOKENS, _MODELS = "Generating", "Tokens", "Models"
 _OPERATE, _ADMIN = "Operation", "Administration"
 
 _NO_ADAPTERS = "This server does not serve LoRA adapters. Merge the adapter into the weights and serve the result."
-_NO_SLEEP = "This server does not sleep: stop it to give its memory back, and start it again."
-_NO_PROFILER = "This server has no profiler to start. /state and /metrics tell how near each step comes to the device."
+_NO_SLEEP = "This server cannot sleep. Stop it to free its memory, and start it again."
+_NO_PROFILER = "This server has no profiler. /state and /metrics show how close the steps come to the device's peaks."
 
 CHAT = Route(
-    "POST", "/v1/chat/completions", Access.KEY, _GENERATE, "Answer a conversation, at once or as a stream.", ChatRequest
+    "POST",
+    "/v1/chat/completions",
+    Access.KEY,
+    _GENERATE,
+    "Answer a conversation, as a whole or as a stream.",
+    ChatRequest,
 )
 CHAT_RENDER = Route(
     "POST",
     "/v1/chat/completions/render",
     Access.KEY,
     _GENERATE,
-    'What the model would read, `{"token_ids": [...]}`, and nothing generated.',
+    'Show the prompt that the model would read, `{"token_ids": [...]}`, without generating.',
     ChatRequest,
 )
-COMPLETIONS = Route("POST", "/v1/completions", Access.KEY, _GENERATE, "Continue texts.", CompletionRequest)
+COMPLETIONS = Route(
+    "POST", "/v1/completions", Access.KEY, _GENERATE, "Continue one text or several.", CompletionRequest
+)
 COMPLETIONS_RENDER = Route(
     "POST",
     "/v1/completions/render",
     Access.KEY,
     _GENERATE,
-    'What the model would read, one `{"token_ids": [...]}` for each prompt.',
+    'Show the prompts that the model would read, one `{"token_ids": [...]}` each.',
     CompletionRequest,
 )
 MESSAGES = Route(
@@ -85,7 +92,7 @@ MESSAGES = Route(
     "/v1/messages",
     Access.KEY,
     _GENERATE,
-    "Answer a conversation, as Anthropic's interface has it.",
+    "Answer a conversation, in the format of Anthropic's API.",
     MessagesRequest,
 )
 COUNT_TOKENS = Route(
@@ -93,41 +100,58 @@ COUNT_TOKENS = Route(
     "/v1/messages/count_tokens",
     Access.KEY,
     _TOKENS,
-    'How many tokens `/v1/messages` would read, `{"input_tokens": n}`.',
+    'Count the tokens that `/v1/messages` would read, `{"input_tokens": n}`.',
     CountTokensRequest,
 )
-EMBEDDINGS = Route("POST", "/v1/embeddings", Access.KEY, _GENERATE, "Texts as vectors.", EmbeddingRequest)
+EMBEDDINGS = Route("POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", EmbeddingRequest)
 RESPONSES = Route(
-    "POST", "/v1/responses", Access.KEY, _GENERATE, "Answer items, at once, as a stream or later.", ResponsesRequest
+    "POST",
+    "/v1/responses",
+    Access.KEY,
+    _GENERATE,
+    "Answer a conversation, as a whole, as a stream or in the background.",
+    ResponsesRequest,
 )
-RESPONSE = Route("GET", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "A stored response.", query=RetrieveQuery)
+RESPONSE = Route(
+    "GET", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Get a stored response.", query=RetrieveQuery
+)
 DELETE_RESPONSE = Route(
-    "DELETE", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Forget a response, and end it if it runs."
+    "DELETE", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Delete a response, and cancel it if it runs."
 )
 CANCEL_RESPONSE = Route(
-    "POST", "/v1/responses/{response_id}/cancel", Access.KEY, _GENERATE, "End a response in the background."
+    "POST",
+    "/v1/responses/{response_id}/cancel",
+    Access.KEY,
+    _GENERATE,
+    "Cancel a response that runs in the background.",
 )
 RESPONSE_ITEMS = Route(
     "GET",
     "/v1/responses/{response_id}/input_items",
     Access.KEY,
     _GENERATE,
-    "What came before a response's output.",
+    "List the items before a response's output.",
     query=InputItemsQuery,
 )
-TOKENIZE = Route("POST", "/tokenize", Access.KEY, _TOKENS, "Token ids of a text or a conversation.", TokenizeRequest)
-DETOKENIZE = Route("POST", "/detokenize", Access.KEY, _TOKENS, "The text of token ids.", DetokenizeRequest)
-TOKENIZER_INFO = Route(
-    "GET", "/tokenizer_info", Access.KEY, _TOKENS, "The checkpoint's tokenizer configuration, chat template included."
+TOKENIZE = Route(
+    "POST", "/tokenize", Access.KEY, _TOKENS, "Get the token ids of a text or a conversation.", TokenizeRequest
 )
-MODELS = Route("GET", "/v1/models", Access.KEY, _MODELS, "What is served, under which names, with which context.")
-MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "One of them.")
+DETOKENIZE = Route("POST", "/detokenize", Access.KEY, _TOKENS, "Get the text of token ids.", DetokenizeRequest)
+TOKENIZER_INFO = Route(
+    "GET",
+    "/tokenizer_info",
+    Access.KEY,
+    _TOKENS,
+    "Get the checkpoint's tokenizer configuration, chat template included.",
+)
+MODELS = Route("GET", "/v1/models", Access.KEY, _MODELS, "List the names of the served model, with its context length.")
+MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "Get one of them.")
 HEALTH = Route(
     "GET",
     "/health",
     Access.PUBLIC,
     _OPERATE,
-    "200 where requests are taken, 503 where not and from SIGTERM on; says `recovering` between engines.",
+    "200 if the server accepts requests, otherwise 503, also after SIGTERM. Says `recovering` between engines.",
 )
 READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.")
 LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.")
@@ -137,14 +161,18 @@ STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, an
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
 CONFIG = Route("GET", "/config", Access.ADMIN, _ADMIN, "Every setting: its value, where it came from, what it became.")
 RESET_PREFIX_CACHE = Route(
-    "POST", "/reset_prefix_cache", Access.ADMIN, _ADMIN, "Forget every cached prefix that no running request holds."
+    "POST",
+    "/reset_prefix_cache",
+    Access.ADMIN,
+    _ADMIN,
+    "Clear the prefix cache, except prefixes that running requests use.",
 )
 LOAD_LORA = Route("POST", "/v1/load_lora_adapter", Access.ADMIN, _ADMIN, "Load an adapter.", missing=_NO_ADAPTERS)
 UNLOAD_LORA = Route("POST", "/v1/unload_lora_adapter", Access.ADMIN, _ADMIN, "Unload an adapter.", missing=_NO_ADAPTERS)
-SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Give the device's memory back.", missing=_NO_SLEEP)
-WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Take it again.", missing=_NO_SLEEP)
+SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Free the device's memory.", missing=_NO_SLEEP)
+WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Load the model into it again.", missing=_NO_SLEEP)
 START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a profile.", missing=_NO_PROFILER)
-STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "End it.", missing=_NO_PROFILER)
+STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "Stop the profile.", missing=_NO_PROFILER)
 
 ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
@@ -158,6 +186,6 @@ _PATTERNS = tuple((compile_path(route.path)[0], route.method) for route in ROUTE
 
 
 def methods_of(path: str) -> list[str]:
-    """The methods that a path has, in the order of the alphabet. HEAD is served where GET is."""
+    """The methods of a path in alphabetical order. A path with GET also has HEAD."""
     found = {method for pattern, method in _PATTERNS if pattern.match(path)}
     return sorted(found | ({"HEAD"} if "GET" in found else set()))
