@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api import middleware, routes
+from inferd.server.api import docs_page, middleware, routes
 from inferd.server.api.admin import AdminApi, Handler, admin_only, at_port, not_served
 from inferd.server.api.anthropic.routes import MessagesApi
 from inferd.server.api.body import WARNING_HEADER
@@ -217,6 +217,8 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.METRICS: health.metrics,
         routes.STATE: StateApi(service).get,
         routes.OPENAPI: OpenApi(service).get,
+        routes.DOCS: docs_page.page,
+        routes.DOCS_FILE: docs_page.file,
         routes.CONFIG: admin.config,
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
     }

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from inferd.server.api.body import WARNING_HEADER
-from inferd.server.api.routes import EMBEDDINGS, HEALTH, READY, ROUTES, Access, Route
+from inferd.server.api.routes import DOCS, DOCS_FILE, EMBEDDINGS, HEALTH, METRICS, READY, ROUTES, Access, Route
 from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
@@ -30,7 +30,8 @@ from inferd.server.text.json_bytes import exact
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """What every route may answer: the head, the method or the body of a request may be wrong, and so may the server."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
-_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,)}
+_MEDIA = {METRICS: "text/plain", DOCS: "text/html", DOCS_FILE: "*/*"}
+_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), DOCS_FILE: (501,)}
 """What a route may answer besides: an engine need not give hidden states."""
 
 _SECONDS, _MILLISECONDS, _TEXT = (
@@ -157,7 +158,7 @@ def _responses(route: Route) -> dict[int | str, Any]:
         statuses |= set(_ANSWERED_WITH_BODY)
     if route.missing:
         return _refused(statuses | {501}, "Error")
-    content: dict[str, Any] = {"text/plain": {}} if route.path == "/metrics" else {"application/json": {}}
+    content: dict[str, Any] = {_MEDIA.get(route, "application/json"): {}}
     if route.fields is not None and "stream" in route.fields.names and not route.path.endswith("/render"):
         content["text/event-stream"] = {}
     done: dict[int | str, Any] = {200: {"description": "Done.", "headers": _headers(200), "content": content}}

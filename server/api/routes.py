@@ -159,6 +159,8 @@ VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of infe
 METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.")
 STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.")
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
+DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.")
+DOCS_FILE = Route("GET", "/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.")
 CONFIG = Route("GET", "/config", Access.ADMIN, _ADMIN, "Every setting: its value, where it came from, what it became.")
 RESET_PREFIX_CACHE = Route(
     "POST",
@@ -178,7 +180,7 @@ ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
     EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
-    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, CONFIG, RESET_PREFIX_CACHE,
+    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, DOCS, DOCS_FILE, CONFIG, RESET_PREFIX_CACHE,
     LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from inferd.server.observability.metrics import Metrics
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
 KEYS = ("first-key", "second-key")
-PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state", "/openapi.json"}
+PUBLIC = {"/health", "/live", "/ready", "/version", "/metrics", "/state", "/openapi.json", "/docs", "/docs/{name}"}
 
 
 @pytest.fixture

@@ -1,0 +1,32 @@
+"""/docs: a page whose every file comes from this server."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+
+def test_the_page_names_only_files_of_this_server(http: httpx.Client) -> None:
+    answer = http.get("/docs")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    named = re.findall(r"(?:src|href)=\"([^\"]*)\"", answer.text)
+    assert sorted(named) == ["/docs/favicon-32x32.png", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"]
+    assert "'/openapi.json'" in answer.text
+    assert "//" not in answer.text.replace("<!-- `SwaggerUIBundle` is now available on the page -->", "")
+
+
+def test_its_files_are_served(http: httpx.Client) -> None:
+    pytest.importorskip("fastapi_swagger")
+    for name, media_type in (("swagger-ui-bundle.js", "text/javascript"), ("swagger-ui.css", "text/css")):
+        answer = http.get(f"/docs/{name}")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(media_type)
+        assert len(answer.content) > 100_000
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fmain.py", "__init__.py", ""])
+def test_no_other_file_is(http: httpx.Client, name: str) -> None:
+    assert http.get(f"/docs/{name}").status_code == 404
