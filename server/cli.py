@@ -58,13 +58,13 @@ def _settings_parameters(skip: str) -> list[inspect.Parameter]:
 
 
 def _option(about: Setting) -> Any:
-    notes = [", ".join(about.choices), f"default {about.default}" if about.default else ""]
-    shown = "; ".join(note for note in notes if note)
+    choices = f" One of {', '.join(about.choices)}." if about.choices else ""
+    default = f" Default: {about.default}." if about.default else ""
     # A switch gets a --no- flag only if it can be on by default. This keeps the help narrow.
     is_double = about.is_switch and about.default != "off"
     option = typer.Option(
         f"{about.flag}/--no-{about.flag.removeprefix('--')}" if is_double else about.flag,
-        help=f"{about.help.removesuffix('.')} ({shown})." if shown else about.help,
+        help=f"{about.help}{choices}{default}",
         metavar=about.metavar or " ",
         rich_help_panel=about.panel,
         show_default=False,

@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     )
     unknown_fields: Literal["refuse", "warn"] = setting(
         "refuse",
-        "Answer to a request with an unknown field: a 400 (refuse), or a normal answer with a warning header (warn).",
+        "Answer to a request with an unknown field. warn serves it with a warning header, refuse answers 400.",
         panel=_SERVER,
     )
 
