@@ -7,17 +7,17 @@ the client has gone.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Json, Shape
 from inferd.server.api.body import warned
-from inferd.server.api.large_answer import LargeAnswer
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
 from inferd.server.auth.keyring import Holder
@@ -188,3 +188,27 @@ async def _taken_in(events: AsyncGenerator[Event, None], rendering: Rendering) -
         if isinstance(event, (TextDelta, PromptRead)):
             num_scored += len(event.scored)
     return num_events, num_scored
+
+
+class LargeAnswer(Response):
+    """A plain answer that is too large for one object.
+
+    A thread makes each piece after the client has read the one before. The answer has no stated length, so HTTP/1.1
+    sends it in chunks. Raises `ClientGoneError` if the client disconnects first.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Iterator[bytes], lanes: Lanes, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=dict(headers))
+        del self.headers["content-length"]
+        self._pieces, self._lanes = pieces, lanes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await sse.unless_disconnected(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        while piece := await self._lanes.run(lambda: next(self._pieces, b""), 0, is_begun=True):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,18 +7,14 @@ router and the HTTP server's connections, no settings and no engine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 import signal
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import uvicorn
-
 from inferd.server.dispatch.router import Router
+from inferd.server.transport.uvicorn_server import HttpServer
 
 logger = logging.getLogger("inferd")
 
@@ -35,45 +31,6 @@ class DrainOptions:
     There is no delay after a person's Ctrl-C."""
     timeout_s: float
     """Seconds that accepted requests have to finish."""
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, but with methods that end connections."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's, but the application shuts down in order even if connections were aborted."""
-        await super().shutdown(sockets)
-        if self.force_exit:
-            await self.lifespan.shutdown()
-
-    def say_close(self) -> None:
-        """Close each connection after its answer, so that the client's next request goes to another server.
-
-        uvicorn's default headers do it. A middleware would run for each piece of a stream.
-        """
-        close = (b"connection", b"close")
-        self.config.encoded_headers.append(close)
-        self.server_state.default_headers = [*self.server_state.default_headers, close]
-
-    def give_time(self, seconds: float) -> None:
-        """At exit, wait this long for answers that are still being written, but at least as long as configured."""
-        least_s = self.config.timeout_graceful_shutdown or 0
-        self.config.timeout_graceful_shutdown = max(least_s, math.ceil(seconds))
-
-    def break_off(self) -> None:
-        """Abort all connections."""
-        self.force_exit = True
-        for connection in tuple(self.server_state.connections):
-            connection.transport.abort()
-
-    def close_idle(self) -> None:
-        """Close idle connections now, and the others after their answers."""
-        for connection in tuple(self.server_state.connections):
-            connection.shutdown()
 
 
 class Drain:

@@ -34,14 +34,14 @@ from inferd.server.auth.keys_file import read_keys
 from inferd.server.config.settings import Settings, is_loopback
 from inferd.server.dispatch.admission import QueueBounds
 from inferd.server.dispatch.router import Router, RouterOptions
-from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
+from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.lifecycle.ready_card import StartupReport, describe_start, deviation, ready_card
 from inferd.server.observability.metrics import Metrics
 from inferd.server.supervision.supervisor import EngineSupervisor
 from inferd.server.text.model import ServedModel
 from inferd.server.tools.answer_rules import LACKS_TOOLS
 from inferd.server.transport.limits import ConnectionLimits, fit_open_files
-from inferd.server.transport.uvicorn_config import http_config
+from inferd.server.transport.uvicorn_server import HttpServer, http_config
 
 logger = logging.getLogger("inferd")
 

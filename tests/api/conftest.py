@@ -35,7 +35,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 from inferd.server.transport.limits import ConnectionLimits
 from inferd.server.transport.loop_probe import LoopProbe
-from inferd.server.transport.uvicorn_config import http_config
+from inferd.server.transport.uvicorn_server import http_config
 
 MODEL_PATH = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 MAX_MODEL_LEN = 256

@@ -456,7 +456,7 @@ def is_closed_with(client: socket.socket, beginning: bytes) -> bool:
 
 def test_whoever_takes_an_answer_slowly_gets_all_of_it(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if that takes longer than a connection may be idle. The server writes a plain response in one piece."""
-    monkeypatch.setattr("inferd.server.transport.uvicorn_config.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("inferd.server.transport.uvicorn_server.KEEP_ALIVE_S", 0.2)
     router, limits = ScriptedRouter(model), replace(LIMITS, unsent_bytes=8_192)
     router.will(Script(token_ids=(5,) * 200))
     asked = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 20, "max_output_tokens": 200}

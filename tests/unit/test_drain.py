@@ -14,8 +14,9 @@ from inferd.engine.api.wire.messages import Submit
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.server.dispatch.router import Router
 from inferd.server.dispatch.token_stream import TokenStream
-from inferd.server.lifecycle.drain import Drain, DrainOptions, HttpServer
+from inferd.server.lifecycle.drain import Drain, DrainOptions
 from inferd.server.observability.metrics import Metrics
+from inferd.server.transport.uvicorn_server import HttpServer
 from tests.unit.scenes import play, settled
 
 NEVER_S = 3600.0

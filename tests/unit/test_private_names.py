@@ -32,7 +32,7 @@ OURS_TOO = {
         f"{CYCLE}.body", f"{CYCLE}.disconnected", f"{CYCLE}.message_event", f"{CYCLE}.response_complete",
         f"{CYCLE}.response_started", f"{CYCLE}.scope",
     ),
-    "server/lifecycle/drain.py": (
+    "server/transport/uvicorn_server.py": (
         "uvicorn.Server.capture_signals", "uvicorn.Server.force_exit", "uvicorn.server.ServerState.connections",
         "uvicorn.server.ServerState.default_headers", "uvicorn.Config.encoded_headers",
         "uvicorn.Config.timeout_graceful_shutdown",
@@ -143,7 +143,7 @@ def test_the_search_finds_each_way_of_using_one() -> None:
         "llguidance.gbnf_to_lark.GrammarParser._parse_char": "engine/grammar/gbnf.py",
         f"{PROTOCOL}._unset_keepalive_if_required": "server/transport/connection.py",
         f"{PROTOCOL}.headers": "server/transport/connection.py",
-        "uvicorn.Server.server_state": "server/lifecycle/drain.py",
+        "uvicorn.Server.server_state": "server/transport/uvicorn_server.py",
     }
     assert {name: file for name, file in known.items() if file not in USES.get(name, ())} == {}
 
