@@ -140,7 +140,7 @@ def _described(field: Schema) -> str:
     text, unset = field["description"], field["x-unset"]
     if not field["x-has-effect"]:
         text = f"Accepted, and without effect. {text}".strip()
-    return f"{text} Where it is not given: {unset}." if unset and default_of(unset) is None else text
+    return f"{text} If it is not given: {unset}." if unset and default_of(unset) is None else text
 
 
 def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:

@@ -29,7 +29,7 @@ _NO_STATE = "No conversation is kept here; send all of it in 'messages'."
 
 
 class CountTokensRequest(RequestModel):
-    """A conversation as the model would read it."""
+    """A conversation, as the model would read it."""
 
     model: Text | None = option(
         "The name of the served model; any other is a 404.", unset="the served model", area=PROMPT
@@ -86,8 +86,8 @@ class CountTokensRequest(RequestModel):
         "mcp_servers": "This server connects to no others; list the tools in 'tools' and run them yourself.",
         "diagnostics": "'usage.cache_read_input_tokens' says what was found in the cache.",
         "inference_geo": "This server stands in one place.",
-        "user_profile_id": "Callers are told apart by their key.",
-        "workspace_id": "Callers are told apart by their key.",
+        "user_profile_id": "Clients are identified by their key.",
+        "workspace_id": "Clients are identified by their key.",
         "compaction": "Ask for a summary in a turn of its own.",
         "thread": _NO_STATE,
         "fallbacks": "One model is served.",
@@ -96,7 +96,7 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """A conversation to be answered, in Anthropic's words."""
+    """A conversation to answer, in Anthropic's form."""
 
     max_tokens: Whole = required(
         "Most tokens to generate; 0 reads the prompt into the cache. Where the context holds fewer, the answer may end "
@@ -110,24 +110,30 @@ class MessagesRequest(CountTokensRequest):
             Many(max_length=MAX_STOP_STRINGS),
         ]
         | None
-    ) = option("Texts that end the answer; `stop_sequence` says which.", unset="none", area=STOPPING)
-    stream: Flag | None = option("Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT)
+    ) = option("Strings that end the answer. `stop_sequence` names the string.", unset="none", area=STOPPING)
+    stream: Flag | None = option(
+        "Send the answer as server-sent events while it is generated.", unset="false", area=OUTPUT
+    )
     temperature: Number | None = option(
-        "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING, ge=0, le=1
+        "0 always takes the likeliest token. A higher value makes the answer more random.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+        ge=0,
+        le=1,
     )
     top_k: Whole | None = option(
-        "Only the so many likeliest tokens; 0 is all of them.",
+        "Draw only among this many of the likeliest tokens. 0 means all.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
         ge=0,
         le=2**31 - 1,
     )
     top_p: Number | None = option(
-        "Only the likeliest tokens that together have this probability.",
+        "Draw only among the likeliest tokens whose probabilities add up to this value.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
         ge=0,
         le=1,
     )
-    metadata: JsonObject | None = option("Callers are told apart by their key.", has_effect=False)
+    metadata: JsonObject | None = option("Clients are identified by their key.", has_effect=False)
     service_tier: Literal["auto", "standard_only"] | None = option("There is one tier.", has_effect=False)

@@ -1,4 +1,4 @@
-"""The wire type of /v1/chat/completions."""
+"""The request of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSwitch:
-    """What `reasoning` says; None where it says nothing."""
+    """Meaning of `reasoning`. An `effort` of None is not given."""
 
     effort: ReasoningEffort | None = None
     is_shown: bool = True
@@ -75,9 +75,9 @@ def _switch(given: _Reasoning, where: str) -> ReasoningSwitch:
 
 
 class ChatRequest(GenerationFields):
-    """A conversation to be continued."""
+    """A conversation and how to continue it."""
 
-    messages: Messages = required("The conversation to be continued.", area=PROMPT)
+    messages: Messages = required("The conversation to continue.", area=PROMPT)
     max_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
         'Most tokens to generate; -1 is "not given". More than the context holds beside the prompt is refused.',
         unset=_MAX_TOKENS,
@@ -86,9 +86,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, None)] = option(
         "The newer name of `max_tokens`. If both are given, this one counts.", unset="`max_tokens`", area=STOPPING
     )
-    logprobs: Flag | None = option("Log probabilities of the generated tokens.", unset="false", area=OUTPUT)
+    logprobs: Flag | None = option("Add the log probabilities of the generated tokens.", unset="false", area=OUTPUT)
     top_logprobs: Whole | None = option(
-        "With so many alternatives to each; only with `logprobs`.", unset="0", area=OUTPUT, ge=0, le=MAX_LOGPROBS
+        "Number of alternatives to each token. Only with `logprobs`.", unset="0", area=OUTPUT, ge=0, le=MAX_LOGPROBS
     )
     tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option(
         "Functions that the model may call. How it writes calls is read off the checkpoint. `strict` has the arguments "
@@ -104,7 +104,9 @@ class ChatRequest(GenerationFields):
         unset="`auto`",
         area=TOOLS,
     )
-    parallel_tool_calls: Flag | None = option("false: the answer ends with its first call.", unset="true", area=TOOLS)
+    parallel_tool_calls: Flag | None = option(
+        "If false, the answer ends after its first call.", unset="true", area=TOOLS
+    )
     reasoning_effort: ReasoningEffort | None = option(
         "Passed to the chat template under the template's own name: `reasoning_effort`, or `enable_thinking`, which is "
         "false only for `none`. If the template has no such switch, the field has no effect, and `x-inferd-warning` "
@@ -113,14 +115,17 @@ class ChatRequest(GenerationFields):
         area=TOOLS,
     )
     thinking_token_budget: Whole | None = option(
-        "Most tokens of reasoning: its end is forced then. Refused where no token of its own ends it.",
+        "Most tokens of reasoning. The server forces its end after them. Refused if no special token ends this "
+        "model's reasoning.",
         unset="no bound",
         area=TOOLS,
         ge=0,
         le=MAX_THINKING_TOKENS,
     )
     include_reasoning: Flag | None = option(
-        "false: what the model reasons is counted and not shown.", unset="true", area=TOOLS
+        "If false, the answer does not show the model's reasoning. The reasoning still counts as output.",
+        unset="true",
+        area=TOOLS,
     )
     reasoning: Annotated[ReasoningSwitch, Converted(_Reasoning, _switch)] | None = option(
         "OpenRouter's form of `reasoning_effort`: `effort` has the same values, `enabled` false means `none`, and "
@@ -129,13 +134,13 @@ class ChatRequest(GenerationFields):
         area=TOOLS,
     )
     verbosity: Verbosity | None = option(
-        "No model served here has such a switch, and `x-inferd-warning` says so.", has_effect=False
+        "No model served here has such a switch. `x-inferd-warning` says so.", has_effect=False
     )
     modalities: Annotated[object, Only((["text"],), 'Only ["text"] is served.')] | None = option(
         "Only text is generated.", has_effect=False
     )
     prediction: JsonObject | None = option(
-        "A prediction changes how fast an answer comes, not the answer.", has_effect=False
+        "A prediction would change the speed of an answer, not its text.", has_effect=False
     )
     functions: Annotated[object, Only(([],), "Use 'tools' instead.")] | None = option(
         "Only an empty list is accepted.", has_effect=False
@@ -147,16 +152,16 @@ class ChatRequest(GenerationFields):
         "Only false is accepted.", has_effect=False
     )
     add_generation_prompt: Flag | None = option(
-        "End the prompt where the assistant begins to speak.", unset="true", area=PROMPT
+        "End the prompt with the beginning of the assistant's turn.", unset="true", area=PROMPT
     )
     continue_final_message: Flag | None = option(
         "Continue the last message instead of answering it.", unset="false", area=PROMPT
     )
     documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
-        "Given to the chat template; refused where the template reads no documents.", unset="none", area=PROMPT
+        "Documents for the chat template. Refused if the template reads none.", unset="none", area=PROMPT
     )
     chat_template_kwargs: JsonObject | None = option(
-        "Switches of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+        "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
     )
 
     refused: ClassVar[Mapping[str, str]] = {

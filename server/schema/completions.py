@@ -1,4 +1,4 @@
-"""The wire type of /v1/completions."""
+"""The request of /v1/completions."""
 
 from __future__ import annotations
 
@@ -60,16 +60,18 @@ def prompts(min_chars: int) -> ReadBy:
 
 
 class CompletionRequest(GenerationFields):
-    """A text to be continued."""
+    """Texts and how to continue them."""
 
     prompt: Annotated[tuple[Prompt, ...], prompts(0)] = required(
         "A text, a list of texts, a list of token ids, or a list of such lists.", area=PROMPT
     )
     echo: Flag | None = option(
-        "Begin the text with the prompt, scored where `logprobs` are asked for.", unset="false", area=OUTPUT
+        "Begin the text with the prompt. With `logprobs`, the prompt's tokens are scored too.",
+        unset="false",
+        area=OUTPUT,
     )
     logprobs: Whole | None = option(
-        "Log probabilities of the generated tokens, with so many alternatives.",
+        "Add the log probabilities of the generated tokens, with this many alternatives.",
         unset="none",
         area=OUTPUT,
         ge=0,

@@ -1,4 +1,4 @@
-"""The wire type of /v1/embeddings."""
+"""The request of /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferd.server.schema.values import Besides, Flag, Number, Text, Whole
 
 
 class EmbeddingRequest(RequestModel):
-    """Texts to be turned into vectors."""
+    """Texts and how to turn them into vectors."""
 
     input: Annotated[tuple[Prompt, ...], prompts(1)] = required(
         "A text, a list of texts, a list of token ids, or a list of such lists; at most 1,048,576 tokens in all."
@@ -27,7 +27,8 @@ class EmbeddingRequest(RequestModel):
         unset="`float`",
     )
     dimensions: Whole | None = option(
-        "Only so many leading components, scaled anew. More than the model's hidden size is refused.",
+        "Number of leading components to keep. The vector is scaled again. More than the model's hidden size is "
+        "refused.",
         unset="the model's hidden size",
         ge=1,
     )
@@ -38,7 +39,7 @@ class EmbeddingRequest(RequestModel):
     )
     normalize: Flag | None = option("Scale every vector to length 1.", unset="true")
     add_special_tokens: Flag | None = option(
-        "Begin and end a text as the tokenizer does with every text.", unset="true"
+        "Add the special tokens that the tokenizer adds to every text.", unset="true"
     )
     truncate_prompt_tokens: Annotated[Whole | None, Field(ge=1), Besides(-1, -1)] = option(
         "Keep only this many tokens at the end of each input; -1 keeps as many as the context holds. If not given, the "
@@ -46,16 +47,19 @@ class EmbeddingRequest(RequestModel):
         unset="never cut",
     )
     priority: Whole | None = option(
-        "Lower goes first. One level is worth 10 s of waiting.", unset="0", ge=-MAX_PRIORITY, le=MAX_PRIORITY
+        "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
+        unset="0",
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
     )
     timeout: Number | None = option(
-        "Seconds from the request's arrival to its answer. Then it is aborted: 408 `deadline_exceeded`. The header "
-        "`X-Request-Timeout` says the same; of the two the shorter holds.",
+        "Seconds from the request's arrival to its answer. After them the server aborts it with 408 "
+        "`deadline_exceeded`. The header `X-Request-Timeout` has the same meaning, and the shorter time counts.",
         unset="no limit",
         ge=MIN_TIMEOUT_S,
         le=MAX_TIMEOUT_S,
     )
-    user: Text | None = option("Callers are told apart by their key.", has_effect=False)
+    user: Text | None = option("Clients are identified by their key.", has_effect=False)
 
     refused: ClassVar[Mapping[str, str]] = {
         "messages": "Send the token ids that /v1/chat/completions/render gives as 'input'.",

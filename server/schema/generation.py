@@ -75,79 +75,91 @@ def _as_many(value: Any, where: str) -> tuple[str, ...]:
 
 
 class SharedFields(RequestModel):
-    """What a request of any family of generating routes may say. None is "not given": the intake knows the default."""
+    """Fields of every generating request. None means "not given"; the intake knows the default."""
 
     model: Text | None = option(
         "The name of the served model; any other is a 404.", unset="the served model", area=REQUEST
     )
-    stream: Flag | None = option("Answer as server-sent events, as it is generated.", unset="false", area=OUTPUT)
-    min_tokens: Whole | None = option("No end and no stop before so many tokens.", unset="0", area=STOPPING, ge=0)
+    stream: Flag | None = option(
+        "Send the answer as server-sent events while it is generated.", unset="false", area=OUTPUT
+    )
+    min_tokens: Whole | None = option(
+        "The answer does not end before it has this many tokens.", unset="0", area=STOPPING, ge=0
+    )
     temperature: Number | None = option(
-        "0 takes the likeliest token; more is more random.", unset=_RECOMMENDED + "1", area=SAMPLING, ge=0, le=2
+        "0 always takes the likeliest token. A higher value makes the answer more random.",
+        unset=_RECOMMENDED + "1",
+        area=SAMPLING,
+        ge=0,
+        le=2,
     )
     top_p: Number | None = option(
-        "Only the likeliest tokens that together have this probability; 0 is the likeliest alone.",
+        "Draw only among the likeliest tokens whose probabilities add up to this value. 0 takes the likeliest token.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
         ge=0,
         le=1,
     )
     top_k: Whole | None = option(
-        "Only the so many likeliest tokens; 0 and -1 are all of them.",
+        "Draw only among this many of the likeliest tokens. 0 and -1 mean all.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
         ge=-1,
         le=2**31 - 1,
     )
     min_p: Number | None = option(
-        "Only tokens at least this likely, relative to the likeliest.",
+        "Draw only tokens whose probability is at least this share of the likeliest token's.",
         unset=_RECOMMENDED + "0",
         area=SAMPLING,
         ge=0,
         le=1,
     )
     presence_penalty: Number | None = option(
-        "Taken from the logit of every token that was generated.", unset="0", area=SAMPLING, ge=-2, le=2
+        "Subtracted from the logit of every token that was already generated.", unset="0", area=SAMPLING, ge=-2, le=2
     )
     frequency_penalty: Number | None = option(
-        "Taken from a token's logit once for each time it was generated.", unset="0", area=SAMPLING, ge=-2, le=2
+        "Subtracted from a token's logit once for each time it was generated.", unset="0", area=SAMPLING, ge=-2, le=2
     )
     repetition_penalty: Number | None = option(
-        "Divides positive logits, and multiplies negative ones, of tokens in the prompt or the answer.",
+        "For tokens in the prompt or the answer: divides positive logits and multiplies negative logits.",
         unset=_RECOMMENDED + "1",
         area=SAMPLING,
         ge=0.01,
         le=100,
     )
     seed: Annotated[Whole | None, Field(ge=-(2**63), le=2**63 - 1), Besides(-1, None)] = option(
-        "The same request with the same seed gives the same answer. Every answer carries the seed it was made with. -1 "
-        'is "not given", as at vLLM. Seeds outside 0 to 2^53 - 1 are mapped into that range by a hash, so that two of '
-        "them may give the same answer.",
+        "The same request with the same seed gives the same answer. Every answer carries its seed. -1 means "
+        '"not given", as in vLLM. A hash maps seeds outside 0 to 2^53 - 1 into that range, so two of them may give the '
+        "same answer.",
         unset="chosen at random",
         area=SAMPLING,
     )
     logit_bias: LogitBias | None = option(
-        "Token id, as a string, to what is added to its logit.", unset="none", area=SAMPLING
+        "Maps token ids, written as strings, to the value that is added to the token's logit.",
+        unset="none",
+        area=SAMPLING,
     )
     allowed_token_ids: Annotated[tuple[int, ...], token_ids(1, MAX_LISTED_IDS)] | None = option(
-        "Only these tokens are generated.", unset="all", area=SAMPLING
+        "Generate only these tokens.", unset="all", area=SAMPLING
     )
     bad_words: (
         Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...], Many(max_length=1_024)]
         | None
-    ) = option("Words that are never completed, at a text's start or after a space.", unset="none", area=SAMPLING)
+    ) = option(
+        "Words that the answer never contains, at the start of a text or after a space.", unset="none", area=SAMPLING
+    )
     stop: Annotated[tuple[str, ...], Converted(StopStrings, _as_many)] | None = option(
-        "Strings that end the answer; none of one's characters is ever streamed. `stop_reason` says which.",
+        "Strings that end the answer. No part of a stop string is ever streamed. `stop_reason` names the string.",
         unset="none",
         area=STOPPING,
     )
     stop_token_ids: Annotated[tuple[int, ...], token_ids(0, 1_024)] | None = option(
-        "Tokens that end the answer. `stop_reason` says which.", unset="none", area=STOPPING
+        "Tokens that end the answer. `stop_reason` names the token.", unset="none", area=STOPPING
     )
     include_stop_str_in_output: Flag | None = option(
-        "Show the stop string or stop token that ended the answer.", unset="false", area=STOPPING
+        "Keep the stop string or stop token in the answer.", unset="false", area=STOPPING
     )
-    ignore_eos: Flag | None = option("Go on after the model's own end.", unset="false", area=STOPPING)
+    ignore_eos: Flag | None = option("Continue after the model's end-of-sequence token.", unset="false", area=STOPPING)
     repetition_detection: RepetitionDetection | None = option(
         "Ends an answer whose last tokens are one pattern of `min_pattern_size` to `max_pattern_size` tokens, "
         "`min_count` times in a row: `finish_reason` is `repetition`. Costs `max_pattern_size` comparisons a token.",
@@ -155,8 +167,9 @@ class SharedFields(RequestModel):
         area=STOPPING,
     )
     timeout: Number | None = option(
-        "Seconds from the request's arrival to the end of its answer. Then it is aborted: 408 `deadline_exceeded`, or "
-        "an error event in a stream. The header `X-Request-Timeout` says the same; of the two the shorter holds.",
+        "Seconds from the request's arrival to the end of its answer. After them the server aborts it with 408 "
+        "`deadline_exceeded`, or with an error event in a stream. The header `X-Request-Timeout` has the same meaning, "
+        "and the shorter time counts.",
         unset="no limit",
         area=STOPPING,
         ge=MIN_TIMEOUT_S,
@@ -175,16 +188,16 @@ class SharedFields(RequestModel):
         area=PROMPT,
     )
     structured_outputs: StructuredOutputs | None = option(
-        "Constrains the answer token by token, by exactly one of `json` (a schema, as under `strict`), `json_object`, "
-        "`regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few texts), `grammar` "
-        "(GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
+        "Constrains the answer token by token. Give exactly one of `json` (a schema, as under `strict`), "
+        "`json_object`, `regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few "
+        "texts), `grammar` (GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
         unset="none",
         area=OUTPUT,
     )
-    regex: Regex | None = option("SGLang's name of `structured_outputs.regex`.", unset="none", area=OUTPUT)
-    ebnf: Grammar | None = option("SGLang's name of `structured_outputs.grammar`.", unset="none", area=OUTPUT)
+    regex: Regex | None = option("SGLang's name for `structured_outputs.regex`.", unset="none", area=OUTPUT)
+    ebnf: Grammar | None = option("SGLang's name for `structured_outputs.grammar`.", unset="none", area=OUTPUT)
     priority: Whole | None = option(
-        "Lower goes first. One level is worth 10 s of waiting.",
+        "A lower value is scheduled earlier. One level counts as 10 s of waiting.",
         unset="0",
         area=REQUEST,
         ge=-MAX_PRIORITY,
@@ -197,21 +210,21 @@ class SharedFields(RequestModel):
         min_length=1,
         max_length=1_024,
     )
-    user: Text | None = option("Callers are told apart by their key.", has_effect=False)
-    service_tier: Text | None = option("There is one tier; `priority` orders requests.", has_effect=False)
-    safety_identifier: Text | None = option("Callers are told apart by their key.", has_effect=False)
-    client_metadata: object = option("Callers are told apart by their key.", has_effect=False)
+    user: Text | None = option("Clients are identified by their key.", has_effect=False)
+    service_tier: Text | None = option("There is one tier. `priority` orders requests.", has_effect=False)
+    safety_identifier: Text | None = option("Clients are identified by their key.", has_effect=False)
+    client_metadata: object = option("Clients are identified by their key.", has_effect=False)
     prompt_cache_key: Text | None = option(
-        "Prefixes are found by their content; `cache_salt` keeps them apart.", has_effect=False
+        "Prefixes are found by their content. `cache_salt` separates them.", has_effect=False
     )
     prompt_cache_retention: Text | None = option(
-        "Cached prefixes stay until newer ones need the room.", has_effect=False
+        "Cached prefixes stay until newer ones need their memory.", has_effect=False
     )
     prompt_cache_options: JsonObject | None = option(
-        "Every prefix is cached, and stays until newer ones need the room.", has_effect=False, max_length=16
+        "Every prefix is cached until newer ones need its memory.", has_effect=False, max_length=16
     )
     cache_control: object = option("Every prefix is cached, and found by its content.", has_effect=False)
-    moderation: object = option("Nothing is moderated here.", has_effect=False)
+    moderation: object = option("This server moderates nothing.", has_effect=False)
     length_penalty: Annotated[object, Only((1,), _NO_BEAM_SEARCH)] | None = option(
         "Only 1 is accepted.", has_effect=False
     )
@@ -229,18 +242,18 @@ class SharedFields(RequestModel):
 
 
 class GenerationFields(SharedFields):
-    """What chat and completions say besides, but for the prompt."""
+    """Further fields of chat and completions, except the prompt."""
 
     n: Whole | None = option(
-        "Answers to each prompt. Each has a seed of its own, derived from `seed`; the first has `seed` itself.",
+        "Number of answers to each prompt. The first uses `seed`, and each other answer uses a seed derived from it.",
         unset="1",
         area=REQUEST,
         ge=1,
         le=MAX_CHOICES,
     )
     stream_options: StreamOptions | None = option(
-        "`include_usage`: a last chunk with usage and empty `choices`. `continuous_usage_stats`: usage in every chunk. "
-        "Only with `stream`. `include_obfuscation` is accepted: no chunk is ever padded.",
+        "`include_usage` adds a last chunk with usage and empty `choices`. `continuous_usage_stats` adds usage to "
+        "every chunk. Only with `stream`. `include_obfuscation` has no effect: no chunk is ever padded.",
         unset="no usage",
         area=OUTPUT,
     )
@@ -254,36 +267,37 @@ class GenerationFields(SharedFields):
         "The newer name of `max_tokens`. If both are given, this one counts.", unset="`max_tokens`", area=STOPPING
     )
     spaces_between_special_tokens: Flag | None = option(
-        "The text is what the tokens are, byte for byte; no tokenizer served here puts spaces between special tokens.",
+        "No tokenizer served here puts spaces between special tokens.",
         area=OUTPUT,
         has_effect=False,
     )
     prompt_logprobs: Whole | None = option(
-        "Log probabilities of every prompt token, with so many alternatives. Takes no prefix hit, and is not streamed.",
+        "Add the log probabilities of every prompt token, with this many alternatives. Such a request uses no cached "
+        "prefix and cannot be streamed.",
         unset="none",
         area=OUTPUT,
         ge=0,
         le=MAX_LOGPROBS,
     )
     return_token_ids: Flag | None = option(
-        "Add `prompt_token_ids`, and `token_ids` to each choice.", unset="false", area=OUTPUT
+        "Add `prompt_token_ids` to the answer and `token_ids` to each choice.", unset="false", area=OUTPUT
     )
     include_metrics: Flag | None = option(
         "Add `metrics`: `queue_time_ms`, `time_to_first_token_ms` (from the first step), `generation_time_ms` (first "
-        "to last token), `mean_itl_ms`, `tokens_per_second` (first step to last token). Null for several prompts or "
-        "choices; a stream has it in its usage chunk.",
+        "to last token), `mean_itl_ms`, `tokens_per_second` (first step to last token). It is null for several "
+        "prompts or choices. A stream has it in its usage chunk.",
         unset="false",
         area=OUTPUT,
     )
     response_format: ResponseFormat | None = option(
-        "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. Output is "
-        "constrained token by token; one that ends by itself is valid. `strict` refuses a schema with a keyword that "
-        "cannot be enforced, without it such keywords are left to the model.",
+        "What the answer may be: `text`, `json_object` (any JSON object), `json_schema` or `structural_tag`. The "
+        "server constrains the answer token by token, so an answer that ends by itself is valid. `strict` refuses a "
+        "schema with a keyword that cannot be enforced. Without it, such keywords are left to the model.",
         unset="`text`",
         area=OUTPUT,
     )
     request_id: Text | None = option(
-        "Becomes part of the answer's `id`: letters, digits and `._:-`.",
+        "Becomes part of the answer's `id`. It may have letters, digits and `._:-`.",
         unset="random",
         area=REQUEST,
         min_length=1,
@@ -298,17 +312,19 @@ class GenerationFields(SharedFields):
     top_a: Annotated[object, Only((0,), "Use 'min_p' or 'top_p' instead.")] | None = option(
         "Only 0 is accepted.", has_effect=False
     )
-    usage: object = option("Every answer has usage; a stream has it if `stream_options` asks for it.", has_effect=False)
+    usage: object = option("Every answer has usage. A stream has it if `stream_options` asks for it.", has_effect=False)
     provider: object = option(_ONE_SERVER, has_effect=False)
     models: object = option(_ONE_SERVER, has_effect=False)
     route: object = option(_ONE_SERVER, has_effect=False)
-    transforms: object = option("What does not fit is refused: no message is ever dropped.", has_effect=False)
+    transforms: object = option(
+        "The server refuses a conversation that is too long and never drops a message.", has_effect=False
+    )
     plugins: Annotated[object, Only(([],), "No plugins run here.")] | None = option(
         "Only an empty list is accepted.", has_effect=False
     )
-    safety_settings: object = option("Nothing is moderated here.", has_effect=False)
-    metadata: JsonObject | None = option("Only /v1/responses stores answers.", has_effect=False)
-    store: Flag | None = option("Only /v1/responses stores answers.", has_effect=False)
+    safety_settings: object = option("This server moderates nothing.", has_effect=False)
+    metadata: JsonObject | None = option("Only `/v1/responses` stores answers.", has_effect=False)
+    store: Flag | None = option("Only `/v1/responses` stores answers.", has_effect=False)
 
     aliases: ClassVar[Mapping[str, str]] = {**SharedFields.aliases, "rid": "request_id"}
 

@@ -1,4 +1,4 @@
-"""The wire types of /v1/responses."""
+"""The requests of /v1/responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FUNCTIONS_ALONE = "No hosted tools run here: functions are called by the caller
 
 
 class ResponsesRequest(SharedFields):
-    """Items to be answered, after those of an earlier response where one is named."""
+    """Items to answer. The items of an earlier response come first if one is named."""
 
     input: Items = required(
         "A text, or items: messages, function calls and their outputs, reasoning, and references to stored items by "
@@ -83,7 +83,7 @@ class ResponsesRequest(SharedFields):
         area=REQUEST,
     )
     metadata: Metadata | None = option(
-        "Kept and returned with the response: keys of up to 64 characters.", unset="none", area=REQUEST
+        "Kept and returned with the response. Keys have up to 64 characters.", unset="none", area=REQUEST
     )
     tools: Tools | None = option(
         "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
@@ -94,7 +94,9 @@ class ResponsesRequest(SharedFields):
     tool_choice: ToolChoiceOption | None = option(
         "As in chat; a function is named flat, by `type` and `name`.", unset="`auto`", area=TOOLS
     )
-    parallel_tool_calls: Flag | None = option("false: the answer ends with its first call.", unset="true", area=TOOLS)
+    parallel_tool_calls: Flag | None = option(
+        "If false, the answer ends after its first call.", unset="true", area=TOOLS
+    )
     reasoning: ReasoningOption | None = option(
         "`effort` as `reasoning_effort` of chat. `summary` is without effect: reasoning is shown whole, as the content "
         "of its item.",
@@ -105,10 +107,10 @@ class ResponsesRequest(SharedFields):
         "As in chat.", unset="no bound", area=TOOLS, ge=0, le=MAX_THINKING_TOKENS
     )
     chat_template_kwargs: JsonObject | None = option(
-        "Switches of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
+        "Variables of the model's chat template, such as `enable_thinking`.", unset="none", area=PROMPT
     )
     truncation: Literal["auto", "disabled"] | None = option(
-        "What does not fit is refused: no item is ever dropped.", has_effect=False
+        "The server refuses items that are too long together and never drops one.", has_effect=False
     )
     stream_options: JsonObject | None = option(
         "Usage comes with every response, and no event is ever padded.", has_effect=False, max_length=2
@@ -136,9 +138,9 @@ class ResponsesRequest(SharedFields):
 
 
 class RetrieveQuery(RequestModel):
-    """The query of a GET of one response."""
+    """Query of a GET of one response."""
 
-    include: Included | None = option("What a response shows was settled when it was made.", has_effect=False)
+    include: Included | None = option("A response shows what its creation asked for.", has_effect=False)
     stream: Annotated[object, Only((False,), "A stored response is not streamed again.")] | None = option(
         "Only false is accepted.", has_effect=False
     )
@@ -150,11 +152,11 @@ class RetrieveQuery(RequestModel):
 
 
 class InputItemsQuery(RequestModel):
-    """The query of a GET of a response's input items."""
+    """Query of a GET of a response's input items."""
 
     after: Text | None = option(
-        "List the items that come after this one's id.", unset="from the first", min_length=1, max_length=128
+        "List only items after the one with this id.", unset="from the first", min_length=1, max_length=128
     )
     limit: Whole | None = option("Most items in one list.", unset="20", ge=1, le=100)
-    order: Literal["asc", "desc"] | None = option("Oldest or newest first.", unset="`desc`")
-    include: Included | None = option("What an item shows was settled when it was made.", has_effect=False)
+    order: Literal["asc", "desc"] | None = option("`asc` lists the oldest first, `desc` the newest.", unset="`desc`")
+    include: Included | None = option("An item shows what its creation asked for.", has_effect=False)

@@ -1,4 +1,4 @@
-"""The wire types of /tokenize and /detokenize."""
+"""The requests of /tokenize and /detokenize."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from inferd.server.schema.values import Flag, JsonObject, Many, ReadBy, Text
 
 
 class TokenizeRequest(RequestModel):
-    """Either `prompt` or `messages`."""
+    """A text or a conversation: either `prompt` or `messages`."""
 
     model: Text | None = option("The name of the served model.", unset="the served model")
     prompt: Text | None = option(
         "A text of at most 1,048,576 tokens, or of the context if that is more. Give either this or `messages`."
     )
-    messages: Messages | None = option("A conversation to be rendered and tokenized.")
+    messages: Messages | None = option("A conversation to render and tokenize.")
     tools: Annotated[tuple[Tool, ...], Many(max_length=MAX_TOOLS)] | None = option("As in chat.", unset="none")
     documents: Annotated[tuple[JsonObject, ...], Many(max_length=MAX_DOCUMENTS)] | None = option(
         "As in chat.", unset="none"
@@ -33,7 +33,7 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """Token ids to be read as one text."""
+    """Token ids of one text."""
 
     model: Text | None = option("The name of the served model.", unset="the served model")
     tokens: Annotated[tuple[int, ...], ReadBy(read_token_ids, list[TokenId])] = required(

@@ -1,4 +1,4 @@
-"""Reading requests: which of several faults is told, what is ignored where that is allowed, and what it costs."""
+"""Reading requests: which of several faults is told, which unknown names are ignored, and how many errors are made."""
 
 from __future__ import annotations
 
