@@ -256,7 +256,10 @@ def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list
     web pages read all later answers, errors included."""
     public_paths = [route.path for route in routes.ROUTES if route.access is Access.PUBLIC]
     templates = [route.path for route in routes.ROUTES]
-    layers = [Middleware(middleware.RequestIds), Middleware(middleware.Tally, metrics=metrics, templates=templates)]
+    layers = [
+        Middleware(middleware.RequestIds),
+        Middleware(middleware.AnswerMetrics, metrics=metrics, templates=templates),
+    ]
     if options.has_access_log:
         layers.append(Middleware(middleware.AccessLog, quiet_paths=public_paths))
     origins = options.allowed_origins

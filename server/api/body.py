@@ -97,8 +97,8 @@ def _malformed(reason: str) -> RequestError:
 
 def warned(headers: Mapping[str, str], warnings: Sequence[str]) -> Mapping[str, str]:
     """`headers` with more warnings in the warning header. Texts must be ASCII."""
-    told = [text for text in (headers.get(WARNING_HEADER), *warnings) if text]
-    return {**headers, WARNING_HEADER: "; ".join(told)} if told else headers
+    texts = [text for text in (headers.get(WARNING_HEADER), *warnings) if text]
+    return {**headers, WARNING_HEADER: "; ".join(texts)} if texts else headers
 
 
 def _ignored_words(ignored: list[str]) -> str:

@@ -1,8 +1,8 @@
 """The middleware that every request passes through, in pure ASGI. It buffers no body and no response.
 
-The order, outermost first, is `RequestIds`, `Tally`, `AccessLog`, `LastResort`, `Keys`, `BodyLimit`. This file knows a
-route's path template, whether it is public, and whether it belongs to Anthropic's API. It logs neither bodies nor keys.
-Paths are without the prefix that a proxy removes.
+The order, outermost first, is `RequestIds`, `AnswerMetrics`, `AccessLog`, `LastResort`, `Keys`, `BodyLimit`. This file
+knows a route's path template, whether it is public, and whether it belongs to Anthropic's API. It logs neither bodies
+nor keys. Paths are without the prefix that a proxy removes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-class Tally:
+class AnswerMetrics:
     """Counts and times every answer up to its last byte, by the template of its route."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, templates: Iterable[str]) -> None:

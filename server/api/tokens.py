@@ -41,13 +41,13 @@ class TokensApi:
         def work() -> bytes:
             token = service.model.tokenizer.token
             strings = [token(token_id) for token_id in token_ids] if wire.return_token_strs else None
-            told = {
+            answer = {
                 "count": len(token_ids),
                 "max_model_len": service.model.max_model_len,
                 "tokens": token_ids,
                 "token_strs": strings,
             }
-            return exact(orjson.dumps(told))
+            return exact(orjson.dumps(answer))
 
         data = await service.lanes.run(work, len(token_ids))
         return Response(data, headers=dict(body.headers), media_type="application/json")

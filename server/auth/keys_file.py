@@ -146,7 +146,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_TOLD = {
+_MESSAGES = {
     "missing": "the entry needs this field",
     "extra_forbidden": f"there is no such field; an entry may have {', '.join(KeyEntry.model_fields)}",
 }
@@ -161,8 +161,8 @@ def _problems(error: ValidationError | RecursionError) -> str:
         place = ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in detail["loc"])
         if place in ("", "keys"):
             return "expected `keys:` and a list of entries, as `inferd keys new` makes them"
-        told = _TOLD.get(detail["type"], detail["msg"].removeprefix("Value error, "))
-        texts.append(f"{place}: {told}")
+        message = _MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+        texts.append(f"{place}: {message}")
     more = f"; and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
     return "; ".join(texts[:_MAX_SHOWN]) + more
 

@@ -76,11 +76,11 @@ async def _in_anthropic_words(work: Awaitable[T]) -> T:
     try:
         return await work
     except RequestError as error:
-        told = in_anthropic_words(error)
+        reworded = in_anthropic_words(error)
     try:
-        raise told
+        raise reworded
     finally:
-        del told  # it refers to this frame, and would keep itself alive
+        del reworded  # it refers to this frame, and would keep itself alive
 
 
 def _shape(name: str, wire: MessagesRequest) -> Shape:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Counts
 from inferd.server.api.logprobs import chat_logprobs
-from inferd.server.api.responses.output import Output, Style, Told
+from inferd.server.api.responses.output import Output, OutputEvent, Style
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
@@ -42,7 +42,7 @@ class ResponseDraft:
         self._completed_at: int | None = None
         self._asked = _asked(wire, taken, model) | {"system_fingerprint": service.fingerprint()}
 
-    def feed(self, event: Event) -> Iterator[Told]:
+    def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
         self.status = "in_progress"
         if isinstance(event, TextDelta):
@@ -58,12 +58,12 @@ class ResponseDraft:
     def fail(self, error: RequestError | EngineDeadError) -> None:
         self._output.stop()
         self.status = "failed"
-        told = errors.body_of(error)["error"]
-        assert isinstance(told, dict)
+        body = errors.body_of(error)["error"]
+        assert isinstance(body, dict)
         # OpenAI's clients know few codes here. More precise values stand beside the code.
         status = errors.row_of(error).status
         code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error"
-        self._error = {"code": code, **{key: told[key] for key in ("message", "type", "param")}}
+        self._error = {"code": code, **{key: body[key] for key in ("message", "type", "param")}}
 
     def cancel(self) -> None:
         self._output.stop()

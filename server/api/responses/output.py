@@ -29,7 +29,7 @@ from inferd.server.schema.response_items import sealed
 
 Json = dict[str, Any]
 Scored = tuple[ScoredToken, ...]
-Told = tuple[str, Json]
+OutputEvent = tuple[str, Json]
 """(type of an event, its fields without type and sequence number)."""
 
 
@@ -61,7 +61,7 @@ class Output:
         """The items as they are now, for orjson to write."""
         return [item.shown() for item in self._items]
 
-    def feed(self, event: Event) -> Iterator[Told]:
+    def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
         match event:
             case PromptRead():
@@ -91,18 +91,18 @@ class Output:
         for _ in self._close("incomplete"):
             pass
 
-    def _more(self, kind: type[_Message | _Reasoning], text: str) -> Iterator[Told]:
+    def _more(self, kind: type[_Message | _Reasoning], text: str) -> Iterator[OutputEvent]:
         if not (self._items and isinstance(self._items[-1], kind)):
             yield from self._close("completed")
             yield from self._begin(kind(len(self._items), self._style))
         yield from self._items[-1].more(text, self._take_scored())
 
-    def _begin(self, item: _Item) -> Iterator[Told]:
+    def _begin(self, item: _Item) -> Iterator[OutputEvent]:
         self._items.append(item)
         yield "response.output_item.added", {"output_index": item.index, "item": item.shown()}
         yield from item.begin()
 
-    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Told]:
+    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[OutputEvent]:
         if not self._items or self._items[-1].status != "in_progress":
             return
         item = self._items[-1]
@@ -134,18 +134,18 @@ class _Item(ABC):
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[OutputEvent]:
         """Events after the item was added."""
         yield from ()
 
-    def more(self, text: str, scored: Scored) -> Iterator[Told]:
+    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
         """Events for more text. `scored`: the tokens since the last text."""
         del scored
         self.pieces.append(text)
         yield f"{self.growth}.delta", {**self.place, "delta": text}
 
     @abstractmethod
-    def close(self, scored: Scored) -> Iterator[Told]:
+    def close(self, scored: Scored) -> Iterator[OutputEvent]:
         """Events before the item is done."""
 
     @abstractmethod
@@ -160,10 +160,10 @@ class _Content(_Item):
         super().__init__(index, style)
         self.place["content_index"] = 0
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[OutputEvent]:
         yield "response.content_part.added", {**self.place, "part": self.part()}
 
-    def close(self, scored: Scored) -> Iterator[Told]:
+    def close(self, scored: Scored) -> Iterator[OutputEvent]:
         yield f"{self.growth}.done", {**self.place, "text": self.text}
         yield "response.content_part.done", {**self.place, "part": self.part()}
 
@@ -184,12 +184,12 @@ class _Message(_Content):
         self._logprobs: list[bytes] = []
         """The contents of JSON lists, each encoded once, because the whole list is sent five times."""
 
-    def more(self, text: str, scored: Scored) -> Iterator[Told]:
+    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
         logprobs = self._add(scored)
         for kind, fields in super().more(text, scored):
             yield kind, {**fields, "logprobs": logprobs}
 
-    def close(self, scored: Scored) -> Iterator[Told]:
+    def close(self, scored: Scored) -> Iterator[OutputEvent]:
         self._add(scored)
         done, part_done = super().close(scored)
         yield done[0], {**done[1], "logprobs": _list_of(self._logprobs)}
@@ -232,7 +232,7 @@ class _Call(_Item):
         super().__init__(index, style)
         self._start = start
 
-    def close(self, scored: Scored) -> Iterator[Told]:
+    def close(self, scored: Scored) -> Iterator[OutputEvent]:
         yield f"{self.growth}.done", {**self.place, "name": self._start.name, "arguments": self.text}
 
     def shown(self) -> Json:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.responses.draft import Json, ResponseDraft
-from inferd.server.api.responses.output import Told
+from inferd.server.api.responses.output import OutputEvent
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event
 from inferd.server.transport import sse
@@ -33,13 +33,13 @@ class ResponsesRendering:
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """Two events, because some clients read the one and some the other."""
-        told = errors.body_of(error)["error"]
-        assert isinstance(told, dict)
+        body = errors.body_of(error)["error"]
+        assert isinstance(body, dict)
         begun = self._written(self._begun())
         self._draft.fail(error)
-        flat = {key: told[key] for key in ("code", "message", "param")}
+        flat = {key: body[key] for key in ("code", "message", "param")}
         failed = {"response": self._draft.shown()}
-        return begun + self._written([("error", {**flat, "error": told}), ("response.failed", failed)])
+        return begun + self._written([("error", {**flat, "error": body}), ("response.failed", failed)])
 
     def add(self, event: Event) -> None:
         for _ in self._draft.feed(event):
@@ -53,13 +53,13 @@ class ResponsesRendering:
         self._draft.finish()
         self._keep(self._draft)
 
-    def _begun(self) -> Iterator[Told]:
+    def _begun(self) -> Iterator[OutputEvent]:
         if self._num_events == 0:
             for kind in ("response.created", "response.in_progress"):
                 yield kind, {"response": self._draft.shown()}
 
-    def _written(self, told: Iterator[Told] | list[Told]) -> bytes:
-        return b"".join(self._one(kind, fields) for kind, fields in told)
+    def _written(self, events: Iterable[OutputEvent]) -> bytes:
+        return b"".join(self._one(kind, fields) for kind, fields in events)
 
     def _one(self, kind: str, fields: Json) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
