@@ -6,6 +6,7 @@ the client has gone.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -194,7 +195,7 @@ class LargeAnswer(Response):
     """A plain answer that is too large for one object.
 
     A thread makes each piece after the client has read the one before. The answer has no stated length, so HTTP/1.1
-    sends it in chunks. Raises `ClientGoneError` if the client disconnects first.
+    sends it in chunks. It ends quietly if the client disconnects first.
     """
 
     media_type = "application/json"
@@ -205,7 +206,9 @@ class LargeAnswer(Response):
         self._pieces, self._lanes = pieces, lanes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await sse.unless_disconnected(receive, self._write(send))
+        # The answer has begun, so no handler could answer this error, and it would be logged with its stack.
+        with contextlib.suppress(sse.ClientGoneError):
+            await sse.unless_disconnected(receive, self._write(send))
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

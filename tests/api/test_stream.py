@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import threading
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from inferd.engine.api.wire.messages import Failure
+from inferd.server.api import respond
 from inferd.server.api.app import AppOptions
 from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
@@ -188,3 +190,30 @@ def test_a_client_that_goes_away_while_its_prompt_is_read_is_noticed_at_once(
     finally:
         gate.opened.set()
     assert not router.submits
+
+
+def test_a_client_that_leaves_a_large_plain_answer_is_no_error(
+    model: ServedModel, router: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer has begun, so no handler can answer its error, which would be logged with its stack."""
+    left = threading.Event()
+
+    def cut(document: object) -> Iterator[bytes]:
+        yield b"{"
+        assert left.wait(20)
+        yield b"}"
+
+    monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
+    monkeypatch.setattr(respond, "pieces", cut)
+    metrics = Metrics("tiny")
+    try:
+        with serving(model, router, AppOptions(has_access_log=False), metrics=metrics) as url:
+            with connected(url, "/v1/completions", TEXT) as client:
+                assert client.recv(1024).startswith(b"HTTP/1.1 200 OK\r\n")
+            deadline = time.monotonic() + 20
+            while metrics.http.values.get(("/v1/completions", "POST", "200")) != 1.0:
+                assert time.monotonic() < deadline, metrics.http.values
+                time.sleep(0.005)
+    finally:
+        left.set()
+    assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
