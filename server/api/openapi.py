@@ -1,4 +1,4 @@
-"""/openapi.json: FastAPI's document of the routes, with this server's errors, headers and other names of fields.
+"""/openapi.json: FastAPI's document of the routes, with this server's errors, headers and aliases of fields.
 
 It is made when it is first asked for, with keys or without.
 """
@@ -28,11 +28,11 @@ from inferd.server.schema.timeouts import HEADER, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.text.json_bytes import exact
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
-"""What every route may answer: the head, the method or the body of a request may be wrong, and so may the server."""
+"""Statuses that every route may answer, because the head, the method or the body of a request may be wrong."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
 _MEDIA = {METRICS: "text/plain", DOCS: "text/html", DOCS_FILE: "*/*"}
 _MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), DOCS_FILE: (501,)}
-"""What a route may answer besides: an engine need not give hidden states."""
+"""Further statuses of some routes."""
 
 _SECONDS, _MILLISECONDS, _TEXT = (
     {"type": "integer", "minimum": 1},
@@ -82,7 +82,7 @@ def document(routes: Sequence[BaseRoute], version: str, *, needs_key: bool = Tru
     for route in ROUTES:
         operation = made["paths"][_path(route)][route.method.lower()]
         operation["security"] = _security(route, needs_key=needs_key)
-        operation.pop("description", None)  # FastAPI takes the handler's docstring for it
+        operation.pop("description", None)  # FastAPI takes it from the handler's docstring
         answers = operation["responses"]
         answers |= {status: {"$ref": one["$ref"]} for status, one in answers.items() if "$ref" in one}
     models = {route.fields for route in ROUTES if route.fields is not None}
@@ -99,7 +99,7 @@ def document(routes: Sequence[BaseRoute], version: str, *, needs_key: bool = Tru
 
 
 def operation_of(route: Route) -> dict[str, Any]:
-    """What FastAPI is told of a route for its document."""
+    """Arguments for FastAPI that describe a route in its document."""
     parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
     extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
     if route.fields is not None:
@@ -115,13 +115,13 @@ def operation_of(route: Route) -> dict[str, Any]:
 
 
 def body_schema(model: type[RequestModel]) -> Schema:
-    """A request body, as its readers need it."""
+    """Schema of a request body for clients, with readable defaults."""
     schema = schema_of(model)
     return {**schema, "properties": {name: _property(value) for name, value in schema["properties"].items()}}
 
 
 def default_of(unset: str) -> object:
-    """What holds if a field is not given, if that is one value for every model and request; else None."""
+    """Default of a field, if it is the same for every model and request; otherwise None."""
     try:
         value = json.loads(unset)
     except ValueError:
@@ -130,7 +130,7 @@ def default_of(unset: str) -> object:
 
 
 def _property(field: Schema) -> Schema:
-    """Without the keys that only the documentation reads."""
+    """Schema of a field without the keys that only the documentation reads."""
     schema = {key: value for key, value in field.items() if not key.startswith("x-")}
     default = default_of(field["x-unset"])
     return {**schema, "description": _described(field)} | ({} if default is None else {"default": default})
@@ -144,7 +144,7 @@ def _described(field: Schema) -> str:
 
 
 def _security(route: Route, *, needs_key: bool) -> list[dict[str, list[str]]]:
-    """Each alone is enough; an admin's route needs a key also where nothing else does."""
+    """Kinds of keys for a route, each of which is enough. An admin route needs a key even if no other route does."""
     if route.access is Access.PUBLIC or (route.access is Access.KEY and not needs_key):
         return []
     own: list[dict[str, list[str]]] = [{"x-api-key": []}]
@@ -173,7 +173,7 @@ def _refused(statuses: Iterable[int], envelope: str) -> dict[int | str, Any]:
 
 
 def _refusals() -> dict[str, Any]:
-    """One response for each status and envelope, with the codes that it may have."""
+    """One response for each status and error shape, with its possible codes."""
     found: dict[str, Any] = {}
     for row in errors.ROWS.values():
         status = row.status
@@ -207,7 +207,7 @@ def _path_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _query_parameters(route: Route) -> list[dict[str, Any]]:
-    """Lists are given by naming them again."""
+    """Parameters of the query. A list repeats its parameter."""
     fields = {} if route.query is None else body_schema(route.query)["properties"]
     return [
         {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
@@ -216,7 +216,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _header_parameters(route: Route) -> list[dict[str, Any]]:
-    """Of routes that generate, or read what would be generated from."""
+    """Headers of routes that read prompts."""
     text = "Seconds from the request's arrival to the end of its answer"
     if route.fields is not None and "timeout" in route.fields.names:
         text += "; if `timeout` is given too, the shorter one counts"
