@@ -407,12 +407,15 @@ class Scheduler:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _continue(self, entry: Entry, num_pending: int, builder: PlanBuilder) -> None:
-        """Let a running entry compute as much as the budget allows, or nothing if memory is short."""
+        """Let a running entry compute as much as the budget allows, and as its blocks take if it gets no more."""
         num_tokens = builder.budget.chunk(entry.request.scheduled, num_pending)
         if num_tokens == 0 or entry.state is not State.RUNNING:
             return
-        end = entry.request.scheduled + num_tokens
-        if end <= entry.table.capacity or self._slots.grow(entry, end):
+        request, table = entry.request, entry.table
+        end = request.scheduled + num_tokens
+        if end > table.capacity and not self._slots.grow(entry, end):
+            num_tokens = table.capacity - request.scheduled  # what its own blocks still take
+        if num_tokens > 0:
             builder.add(entry, num_tokens)
 
     # -- after a step ------------------------------------------------------------------------------------------------
