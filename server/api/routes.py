@@ -161,7 +161,9 @@ STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, an
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
 DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.")
 DOCS_FILE = Route("GET", "/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.")
-CONFIG = Route("GET", "/config", Access.ADMIN, _ADMIN, "Every setting: its value, where it came from, what it became.")
+CONFIG = Route(
+    "GET", "/config", Access.ADMIN, _ADMIN, "Every setting with its value, its source, and the value in use."
+)
 RESET_PREFIX_CACHE = Route(
     "POST",
     "/reset_prefix_cache",

@@ -54,7 +54,7 @@ def wrong_type(expected: str) -> PydanticCustomError:
 
 
 def too_long(max_length: int) -> PydanticKnownError:
-    """Of a list."""
+    """The error of a list with more than `max_length` items."""
     return PydanticKnownError("too_long", {"field_type": "List", "max_length": max_length, "actual_length": None})
 
 
@@ -67,13 +67,13 @@ def unsupported_parameter(way_out: str) -> PydanticCustomError:
 
 
 def wrong_form(expected: str, types: Sequence[str], rule: str) -> PydanticCustomError:
-    """Of an object whose `type` is none of `types`, and of anything else. `rule`: why other types are not served."""
+    """The error of an object whose `type` is none of `types`. `rule`: the reason why other types are not served."""
     details = {"expected": expected, "types": " ".join(types), "rule": rule}
     return PydanticCustomError("wrong_form", "The value has a wrong form.", details)
 
 
 def unsupported_type(kind: str, rule: str) -> PydanticCustomError:
-    """Of an object whose `type` is `kind`."""
+    """The error of an object whose `type` is `kind`."""
     return PydanticCustomError("unsupported_type", "The type is not served.", {"kind": kind, "rule": rule})
 
 
@@ -126,7 +126,7 @@ def _too_long(path: str, value: Any, details: _Details) -> RequestError:
 
 
 def _wrong_form(path: str, value: Any, details: _Details) -> RequestError:
-    """Of a union: of none of its types, or an object whose `type` is none of theirs."""
+    """The value of a union has none of its types, or its `type` is none of theirs."""
     if value is ABSENT:
         return errors.missing(path)
     types = details["types"].split()

@@ -60,15 +60,15 @@ class CountTokensRequest(RequestModel):
         area=TOOLS,
     )
     thinking: ThinkingField | None = option(
-        "`enabled` and `adaptive` turn reasoning on where the chat template has a switch, and a model that does not "
-        "reason answers without; `budget_tokens` is the most that it reasons. `disabled` turns it off or, where there "
-        "is no switch, hides it, as `display: omitted` does.",
+        "`enabled` and `adaptive` turn reasoning on if the chat template has a switch. A model that does not reason "
+        "answers without. `budget_tokens` bounds the reasoning. `disabled` turns it off. If the template has no "
+        "switch, it hides the reasoning, as `display: omitted` does.",
         unset="the template's own default",
         area=TOOLS,
     )
     output_config: OutputConfig | None = option(
-        "`format`: a `json_schema` that the answer follows token by token. `effort`: the template's "
-        "`reasoning_effort`, where it has one (`max` is its `xhigh`); else it has no effect.",
+        "`format`: a `json_schema` that the answer follows token by token. `effort` becomes the template's "
+        "`reasoning_effort` (`max` becomes `xhigh`). It has no effect if the template has none.",
         unset="none",
         area=OUTPUT,
     )
@@ -99,7 +99,7 @@ class MessagesRequest(CountTokensRequest):
     """A conversation to answer, in Anthropic's form."""
 
     max_tokens: Whole = required(
-        "Most tokens to generate; 0 reads the prompt into the cache. Where the context holds fewer, the answer may end "
+        "Most tokens to generate; 0 reads the prompt into the cache. If the context holds fewer, the answer may end "
         "with `stop_reason` `model_context_window_exceeded`.",
         area=STOPPING,
         ge=0,

@@ -65,7 +65,7 @@ class TextBlock(Part):
 
 
 class ThinkingBlock(Part):
-    """The signature proves nothing here: whoever calls may put any words into the model's mouth."""
+    """The signature proves nothing here: any client may write what the model said."""
 
     type: Literal["thinking"]
     thinking: Text

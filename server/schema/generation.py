@@ -21,7 +21,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1_024
 MAX_PROMPTS = 2_048
 MAX_PRIORITY = 1_000
-"""Of either sign; a level is worth 10 s of waiting, so that the most urgent is three hours ahead of any other."""
+"""The largest value of either sign. A level counts as 10 s of waiting, so the most urgent is three hours ahead."""
 
 REQUEST, PROMPT, SAMPLING, STOPPING, OUTPUT = "Request", "Prompt", "Sampling", "Stopping", "Output"
 TOOLS = "Tools and reasoning"
@@ -188,9 +188,10 @@ class SharedFields(RequestModel):
         area=PROMPT,
     )
     structured_outputs: StructuredOutputs | None = option(
-        "Constrains the answer token by token. Give exactly one of `json` (a schema, as under `strict`), "
-        "`json_object`, `regex` (Rust's syntax, but `\\d`, `\\w`, `\\s` match ASCII only), `choice` (one of a few "
-        "texts), `grammar` (GBNF, or Lark, in which these three match Unicode) and `structural_tag`.",
+        "Constrains the answer token by token. Give exactly one of `json`, `json_object`, `regex`, `choice`, `grammar` "
+        "and `structural_tag`. `json` is a schema, as under `strict`. `regex` has Rust's syntax, but `\\d`, `\\w` and "
+        "`\\s` match ASCII only. `choice` lists a few texts. `grammar` is GBNF or Lark, in which these three match "
+        "Unicode.",
         unset="none",
         area=OUTPUT,
     )

@@ -42,12 +42,12 @@ def _extra(unset: str, area: str, has_effect: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the validators of one request share."""
+    """State that the validators of one request share."""
 
     unknown: dict[int, list[str]] | None = None
     """The unknown keys of each object, by the object's id; None: they are refused."""
     counts: Counts = field(default_factory=Counts)
-    """Of all the JSON that strings of the request hold: many strings may hold no more than one body may."""
+    """Counts all JSON in the request's strings: many strings together may hold no more than one body."""
 
 
 class _Model(BaseModel):

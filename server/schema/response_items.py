@@ -19,15 +19,15 @@ from inferd.server.schema.strict_json import Counts
 from inferd.server.schema.values import Converted, Many, Text, Typed, Unsupported, by_type, form
 
 Item = Mapping[str, object]
-"""{"type": str, ...} as OpenAI has it; "id" where the caller gave one."""
+"""{"type": str, ...} in OpenAI's form, with "id" if the client gave one."""
 
 ITEM_WITHOUT_EFFECT = (
     "status", "phase", "caller", "created_by", "internal_chat_message_metadata_passthrough", "provider_specific_fields",
     "cache_control",
 )  # fmt: skip
-"""What an item of an earlier answer carries, and what clients add for other servers."""
+"""Keys that an item of an earlier answer has, or that clients add for other servers."""
 _SEALED = "inferd:"
-"""How `encrypted_content` begins where it was made here."""
+"""Begins every `encrypted_content` that this server made."""
 
 _ItemId = Annotated[Text, Field(min_length=1, max_length=128)]
 _NotEmpty = Annotated[Text, Field(min_length=1)]
@@ -246,7 +246,7 @@ def sealed(reasoning: str) -> str:
 
 
 def text_of(item: Item) -> str:
-    """What a message, a result or a piece of reasoning says."""
+    """The text of a message, a result or a piece of reasoning."""
     content = item.get("output") if item["type"] == "function_call_output" else item.get("content")
     if isinstance(content, list) and content:
         return "\n".join(str(part.get("text", part.get("refusal", ""))) for part in content)

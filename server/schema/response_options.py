@@ -67,7 +67,7 @@ class _FunctionTool(Part):
 
 
 def _tool_tag(value: object) -> str | None:
-    """A web search that may look into a cache alone says nothing here, where there is no such cache."""
+    """The tag of a tool. A web search that may only read a cache is idle: this server has no such cache."""
     tag = by_type(value)
     if tag == "<web_search>" and isinstance(value, dict) and value.get("external_web_access") is False:
         return "<idle>"
@@ -230,7 +230,7 @@ Included = Annotated[
     tuple[Annotated[Text, AfterValidator(_included), WithJsonSchema({"type": "string", "enum": list(_INCLUDED)})], ...],
     Many(max_length=16),
 ]
-"""What `include` may name."""
+"""The names in `include`."""
 
 
 def _metadata(pairs: JsonObject, where: str) -> Mapping[str, object]:

@@ -37,8 +37,8 @@ class ResponsesRequest(SharedFields):
         "A system message before all items. Not carried over to later responses.", unset="none", area=PROMPT
     )
     previous_response_id: Text | None = option(
-        "A stored response, whose input and output come before `input`. 400 `previous_response_not_found` where it is "
-        "no longer, or was never, stored for this key.",
+        "A stored response whose input and output come before `input`. 400 `previous_response_not_found` if no such "
+        "response is stored for this key.",
         unset="none",
         area=PROMPT,
         min_length=1,
@@ -57,14 +57,13 @@ class ResponsesRequest(SharedFields):
         area=OUTPUT,
     )
     include: Included | None = option(
-        "`message.output_text.logprobs`: log probabilities of the text's tokens; where the model reasons or calls, of "
-        "those that came with text. `reasoning.encrypted_content`: the reasoning once more, in the form that clients "
-        "pass back.",
+        "`message.output_text.logprobs` adds the log probabilities of the text's tokens. Tokens of reasoning and of "
+        "calls have none. `reasoning.encrypted_content` adds the reasoning in the form that clients send back.",
         unset="neither",
         area=OUTPUT,
     )
     top_logprobs: Whole | None = option(
-        "With so many alternatives to each token; only where `include` asks for log probabilities.",
+        "Number of alternatives to each token. Only if `include` asks for log probabilities.",
         unset="0",
         area=OUTPUT,
         ge=0,
@@ -87,7 +86,7 @@ class ResponsesRequest(SharedFields):
     )
     tools: Tools | None = option(
         "Functions that the model may call; hosted tools are refused. A `web_search` with `external_web_access` false, "
-        "which Codex sends, has no effect. `strict` as in chat, and false where not given.",
+        "which Codex sends, has no effect. `strict` as in chat, but false if it is not given.",
         unset="none",
         area=TOOLS,
     )

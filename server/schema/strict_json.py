@@ -3,11 +3,11 @@
 Strict means: UTF-8, one value for each key, only finite numbers, text that can be written as UTF-8 again. How much it
 holds is counted before it is parsed, because a parser holds the interpreter lock throughout.
 
-While the lock is held nobody else is answered, also where the parser runs on a thread. What takes long is the number of
-values and escapes, not of bytes, so they are counted, in slices between which others run; what stands in a string is
-text and may hold any number of brackets. Numbers get by with a wide bound: past `MANY_VALUES` the parser is to read
-them by a function that lets others run. The lock is then held for at most 30 ms, whatever the body (15 MiB of any one
-kind, and all bounds reached at once; 2 cores, AMD EPYC Zen 4, 2026-11-21).
+No other request is answered while the lock is held, even if the parser runs on a thread. The time depends on the
+number of values and escapes, not of bytes. They are counted in slices, between which other threads run. The content of
+a string is text and may hold any number of brackets. The bound of numbers is wide: past `MANY_VALUES` the parser reads
+them by a function that lets other threads run. The lock is then held for at most 30 ms, whatever the body (15 MiB of
+any one kind, and all bounds reached at once; 2 cores, AMD EPYC Zen 4, 2026-11-21).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LONGEST_UNFINISHED = 11
 
 @dataclass(slots=True)
 class Counts:
-    """What was counted so far. Texts of one request that share their counts share the bounds too."""
+    """Counts so far. Texts of one request that share their counts share the bounds too."""
 
     num_arrays: int = 0
     num_objects: int = 0
@@ -123,7 +123,7 @@ def _pieces(raw: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _depth(brackets: bytes, depth: int) -> int:
-    """The depth after these brackets. Raises `ValueError` where it grew too large."""
+    """The depth after these brackets. Raises `ValueError` if it grew too large."""
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_DEPTH:
@@ -166,4 +166,4 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 _PATIENT_DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=_decimal
 )
-"""Three times as slow with whole numbers; but a thread may let others run where it calls a function of Python's."""
+"""Three times as slow with whole numbers, but other threads may run whenever it calls a Python function."""

@@ -28,10 +28,10 @@ Expression = Annotated[Text, Field(min_length=1, max_length=MAX_EXPRESSION_LENGT
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What one field asks of the answer; `language`, or `tags` to be read with the model's special tokens."""
+    """The format that one field asks for: `language`, or `tags` that are read with the model's special tokens."""
 
     param: str
-    """Where it was asked, to name in errors that are found later."""
+    """Path of the field, for errors that are found later."""
     language: Language | None = None
     tags: Mapping[str, object] | None = None
 

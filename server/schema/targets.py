@@ -1,4 +1,4 @@
-"""What latency a request is to have: the headers `X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`, and the server's own targets."""
+"""Latency targets of a request: the headers `X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`, and the server's own targets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Targets:
     """A token after the first, in the mean."""
 
     def over(self, others: Targets) -> Targets:
-        """These, and where there is none that of `others`."""
+        """These targets. A target that is not set is taken from `others`."""
         return Targets(
             others.ttft_s if self.ttft_s is None else self.ttft_s,
             others.tpot_s if self.tpot_s is None else self.tpot_s,
@@ -35,7 +35,7 @@ NO_TARGETS = Targets()
 
 
 def targets_of(headers: Mapping[str, str]) -> Targets:
-    """What the headers ask for. Raises `RequestError` for one that is no such number of milliseconds."""
+    """Targets of a request's headers. Raises `RequestError` for a header that is no such number of milliseconds."""
     return Targets(_seconds(TTFT_HEADER, headers), _seconds(TPOT_HEADER, headers))
 
 

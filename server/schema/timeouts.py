@@ -10,7 +10,7 @@ HEADER = "X-Request-Timeout"
 
 
 def timeout_of(field: float | None, header: str | None) -> float | None:
-    """The shorter of both; None where neither is given. Raises `RequestError` for a header that is no such number."""
+    """The shorter of both; None if neither is given. Raises `RequestError` for a header that is no such number."""
     if header is None:
         return field
     try:

@@ -18,7 +18,7 @@ MAX_NAMED = 128
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What the caller wants called."""
+    """The tools that the model may or must call."""
 
     mode: Mode
     names: tuple[tuple[str, str], ...] | None = None
