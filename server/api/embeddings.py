@@ -44,6 +44,7 @@ class EmbeddingsApi:
         data = await service.lanes.run(
             lambda: written(name, vectors, taken.num_tokens, is_base64=is_base64),
             len(vectors) * len(vectors[0]) // _COMPONENT_BYTES,
+            is_begun=True,
         )
         return Response(data, headers=dict(body.headers), media_type="application/json")
 

@@ -32,7 +32,7 @@ class Lanes:
 
     async def run(self, work: Callable[[], T], size: int, *, is_begun: bool = False) -> T:
         """Run `work()` on a thread of the pool for its `size`. Raises what `work` raises, or `RequestError` when too
-        much waits, unless `is_begun`: a client that already reads its answer cannot be refused any more.
+        much waits, unless `is_begun`: the engine has computed the answer, or the client already reads it.
 
         If the caller is cancelled before the work begins, the work is dropped at once and never runs. It counts as
         pending until a thread reaches it.

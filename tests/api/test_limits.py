@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from inferd.server.api import app, respond
+from inferd.server.api.app import AppOptions
 from inferd.server.schema.timeouts import timeout_of
+from inferd.server.text.lanes import Lanes
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}
@@ -167,3 +171,25 @@ def test_a_text_too_long_by_its_bytes_is_refused_before_it_is_read(http: httpx.C
         assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
         assert "bytes, which are at least" in error["message"]
     assert router.submits == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": [1, 2, 3]}), ("/v1/embeddings", {"input": [1, 2, 3]})],
+)
+def test_a_computed_answer_is_sent_although_too_many_prompts_wait(
+    serve: Any, router: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """A refusal would waste what was computed, and the client would ask for it again."""
+
+    class FullLanes(Lanes):
+        async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
+            if router.submits:
+                self._max_pending = 0
+            return await super().run(work, size, is_begun=is_begun)
+
+    monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
+    monkeypatch.setattr(app, "Lanes", FullLanes)
+    url = serve(AppOptions())
+    assert httpx.post(f"{url}{path}", json=body).status_code == 200
+    assert httpx.post(f"{url}{path}", json=body).status_code == 503
