@@ -29,6 +29,7 @@ PLAIN = (
     "server/text",
     "server/tools",
     "tests/chaos",
+    "tests/clients",
     "tests/unit",
     "engine/cache",
     "engine/core",

@@ -1,4 +1,4 @@
-// What the checks of JavaScript clients share: where the server is, and how a check reports.
+// Shared by the checks of JavaScript clients: the server's address, and how a check reports.
 import assert from "node:assert/strict";
 
 export { assert };

@@ -1,5 +1,7 @@
-"""What the checks of Python clients share: where the server is, and how a check reports. Standard library only, as it
-runs in each client's own environment."""
+"""Shared by the checks of Python clients: the server's address, and how a check reports.
+
+It imports only the standard library, because it runs in each client's own environment.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _CHECKS: list[Callable[[], Any]] = []
 
 
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Marks a check, which fails by raising; its docstring's first line, or its name, says what holds."""
+    """Decorator of a check. A check fails by raising. Its report shows its docstring's first line, else its name."""
     _CHECKS.append(function)
     return function
 
@@ -56,7 +58,7 @@ def raised(kind: type[Exception], call: Callable[[], object]) -> Any:
 
 
 def run() -> None:
-    """Every check of the script, in order; exits with 1 where one failed."""
+    """Run every check of the script in order. Exits with 1 if a check failed."""
     failed = 0
     for function in _CHECKS:
         what = (function.__doc__ or function.__name__.replace("_", " ")).strip().splitlines()[0]

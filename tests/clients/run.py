@@ -1,9 +1,9 @@
-"""Real clients against a real server: `make clients`.
+"""Tests real clients against a real server: `make clients`.
 
-Every folder beside this file is one client: what it needs (`requirements.txt` or `package.json`, exact versions; a
-program that is on the PATH anyway has neither) and what it checks (`check.py` or `check.mjs`). Each gets an environment
-of its own under build/clients, made once; all talk to one server with the embedded model. Prints a table with the
-clients' versions, and exits with 1 where a check failed.
+Every folder beside this file is one client. `requirements.txt` or `package.json` pins its packages; a program from the
+PATH, such as curl, has neither. `check.py` or `check.mjs` holds its checks. Each client has its own environment
+under build/clients, which is made once. All clients use one server with the embedded model. At the end this prints a
+table with the clients' versions, and exits with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ READY_S, CHECK_S, INSTALL_S = 120, 300, 900
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One folder."""
+    """One client, described by its folder."""
 
     folder: Path
 
@@ -56,7 +56,7 @@ class Client:
 
     @property
     def version(self) -> str:
-        """Of the package that is checked: the first that is named; a program's own word, where it is none."""
+        """Name and version of the first package in the requirements. Without requirements: what the program prints."""
         if not self.requirements.exists():
             words = subprocess.run([self.name, "--version"], capture_output=True, text=True, check=True).stdout.split()
             return " ".join(words[:2])
@@ -133,7 +133,7 @@ def _run(client: Client, url: str) -> Outcome:
 
 
 def _prepare(client: Client) -> list[str]:
-    """The client's environment, made anew where what it needs has changed; the command that checks."""
+    """Make the client's environment if its requirements have changed. Returns the command that runs its checks."""
     if not client.requirements.exists():
         return [sys.executable, "-P", str(client.folder / "check.py")]
     home = ENVIRONMENTS / client.name
@@ -153,7 +153,7 @@ def _prepare(client: Client) -> list[str]:
             subprocess.run([*pip, "-r", client.requirements], check=True, timeout=INSTALL_S)
         stamp.write_text(digest)
     if client.is_node:
-        # Modules are looked for from where a script lies.
+        # Node looks for modules beside the script.
         for script in (client.folder / "check.mjs", HERE / "checks.mjs"):
             shutil.copy(script, home)
         return ["node", str(home / "check.mjs")]
@@ -162,7 +162,7 @@ def _prepare(client: Client) -> list[str]:
 
 @contextmanager
 def _server(given: str | None) -> Iterator[str]:
-    """The given server, or one of our own with the embedded model."""
+    """URL of the server `given`, or of a new server with the embedded model."""
     if given:
         yield given.rstrip("/")
         return
@@ -191,7 +191,7 @@ def _server(given: str | None) -> Iterator[str]:
 
 
 def _url_of(lines: queue.Queue[str | None]) -> str:
-    """From the card that is printed once the server is ready."""
+    """URL of the server, read from its READY card. Waits for that."""
     deadline = time.monotonic() + READY_S
     while True:
         line = lines.get(timeout=max(0.1, deadline - time.monotonic()))

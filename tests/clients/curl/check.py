@@ -1,9 +1,8 @@
-"""curl: the bytes of answers, headers included, are those in `golden/`; `--write` records them anew.
+"""Compares the bytes of answers to curl, with their headers, with those in `golden/`. `--write` records them anew.
 
-What differs from one request to the next (ids, times, the fingerprint of this machine's build, jittered waits) stands
-there as a name in angle brackets, and events that differ in a piece of text alone stand there as one: how many tokens
-an event carries depends on how fast they come. Everything else is compared byte for byte: the order of keys, blank
-lines, `[DONE]`.
+In `golden/`, a name in angle brackets stands for what differs between requests: ids, times, jittered waits and the
+fingerprint of this machine's build. Consecutive events that differ in one text are merged, because an event may carry
+one token or several. All else is compared byte for byte: the order of keys, blank lines, `[DONE]`.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ PIECE = re.compile(r'("(?:content|arguments|text)":)"((?:[^"\\]|\\.)*)"')
 
 
 def _merged(text: str) -> str:
-    """Events one after the other that are alike but for one piece of text, as one with all of it."""
+    """Merge consecutive events that differ in one text only, and join these texts."""
     events: list[str] = []
     for event in text.split("\n\n"):
         found, before = PIECE.findall(event), PIECE.findall(events[-1]) if events else []
@@ -111,7 +110,7 @@ def add(name: str) -> None:
     def compared() -> None:
         compare(name)
 
-    compared.__doc__ = f"{name.replace('_', ' ')}: the bytes are the golden ones"
+    compared.__doc__ = f"{name.replace('_', ' ')}: the bytes equal the golden file"
     check(compared)
 
 

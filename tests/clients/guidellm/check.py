@@ -1,4 +1,4 @@
-"""guidellm: a short load of synthetic prompts ends without an error, and counts the tokens that were asked for."""
+"""guidellm: a short load of synthetic prompts ends without an error, and its token counts equal the requested ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import guidellm  # noqa: F401  # installed, or the check fails here
+import guidellm  # noqa: F401  # fails here if it is not installed
 from checks import KEY, MODEL, URL, check, run
 
 NUM_REQUESTS, NUM_TOKENS = 12, 24

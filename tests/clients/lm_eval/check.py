@@ -1,4 +1,4 @@
-"""lm-eval's local-completions on a task made here: its log likelihoods are transformers' on the same checkpoint."""
+"""lm-eval: its `local-completions` gets the log likelihoods that transformers computes for the same checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from checks import BASE_URL, KEY, MODEL, check, run
 
 HERE = Path(__file__).resolve().parent
-os.chdir(HERE)  # the task names its data beside itself
+os.chdir(HERE)  # colours.yaml names its data relative to this folder
 os.environ["OPENAI_API_KEY"] = KEY
 
 import lm_eval  # noqa: E402  # reads the environment
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 TOLERANCE = 1e-3
-"""Nats, of a sum over few tokens: both sides compute in fp32, in another order."""
+"""Largest difference of a sum over a few tokens, in nats. Both sides compute in fp32, in different orders."""
 
 
 def evaluate(**options: object) -> list[dict]:

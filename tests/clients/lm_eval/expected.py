@@ -1,5 +1,8 @@
-"""transformers' own answer, run where it is installed: stdin [[context, continuation], ...] -> stdout [[sum of the
-continuation's log probabilities, whether it is the greedy one], ...], of the embedded model in float32."""
+"""Computes the expected scores with transformers, for the embedded model in float32.
+
+Reads [[context, continuation], ...] from stdin. Writes [[sum of the continuation's log probabilities, whether it is the
+greedy continuation], ...] to stdout. Runs in an environment that has transformers.
+"""
 
 from __future__ import annotations
 

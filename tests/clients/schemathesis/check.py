@@ -1,7 +1,7 @@
-"""Requests that schemathesis writes from /openapi.json, of a server with keys and of one without: every check it has.
+"""Runs all checks of schemathesis but one against a server with keys and a server without keys.
 
-Boundary cases first, and random ones for the rest of `RUN_S`: about 5,000 together. Servers are this program's own: a
-context of 128 tokens keeps answers short, and admin routes need an admin key.
+schemathesis writes requests from /openapi.json: first the boundary cases, then random ones until `RUN_S` is over, about
+5,000 in all. This program starts both servers. A context of 128 tokens keeps their answers short.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ HERE = Path(__file__).resolve().parent
 PYTHON = os.environ["INFERD_PYTHON"]
 READY_S, RUN_S = 60, 100
 ADMIN_KEY = "sk-admin"
-UNTRUE = "positive_data_acceptance"
-"""Fields constrain each other in ways that no schema tells: `tool_choice` needs `tools`. Such bodies are refused."""
+EXCLUDED_CHECK = "positive_data_acceptance"
+"""This check expects that a body is accepted if it matches the schema. But a field may need another one, as
+`tool_choice` needs `tools`, which the schema does not say."""
 SERVE = "from inferd.server.cli import main; main()"
 
 
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
-    """The URL of a server of our own."""
+    """Start a server, and stop it at the end. Yields its URL."""
     command = [PYTHON, "-P", "-c", SERVE, "serve", "tiny", "--port", "0", "--max-model-len", "128", *flags]
     with tempfile.NamedTemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -47,18 +48,18 @@ def server(*flags: str) -> Iterator[str]:
 
 
 def unserved(url: str) -> list[str]:
-    """Paths that answer 501: to schemathesis, each such answer is a fault of the server's."""
+    """Paths that always answer 501. schemathesis would report each such answer as a failure."""
     with urllib.request.urlopen(f"{url}/openapi.json") as answer:
         paths = json.load(answer)["paths"]
     return [path for path, methods in paths.items() if not any("200" in one["responses"] for one in methods.values())]
 
 
 def run(name: str, url: str, *options: str) -> bool:
-    """Whether nothing was found."""
+    """Run schemathesis and print its result. Returns whether all checks passed."""
     excluded = [word for path in unserved(url) for word in ("--exclude-path", path)]
     command = [
         str(Path(sys.executable).with_name("st")), "--config-file", str(HERE / "schemathesis.toml"),
-        "run", f"{url}/openapi.json", "--checks", "all", "--exclude-checks", UNTRUE,
+        "run", f"{url}/openapi.json", "--checks", "all", "--exclude-checks", EXCLUDED_CHECK,
         "--phases", "coverage,fuzzing", "--max-time", str(RUN_S), "--continue-on-failure", "--no-color",
         "--warnings", "off", *excluded, *options,
     ]  # fmt: skip
