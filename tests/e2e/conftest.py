@@ -96,7 +96,8 @@ class Daemon:
         return next(pid for pid, command in children(self.process.pid).items() if is_engine(command))
 
     def wait_ready(self) -> None:
-        assert self._ready.wait(60), self.output
+        """Raises if the daemon is not ready in time. In a fresh checkout it compiles the kernels first."""
+        assert self._ready.wait(180), self.output
         assert self.process.poll() is None, self.output
 
     def client(self, **options: object) -> OpenAI:
@@ -137,9 +138,11 @@ def start() -> Iterator[Callable[..., Daemon]]:
 def daemon() -> Iterator[Daemon]:
     """A daemon with the embedded model and default settings."""
     served = Daemon()
-    served.wait_ready()
-    yield served
-    served.stop(signal.SIGKILL)
+    try:
+        served.wait_ready()
+        yield served
+    finally:
+        served.stop(signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_grammar_that_takes_too_much_is_refused_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = counted(monkeypatch)
+    monkeypatch.setattr(checker_module, "_MAX_ANSWER_S", 60.0)  # a busy machine needs longer for the verdict
 
     async def work(checker: GrammarChecker) -> None:
         checker._lanes = lane(0.05), lane(0.1)
