@@ -19,9 +19,11 @@ help: ## List the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; torch is large)"
+	@echo "installing into $(VENV), once: this takes some minutes and 2.1 GB of disk"
+	@echo "installing PyTorch (1 of 2)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	@echo "installing the other packages (2 of 2)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

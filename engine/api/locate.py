@@ -18,7 +18,7 @@ EMBEDDED_NAME = "tiny"
 """Name of the embedded model on the command line."""
 
 _FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
-"""Endings of a name that was meant as a file. No hub id ends so."""
+"""A name with such an ending is a file. No hub id has one."""
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
@@ -39,8 +39,8 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
     if model.startswith((".", "/", "~")):
         raise ModelError(f"no directory {model}")
     if model.count("/") != 1:
-        hint = "" if "/" in model else f"; the embedded model is called `{EMBEDDED_NAME}`"
-        raise ModelError(f"no directory {model}, and it is no hub id (organisation/name) either{hint}")
+        hint = "" if "/" in model else f"; the embedded model is `{EMBEDDED_NAME}`"
+        raise ModelError(f"{model} is neither a directory nor a hub id (organisation/name){hint}")
     return _download(model, revision, files)
 
 

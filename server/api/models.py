@@ -24,8 +24,9 @@ class ModelsApi:
     async def get(self, request: Request) -> Response:
         """Raises `RequestError` for a name that is not served."""
         name = request.path_params["model_id"]
-        if name not in self._service.model.names:
-            raise errors.model_not_found(name)
+        served = self._service.model.names
+        if name not in served:
+            raise errors.model_not_found(name, served[0])
         return _json(self._card(name))
 
     def _card(self, name: str) -> dict[str, object]:

@@ -406,6 +406,8 @@ def leaving() -> RequestError:
     return RequestError("server_is_overloaded", "The server is shutting down. Send the request to another server.")
 
 
-def model_not_found(name: str) -> RequestError:
+def model_not_found(name: str, served: str) -> RequestError:
+    """`served`: the name that clients should send."""
     message = f"The model `{clip(name, MAX_ECHO)}` does not exist or you do not have access to it."
+    message += f" This server serves `{clip(served, MAX_ECHO)}`."
     return RequestError("model_not_found", message, "model")

@@ -64,7 +64,7 @@ class Intake:
         if name is None:
             return self._model.names[0]
         if name not in self._model.names:
-            raise errors.model_not_found(name)
+            raise errors.model_not_found(name, self._model.names[0])
         return name
 
     async def read_chat(

@@ -96,14 +96,14 @@ def test_no_message_is_empty_or_long() -> None:
         errors.unknown_parameter(HUGE, None),
         errors.unsupported_value("x", [HUGE], "Rule."),
         errors.above_max("n", 1, 10**4_000),
-        errors.model_not_found(HUGE),
+        errors.model_not_found(HUGE, HUGE),
     ]
     for refusal in refusals:
         assert len(json.dumps(errors.body_of(refusal), ensure_ascii=False)) < 2_000
 
 
 def test_text_that_is_not_unicode_can_still_be_answered() -> None:
-    assert errors.response_of(errors.model_not_found("\ud800")).status_code == 404
+    assert errors.response_of(errors.model_not_found("\ud800", "tiny")).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,9 @@ def test_a_model_without_a_template_refuses_chats(model: ServedModel, lanes: Lan
 def test_models_are_known_by_all_their_names(ask: Asker) -> None:
     assert [ask.intake.check_model(name) for name in ("a", "b", None)] == ["a", "b", "a"]
     error = refusal(lambda: ask.intake.check_model("gpt-4"))
-    assert error.message == "The model `gpt-4` does not exist or you do not have access to it."
+    assert error.message == (
+        "The model `gpt-4` does not exist or you do not have access to it. This server serves `a`."
+    )
 
 
 def test_only_so_many_prompts_may_wait() -> None:

@@ -129,7 +129,7 @@ def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
     gpu = Accelerator("H200", (9, 0), 141 * GIB, 140 * GIB)
     said = build(PlanOptions(model=mistral, context=4096), replace(machine(), accelerator=gpu))
     parts = {part.name: part for part in said.plan.working}
-    assert parts["partial sums"].formula.text == "2 kinds of steps x 256 MiB x 1,048,576 B"
+    assert parts["partial sums"].formula.text == "2 kinds of steps x 268,435,456 B"
     assert "recorded steps" in parts
     assert "(4,096 tokens x 1 sequence + 1 padding x 32 tokens)" in said.plan.kv.formula.text
     assert said.work.step_tokens == 4096
@@ -260,7 +260,11 @@ def test_a_model_that_int4_cannot_store_is_refused_and_shown_as_such(mistral: st
 
 @pytest.mark.parametrize(
     ("model", "code", "words"),
-    [("/no/such", 3, "no directory /no/such"), ("tiny --batch 0", 2, "--batch must be"), ("unknown", 3, "no hub id")],
+    [
+        ("/no/such", 3, "no directory /no/such"),
+        ("tiny --batch 0", 2, "--batch must be"),
+        ("unknown", 3, "nor a hub id"),
+    ],
 )
 def test_errors_are_one_line_and_an_exit_code(model: str, code: int, words: str) -> None:
     done = command(*model.split())

@@ -80,7 +80,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("logits", _logits(arch, precision, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
         Part("standby", _standby(work)),
-        Part("processes", term(BASE_BYTES // 2**20, "MiB") * term(2**20, "B")),
+        Part("processes", term(BASE_BYTES, "B")),
     )
     return tuple(part for part in parts if part.num_bytes)
 
@@ -89,7 +89,7 @@ def _standby(work: Workload) -> Formula:
     """A standby holds its libraries only. With a GPU the plan is about GPU memory, of which a standby holds none."""
     if not work.has_standby or work.device == "cuda":
         return NOTHING
-    return term(STANDBY_BYTES // 2**20, "MiB") * term(2**20, "B")
+    return term(STANDBY_BYTES, "B")
 
 
 def _rotary(arch: Arch, work: Workload) -> Formula:
@@ -122,7 +122,7 @@ def _partials(arch: Arch, work: Workload) -> Formula:
     if num_tiles == 1:
         return NOTHING
     if work.device == "cuda":
-        return term(2, "kinds of steps") * term(PARTIALS_BYTES // 2**20, "MiB") * term(2**20, "B")
+        return term(2, "kinds of steps") * term(PARTIALS_BYTES, "B")
     if work.num_threads == 1:
         return NOTHING
     num_rows = min(PARTIAL_ROWS_PER_THREAD * work.num_threads, work.step_tokens * arch.num_heads)
