@@ -9,6 +9,7 @@ extensions and trailers. Here each of these has a limit. A body that has a reade
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -54,6 +55,28 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if not self.is_full:
             super().resume_reading()
+
+
+async def _without_chunks(
+    cycle: RequestResponseCycle,
+    app: ASGI3Application,
+    scope: Scope,
+    receive: ASGIReceiveCallable,
+    send: ASGISendCallable,
+) -> None:
+    """Runs `app` for HTTP/1.0, which has no chunks: a body without a stated length ends with the connection."""
+    is_open_ended = False
+
+    async def send_unframed(message: ASGISendEvent) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            is_open_ended = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = False if is_open_ended else None
+        elif message["type"] == "http.response.body" and is_open_ended:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_unframed)
 
 
 class Connection(HttpToolsProtocol):
@@ -181,6 +204,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = functools.partial(_without_chunks, cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

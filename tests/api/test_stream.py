@@ -24,6 +24,7 @@ from inferd.server.observability.metrics import Metrics
 from inferd.server.text.model import ServedModel
 
 from .conftest import serving
+from .wire import raw, say
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": [1, 2, 3]}
@@ -217,3 +218,15 @@ def test_a_client_that_leaves_a_large_plain_answer_is_no_error(
     finally:
         left.set()
     assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_no_chunks(url: str, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """HTTP/1.0 has no chunks. The end of the connection ends a body without a stated length."""
+    monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
+    answer = say(url, raw("/v1/completions", {**TEXT, "stream": stream}).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-length" not in head
+    assert b"transfer-encoding" not in head
+    assert EVENTS.fullmatch(body) if stream else json.loads(body)["choices"]
