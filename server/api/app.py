@@ -300,7 +300,7 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     target = f"{request.method} {errors.clip(request.url.path, errors.MAX_ECHO)}"
     if error.status_code == 405:
-        allowed = ", ".join(routes.methods_of(request.url.path))
+        allowed = ", ".join(routes.methods_of(request.scope["path"]))
         message = (
             f"Not allowed to {target}: allowed is {allowed}. (HINT: Perhaps you meant to use a different HTTP method?)"
         )

@@ -144,6 +144,8 @@ def test_routes_methods_and_content_types(http: httpx.Client) -> None:
     response = http.get("/v1/chat/completions")
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_supported")
     assert response.headers["allow"] == "POST"
+    for name in ("resp_x", "%0a"):
+        assert http.post(f"/v1/responses/{name}").headers["allow"] == "DELETE, GET, HEAD"
     assert http.post("/v1/models").status_code == 405
     assert http.get("/redoc").status_code == 404
     response = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
