@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import orjson
@@ -39,13 +40,15 @@ class EmbeddingsApi:
         hidden_size = service.router.ready.hidden_size
         taken = await while_asked(request, caller.deadline, self._intake.take(body.wire, caller, hidden_size))
         service.metrics.request_arrived("embeddings")
-        vectors = await while_asked(request, caller.deadline, embed(service.router, taken))
         is_base64 = body.wire.encoding_format == "base64"
-        data = await service.lanes.run(
-            lambda: written(name, vectors, taken.num_tokens, is_base64=is_base64),
-            len(vectors) * len(vectors[0]) // _COMPONENT_BYTES,
-            is_begun=True,
-        )
+
+        async def answer() -> bytes:
+            vectors = await embed(service.router, taken)
+            num_components = len(vectors) * len(vectors[0]) // _COMPONENT_BYTES
+            work = partial(written, name, vectors, taken.num_tokens, is_base64=is_base64)
+            return await service.lanes.run(work, num_components, is_begun=True)
+
+        data = await while_asked(request, caller.deadline, answer())
         return Response(data, headers=dict(body.headers), media_type="application/json")
 
 

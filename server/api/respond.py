@@ -159,7 +159,8 @@ async def respond(
     size = num_scored * per_token + num_events + _CHOICE_SIZE * taken.num_choices
     if size < _LARGE_ANSWER:
         return Response(exact(dumps(rendering.plain(extra()))), headers=dict(headers), media_type="application/json")
-    answer = await service.lanes.run(lambda: rendering.plain(extra()), size, is_begun=True)
+    rendered = service.lanes.run(lambda: rendering.plain(extra()), size, is_begun=True)
+    answer = await while_asked(request, taken.deadline, rendered)
     return LargeAnswer(pieces(answer), service.lanes, headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -173,10 +174,13 @@ def test_a_text_too_long_by_its_bytes_is_refused_before_it_is_read(http: httpx.C
     assert router.submits == []
 
 
-@pytest.mark.parametrize(
+LONG_ANSWERS = pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/completions", {"prompt": [1, 2, 3]}), ("/v1/embeddings", {"input": [1, 2, 3]})],
 )
+
+
+@LONG_ANSWERS
 def test_a_computed_answer_is_sent_although_too_many_prompts_wait(
     serve: Any, router: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
@@ -193,3 +197,20 @@ def test_a_computed_answer_is_sent_although_too_many_prompts_wait(
     url = serve(AppOptions())
     assert httpx.post(f"{url}{path}", json=body).status_code == 200
     assert httpx.post(f"{url}{path}", json=body).status_code == 503
+
+
+@LONG_ANSWERS
+def test_the_timeout_holds_for_an_answer_that_waits_to_be_written(
+    serve: Any, router: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """A thread writes a long answer. It may wait there behind long texts of others."""
+
+    class BusyLanes(Lanes):
+        async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
+            if router.submits:
+                await asyncio.Event().wait()
+            return await super().run(work, size, is_begun=is_begun)
+
+    monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
+    monkeypatch.setattr(app, "Lanes", BusyLanes)
+    assert httpx.post(f"{serve(AppOptions())}{path}", json={**body, "timeout": 0.2}).status_code == 408
