@@ -61,7 +61,7 @@ class Fields:
         return float(value)
 
     def positive_or_none(self, name: str) -> float | None:
-        """As `positive`; None if the field is absent or null."""
+        """Like `positive`, but None if the field is absent or null."""
         return self.positive(name) if self.has(name) else None
 
     def positives(self, name: str, length: int) -> tuple[float, ...]:

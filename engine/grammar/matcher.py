@@ -1,4 +1,4 @@
-"""State of one request in its grammar, on llguidance: takes tokens and gives the mask of the next token."""
+"""Follows one request through its grammar with llguidance: takes its tokens, and gives the mask of its next token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.engine.grammar.ports import WORD_BITS
 
 
 class MatchedGrammar:
-    """Follows one generation. After a failure it allows no token."""
+    """Position of one request in its grammar. After a failure it allows no token."""
 
     __slots__ = ("_end_ids", "_eos_ids", "_matcher", "_num_words", "failure")
 
@@ -55,6 +55,7 @@ class MatchedGrammar:
             self._fail()
             self.fill(words, first_word)
             return
+        # llguidance allows every ending id of the vocabulary. Only those of this request may be drawn.
         for token_id in self._eos_ids:
             words[first_word + token_id // WORD_BITS] &= ~(1 << token_id % WORD_BITS) & 0xFFFFFFFF
         if self._matcher.is_accepting():

@@ -39,7 +39,7 @@ class Chained(Generic[T]):
 
 
 class LongList(Generic[T]):
-    """A list in a document. Its entries are made and encoded while the document is written, some at a time."""
+    """A list in a document. Its entries are made and encoded while the document is written, 64 at a time."""
 
     __slots__ = ("_items", "_show")
 

@@ -120,12 +120,12 @@ def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary])
 
 
 def _costs(costs: StepCosts) -> str:
-    """Costs as a text: "4.2 ms a step, 22 us a token, 34 ns a token of context"."""
+    """Costs as a text: "4.2 ms a step, 22 us a token". `pair_s` is the time of half a pair (see `StepCosts`)."""
     parts = [
         (costs.step_s, "a step"),
         (costs.token_s, "a token"),
         (costs.context_s, "a token of context behind a decode"),
-        (costs.pair_s, "a query and a key, twice"),
+        (2 * costs.pair_s, "a pair of a query and a key"),
     ]
     return ", ".join(f"{_time(seconds)} {what}" for seconds, what in parts if seconds > 0.0) or "not known"
 

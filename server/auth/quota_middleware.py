@@ -1,7 +1,7 @@
-"""Middleware that counts requests toward the quota of their key, and tells clients how much of it is left.
+"""Middleware that counts requests toward the quota of their key. Headers of each answer show what is left of it.
 
 It is pure ASGI. It runs after `middleware.Keys`, which finds the key's holder, and before the body is read, so that a
-refusal is cheap. It knows the quotas of keys and no queue.
+refusal is cheap. It knows no queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Quotas:
             await self._app(scope, receive, send)
             return
 
-        async def tell(message: Message) -> None:
+        async def send_with_quota(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(account.headers())
             await send(message)
@@ -37,9 +37,9 @@ class Quotas:
         try:
             account.enter()
         except RequestError as error:
-            await refusal(scope, error)(scope, receive, tell)
+            await refusal(scope, error)(scope, receive, send_with_quota)
             return
         try:
-            await self._app(scope, receive, tell)
+            await self._app(scope, receive, send_with_quota)
         finally:
             account.leave()

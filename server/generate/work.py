@@ -52,7 +52,7 @@ def check_input_ids(num_inputs: int, num_ids: int) -> None:
 
 
 def most_scored_tokens(num_choices: int, num_top: int | None) -> int | None:
-    """Most output tokens of a choice that may have log probabilities with so many alternatives; None: no bound."""
+    """Most output tokens of a choice with log probabilities, if each has `num_top` alternatives. None: no bound."""
     return None if num_top is None else max(1, MAX_LOGPROBS // (num_choices * (1 + num_top)))
 
 

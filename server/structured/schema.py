@@ -57,7 +57,7 @@ def read_schema(value: object, where: str, *, is_strict: bool) -> Language:
             _check_keywords(schema, path)
         entries = schema.get("enum", [])
         if not isinstance(entries, list):
-            raise errors.invalid_type(f"{_spelt(path)}.enum", "an array", entries)
+            raise errors.invalid_type(f"{_joined(path)}.enum", "an array", entries)
         num_entries += len(entries)
     if num_entries > MAX_ENUM_ENTRIES:
         raise refusal(where, f"its enums have {num_entries} entries, but at most {MAX_ENUM_ENTRIES} are allowed")
@@ -83,7 +83,7 @@ _Path = tuple["_Path | None", str]
 """(path of the parent, the last part). Joined only for an error, because a name may be as long as the schema."""
 
 
-def _spelt(path: _Path | None) -> str:
+def _joined(path: _Path | None) -> str:
     parts: list[str] = []
     while path is not None:
         path, part = path
@@ -115,11 +115,11 @@ def _check_keywords(schema: Mapping[str, object], path: _Path) -> None:
     for key in schema:
         if key not in ENFORCED_KEYWORDS and key not in ANNOTATIONS:
             rule = f"The keyword '{errors.clip(key, 64)}' cannot be enforced. {_WAY_OUT}"
-            raise _unsupported(f"{_spelt(path)}.{key}", rule)
+            raise _unsupported(f"{_joined(path)}.{key}", rule)
     form = schema.get("format")
     if form is not None and form not in ENFORCED_FORMATS:
         rule = f"Formats that are enforced: {', '.join(ENFORCED_FORMATS)}. {_WAY_OUT}"
-        raise errors.unsupported_value(f"{_spelt(path)}.format", form, rule)
+        raise errors.unsupported_value(f"{_joined(path)}.format", form, rule)
 
 
 def _unsupported(param: str, rule: str) -> RequestError:

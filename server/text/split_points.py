@@ -100,7 +100,7 @@ class SplitPoints:
     def spans(self, text: str) -> Iterator[Span | None]:
         """The parts of a text in order. A part may be longer than `MAX_PART` if it has no split point.
 
-        None stands for a stretch of searching, so that the caller can let other requests go first.
+        Yields None after each search that finds nothing, so that the caller can let other requests go first.
         """
         start, first = 0, PART
         while len(text) - first > PART:
@@ -153,6 +153,8 @@ def _word_splits(digits: int) -> Callable[[str, int, int], int]:
 
 
 def _pair_splits(vocabulary: dict[str, int], mark: str, is_prepended: bool) -> Callable[[str, int, int], int]:
+    """Splits between characters that are neighbours in no token. `mark`, `is_prepended`: see `_mark_of`."""
+
     @cache
     def neighbours() -> frozenset[str]:
         """Every two characters that are neighbours in a token. Computed with the first long text: for 262,000 tokens
@@ -225,8 +227,9 @@ def _mark_of(normalizer: Any, splitter: Any) -> tuple[str, bool] | None:
             return None
     if splitter and splitter["type"] == "Metaspace" and not mark:
         return splitter["replacement"], splitter["prepend_scheme"] != "never"
-    is_idle = splitter is None or (splitter["type"] == "Split" and splitter["pattern"] == {"String": " "})
-    return (mark, is_prepended) if is_idle and mark == "\u2581" else None
+    # A split at spaces finds none, because the mark has replaced them.
+    has_no_words = splitter is None or (splitter["type"] == "Split" and splitter["pattern"] == {"String": " "})
+    return (mark, is_prepended) if has_no_words and mark == "\u2581" else None
 
 
 def _is_by_character(model: Any) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from inferd.server.tools.format import CallSyntax, ReasoningSyntax
 
 Field = Mapping[str, object]
+"""One field of a response template: its markers, its kind of content, and how a call is made from that content."""
 
 NONE = "none"
 HARMONY = "harmony"
@@ -33,24 +34,29 @@ START_ANCHORS = (
 """Texts that begin an assistant's turn."""
 
 _OBJECT = {"type": "function", "function": "{content}"}
+"""A call from JSON that holds its name and its arguments."""
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+"""A call from JSON that holds its arguments only. The name is in the marker before it."""
 _NAME = r"(?P<name>[\w.\-]{1,128})"
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls are written."""
+    """How a model writes calls."""
 
     field: Field | None
+    """None: calls have no markers."""
     syntax: CallSyntax | None = None
     """None: no grammar can describe it, so a required call is written as `PLAIN`."""
     is_bare: bool = False
+    """Whether calls without a marker may begin an answer."""
     has_short_ids: bool = False
+    """Whether the template accepts only call ids of nine letters and digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How reasoning is written, and the answer too if it has markers of its own."""
+    """How a model writes its reasoning, and the rest of its answer if that has markers too."""
 
     fields: Mapping[str, Field]
     syntax: ReasoningSyntax | None = None

@@ -161,6 +161,6 @@ def test_state_shows_targets_and_the_step_time_model(serve: Callable[..., str], 
     assert state["targets"] == {"ttft_ms": 200.0, "tpot_ms": 30.0, "e2e_ms": 10000.0}
     model = state["step_model"]
     assert model["steps_without_chunks"] == "4.2 ms a step, 100 ns a token, 34 ns a token of context behind a decode"
-    assert model["steps_with_chunks"] == "5 ms a step, 22 us a token, 380 ps a query and a key, twice"
+    assert model["steps_with_chunks"] == "5 ms a step, 22 us a token, 760 ps a pair of a query and a key"
     assert (model["error_p50"], model["error_p95"], model["prefill_tokens_per_s"]) == (0.0213, 0.0611, 41_234)
     assert (model["waiting_prompt_tokens"], model["refused_for_their_target"]) == (1200, 3)
