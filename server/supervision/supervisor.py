@@ -1,7 +1,7 @@
-"""The supervisor: starts an engine, notices when it dies or hangs, starts the next, and has every request continue
-there.
+"""The supervisor starts an engine, notices when it dies or hangs, and starts the next one. Requests continue there.
 
-The only module that knows both the engine processes and the router. It raises if no further start can help.
+Only this module knows both the engine processes and the router. The restart policy says how soon to start the next
+engine, and when to stop trying.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,13 +18,47 @@ from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.restart_policy import RestartPolicy
 from inferd.server.supervision.standby import Standby
 
 logger = logging.getLogger("inferd")
 
 _LAST_WORDS_S = 0.2
 """A child that refuses to start says why before it exits: this message is preferred to its exit code."""
+
+WINDOW_S = 60.0
+MAX_DEATHS = 5
+"""Most deaths within `WINDOW_S` with no token delivered between them; one more ends the server."""
+
+_FIRST_DELAY_S = 0.05
+_MAX_DELAY_S = 2.0
+
+
+class RestartPolicy:
+    """Counts recent deaths of engines. Knows no processes and no clock."""
+
+    def __init__(self) -> None:
+        self._without_delivery: deque[float] = deque()
+        """Times of deaths since the last token was delivered."""
+        self._recent: deque[float] = deque()
+        self._num_delivered = 0
+
+    def died(self, now: float, num_delivered: int) -> float | None:
+        """Seconds to wait before the next start; None if there should be none.
+
+        `num_delivered`: tokens and ends delivered to streams since the server started.
+        """
+        if num_delivered > self._num_delivered:
+            self._num_delivered = num_delivered
+            self._without_delivery.clear()
+        for times in (self._without_delivery, self._recent):
+            times.append(now)
+            while now - times[0] > WINDOW_S:
+                times.popleft()
+        if len(self._without_delivery) > MAX_DEATHS:
+            return None
+        # No wait after the first death. Then the wait doubles if nothing was delivered, and else grows a little.
+        doubling_s = _FIRST_DELAY_S * (2.0 ** (len(self._without_delivery) - 1) - 1)
+        return min(max(doubling_s, _FIRST_DELAY_S * (len(self._recent) - 1) / 10), _MAX_DELAY_S)
 
 
 class EngineSupervisor:

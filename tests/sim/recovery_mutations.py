@@ -19,8 +19,7 @@ from inferd.server.dispatch import quarantine as quarantine_module
 from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import Quarantine
 from inferd.server.supervision import watchdog as watchdog_module
-from inferd.server.supervision.restart_policy import RestartPolicy
-from inferd.server.supervision.supervisor import EngineSupervisor
+from inferd.server.supervision.supervisor import EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import Watchdog
 from tests.sim.loop import Clocks
 from tests.sim.planting import Patch, Plants

@@ -25,10 +25,9 @@ from inferd.server.dispatch.journal import Journal
 from inferd.server.dispatch.quarantine import REFUSED_S, Quarantine
 from inferd.server.dispatch.router import Router
 from inferd.server.observability.metrics import Metrics
-from inferd.server.supervision import restart_policy as deaths_module
+from inferd.server.supervision import supervisor as supervisor_module
 from inferd.server.supervision.engine_handle import EngineHandle
-from inferd.server.supervision.restart_policy import MAX_DEATHS, WINDOW_S, RestartPolicy
-from inferd.server.supervision.supervisor import EngineSupervisor
+from inferd.server.supervision.supervisor import MAX_DEATHS, WINDOW_S, EngineSupervisor, RestartPolicy
 from inferd.server.supervision.watchdog import MAX_LATE_S, MAX_SILENCE_S, TICK_S, Watchdog
 
 
@@ -152,7 +151,7 @@ def test_deaths_long_ago_do_not_count() -> None:
 
 def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may be full or memory short for a moment. This does not end a server that has served."""
-    monkeypatch.setattr(deaths_module, "_FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
     asked: list[int] = []
 
     def refuse(config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool) -> EngineHandle:
