@@ -214,3 +214,17 @@ def test_the_timeout_holds_for_an_answer_that_waits_to_be_written(
     monkeypatch.setattr(respond, "_LARGE_ANSWER", 0)
     monkeypatch.setattr(app, "Lanes", BusyLanes)
     assert httpx.post(f"{serve(AppOptions())}{path}", json={**body, "timeout": 0.2}).status_code == 408
+
+
+def test_the_timeout_holds_for_a_conversation_that_waits_to_be_read(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread reads long conversations, and those that refer to stored items."""
+
+    class BusyLanes(Lanes):
+        async def run(self, work: Callable[[], Any], size: int, *, is_begun: bool = False) -> Any:
+            return await asyncio.Event().wait()
+
+    monkeypatch.setattr(app, "Lanes", BusyLanes)
+    body = {"input": [{"type": "item_reference", "id": "msg_1"}], "timeout": 0.2}
+    assert httpx.post(f"{serve(AppOptions())}/v1/responses", json=body).status_code == 408

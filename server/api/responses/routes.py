@@ -54,10 +54,7 @@ class ResponsesApi:
         caller = admit(request, service, wire.timeout, num_choices=1)
         check(wire)
         num_bytes = len(await request.body())
-        conversation = await self._conversation(wire, caller.tenant, num_bytes)
-        with in_callers_words():
-            work = service.intake.chat(conversation.chat, caller, prefix="resp_")
-            taken = await while_asked(request, caller.deadline, work)
+        conversation, taken = await while_asked(request, caller.deadline, self._read(wire, caller, num_bytes))
         service.metrics.request_arrived("responses")
         draft = ResponseDraft(service, wire, taken, model)
         if wire.background:
@@ -95,8 +92,16 @@ class ResponsesApi:
         work, size = partial(_page, found.context, query), len(found.context)
         return _json(work() if size < _LONG else await self._service.lanes.run(work, size))
 
+    async def _read(
+        self, wire: ResponsesRequest, caller: Caller, num_bytes: int
+    ) -> tuple[ResponseContext, GenerateRequest]:
+        """`num_bytes`: size of the request. Raises `RequestError`."""
+        conversation = await self._conversation(wire, caller.tenant, num_bytes)
+        with in_callers_words():
+            return conversation, await self._service.intake.chat(conversation.chat, caller, prefix="resp_")
+
     async def _conversation(self, wire: ResponsesRequest, tenant: str, num_bytes: int) -> ResponseContext:
-        """`num_bytes`: size of the request. Raises `RequestError`, also if a response or an item is not stored."""
+        """Raises `RequestError`, also if a response or an item is not stored."""
         previous = None
         if wire.previous_response_id is not None:
             previous = self._background.get(tenant, wire.previous_response_id)
