@@ -1,6 +1,4 @@
-"""What every tier shares: `--long`, sampling of large parameter sets by a seed drawn from the commit, and the order of
-files.
-"""
+"""Shared by all tiers: `--long`, the order of files, and samples of large parameter sets, by a seed from the commit."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from inferd.engine.api.process.garbage import collector_paused
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_HOME = ROOT / "build" / "cache"
 KERNEL_CACHE = CACHE_HOME / "inferd" / "kernels"
-"""Where tests, and the servers that they start, keep the compiled C++ kernels: built once for all."""
+"""Folder of the compiled C++ kernels, for tests and for the servers that they start."""
 
 NO_AUTHORITIES = ROOT / "build" / "no_authorities"
-"""Where every HTTP client of the tests looks for those who sign certificates: nobody speaks TLS here, and to read the
-usual list takes 20 ms of processor time a client."""
+"""An empty folder of certificate authorities, for the HTTP clients of the tests. They use no TLS, and reading the usual
+list takes 20 ms of processor time a client."""
 LONGEST_FIRST = (
     "deploy/test_packaging", "benchmarks/test_gpu_driver", "cpu/test_over_http", "e2e/test_benchmark_scenarios",
     "e2e/test_benchmark_slo", "e2e/test_serve", "e2e/test_boundaries", "e2e/test_benchmark_overhead",
@@ -32,7 +30,7 @@ LONGEST_FIRST = (
     "reliability/test_standby", "security/test_hostile_checkpoints", "security/test_secrets", "security/test_egress",
     "security/test_fields", "security/test_recorded_answers",
 )  # fmt: skip
-"""Else one process is left with a long one while the others have nothing to do."""
+"""Files that start first. Otherwise one process would still run a long file while the others are idle."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is read and collected stays: to look for garbage in it is a sixth of that time."""
+    """Pause the garbage collector. It would take a sixth of the time, and collected tests stay anyway."""
     with collector_paused():
         yield
 
@@ -102,5 +100,5 @@ def _commit() -> str:
 
 @pytest.fixture(scope="session")
 def is_long(request: pytest.FixtureRequest) -> bool:
-    """Whether everything runs whole (`--long`)."""
+    """Whether all cases run (`--long`)."""
     return bool(request.config.getoption("--long"))

@@ -1,8 +1,8 @@
 """Run every test tier in turn, each with a time budget, and print what each took.
 
-A tier is a set of folders or files under `tests/`. A budget is a promise to whoever waits, not an assertion: a tier
-over it is marked, and its large parameter sets are then to be sampled (`@pytest.mark.sampled`). `--long` runs
-everything whole; `--quick` runs one tier alone, which finds most mistakes soonest.
+A tier is a set of folders or files under `tests/`. A tier over its budget is marked in the report, but does not fail:
+sample its large parameter sets then (`@pytest.mark.sampled`). `--long` runs all cases. `--quick` runs one tier
+alone, which finds most mistakes soonest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Tier:
     threads: int = 2
     """Threads of each process's numeric libraries."""
     engine_threads: int | None = None
-    """Threads of each daemon's engine, but with `--long`; None: as many as it finds cores."""
+    """Threads of each daemon's engine, except with `--long`. None: one per core."""
     by: str = "worksteal"
-    """How the processes share tests out: half each and then whatever the other has left, or "loadfile": a file's tests,
-    and the daemons that they share, stay in one process."""
+    """Distribution of pytest-xdist. "worksteal" gives each process a share, and idle processes take tests from others.
+    "loadfile" keeps a file's tests, and the daemons that they share, in one process."""
     options: tuple[str, ...] = ()
     is_long: bool = False
     """Run with `--long` only."""
@@ -47,8 +47,8 @@ TIERS = (
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api + deploy + benchmarks", 80, ("api", "deploy", "benchmarks"), workers=2, threads=1),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
-    # More processes than cores: to wait for a daemon takes no processor. Engines of two threads each would wait for
-    # each other's.
+    # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
+    # threads each would compete for the cores.
     Tier("reliability", 110, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
     Tier("security", 60, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
     Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
@@ -61,10 +61,10 @@ QUICK = Tier(
 )  # fmt: skip
 MUTANTS = ("-m", "tests.mutants.run", "--most", "2000", "--minutes", "60")
 MUTANTS_BUDGET_S = 4000
-"""With `--long` only: reports the mutants that survive, and fails only where none could be judged."""
+"""With `--long` only. This reports the mutants that survive, and fails only if it could judge none."""
 INSTALL_BUDGET_S = 120
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Else every process of every tier would compile its tests anew, assertions rewritten, and every daemon the server."""
+"""Otherwise every process would compile its tests anew, and every daemon the server."""
 
 
 def main() -> int:
@@ -123,7 +123,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--make", help="the make program: times `make install` as the first tier")
-    parser.add_argument("--long", action="store_true", help="run everything whole")
+    parser.add_argument("--long", action="store_true", help="run all cases")
     parser.add_argument("--quick", action="store_true", help="run the quick tier alone")
     parser.add_argument("--only", action="append", help="a tier's name; may be given again")
     return parser.parse_args()

@@ -110,7 +110,7 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
 
 
 def resolved_dtype(asked: str, facts: ModelFacts, machine: Machine) -> tuple[str, str, str]:
-    """(dtype of weights and activations, why, dtype that was asked for)."""
+    """(dtype of weights and activations, why, requested dtype)."""
     dtype, why = auto_dtype(facts) if asked == "auto" else (asked, "what was asked for")
     served, reason = served_dtype(dtype, machine)
     return (dtype, why, dtype) if served == dtype else (served, f"{dtype} is {why}, but {reason}", dtype)
@@ -126,7 +126,7 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
 
 
 def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
-    """The quantization that was asked for. If none was, matrices stay in the checkpoint's format."""
+    """The requested quantization. If it is "none", matrices stay in the checkpoint's format."""
     return "fp8" if asked == "none" and arch.stored is not None else asked
 
 

@@ -19,7 +19,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 class QuantizationError(ValueError):
-    """The scheme that was asked for cannot store a layer. The message has the shape, the rule, and what would work."""
+    """The requested scheme cannot store a layer. The message has the shape, the rule, and what would work."""
 
 
 @dataclass(frozen=True, slots=True)

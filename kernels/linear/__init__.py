@@ -123,8 +123,8 @@ LINEAR: Op[Key, Bind] = Op(
 def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY) -> Apply:
     """The layer as a function of x [T, in] that gives [T, out], all in one dtype. weight [out, in], bias [out].
 
-    It may be more than a function: see `fused.FewRows`. Raises `KernelError` if an invariant product is asked for and
-    no kernel for it can run.
+    It may be more than a function: see `fused.FewRows`. Raises `KernelError` if `choices` require an invariant
+    product and no kernel for it can run.
     """
     key = Key(weight.device.type, weight.dtype, choices.is_invariant)
     return LINEAR.resolve(key)(weight, bias, choices)

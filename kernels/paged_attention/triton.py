@@ -4,8 +4,8 @@ units (flash attention, Dao et al. 2022, arXiv:2205.14135; stream-K, Osama et al
 A program computes a segment of the work list (`work.py`) for one KV head, unit by unit. Each tile of `ATTENTION_SPLIT`
 keys starts anew and gives a partial result: its peak, the sum of its weights, its weighted values. Partial results are
 added in the order of tiles. If the program has the unit from its first tile on, it adds them in registers. Else it
-stores each, and `partial.py` continues by the same arithmetic. So a result's bits do not depend on cuts. Nor do they
-depend on the block of packed rows:
+stores each, and `partial.py` continues by the same arithmetic. So a result's bits depend neither on cuts nor
+on the block of packed rows:
 - A tile, or a part of one, that a query does not see changes nothing of it: weights are 0, the peak stays, decay is 1.
 - The sum of weights is a product with ones, in the order of keys like the weighted values. Peaks are not rounded.
 - Products and sums round as they are written: the compiler fuses none (`enable_fp_fusion`), and `fma` rounds once.

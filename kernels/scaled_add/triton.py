@@ -1,7 +1,7 @@
 """The Triton implementation: one program a piece of a row. The floor is memory: each element is read and written once.
 
-Each operation is rounded to the dtype, as in the reference. In fp32 the compiler sees no such rounding, so it is told
-not to fuse the product into the sum.
+Each operation is rounded to the dtype, as in the reference. In fp32 the compiler sees no such rounding, so the kernel
+forbids it to fuse the product into the sum.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Chunks:
         return self._event([choice], self._running_usage(), extra or {})
 
     def end(self, extra: Json) -> bytes:
-        """[DONE], after a last chunk with usage and `extra` if usage was asked for."""
+        """[DONE], after a last chunk with usage and `extra` if the request includes usage."""
         return (self._event([], self._counts.usage(), extra) if self._shape.include_usage else b"") + DONE
 
     def _running_usage(self) -> Json | None:

@@ -1,7 +1,7 @@
 """Admission control: bounds the requests and prompt tokens that wait for the engine, in all and of one tenant.
 
-A request over a bound is refused. So is one that would miss its TTFT target, judged by the pace at which earlier
-requests got their first tokens.
+Refuses a request over a bound, and a request that would miss its TTFT target. The pace at which earlier requests got
+their first tokens predicts that.
 
 Without keys there is one tenant, which may fill the whole queue. With keys a tenant may hold eight times as much as it
 leaves free (the dynamic threshold of shared switch buffers: Choudhury and Hahne, 1998). One flooding tenant thus leaves

@@ -31,7 +31,7 @@ class ScoredToken(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """The model has read the prompt. Sent if the prompt's text or log probabilities were asked for."""
+    """The model has read the prompt. Sent if the request echoes the prompt or scores it."""
 
     choice: int
     text: str

@@ -172,7 +172,7 @@ class _Service:
         )
         self._settings = report.settings
         self._is_stopping = False
-        """The engine was told to end, so its end is no failure."""
+        """Whether the server ends the engine, so that its end is no failure."""
         self._died: str | None = None
         self._start_error: StartError | None = None
 

@@ -37,7 +37,7 @@ class CountTokensRequest(RequestModel):
     messages: Turns = required(
         "Turns of `user`, `assistant` and `system`: a text, or blocks of type `text`, `tool_use`, `tool_result` and "
         "`thinking`. Neighbours of one role are one turn. A `system` turn that the chat template does "
-        "not read behind others is said by the user. A last turn of the assistant's is continued. "
+        "not read behind others becomes a `user` turn. A last turn of the assistant's is continued. "
         "`cache_control`, `signature`, `citations` and `is_error` have no effect.",
         area=PROMPT,
     )

@@ -184,7 +184,7 @@ class ReadBy:
 
 
 def _refusing(read: Callable[[Any, str], object]) -> Callable[[Any, ValidationInfo], object]:
-    """`read` as a validator: what it refuses is told by pydantic in the order of the fields."""
+    """`read` as a validator. pydantic reports its refusals in the order of the fields."""
 
     def validate(value: Any, info: ValidationInfo) -> object:
         try:

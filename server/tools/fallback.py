@@ -123,7 +123,7 @@ class Fallback:
 
     support: ToolSupport
     syntax: CallSyntax
-    """How the model is told to write calls, and how its earlier calls are written."""
+    """Syntax that the prompt asks the model to use, and in which it shows earlier calls."""
 
     def messages(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
         """The messages for the template, including the tools if it does not show them."""

@@ -31,6 +31,13 @@ _COINED = re.compile(
     r"\b(Seats|Twins|Outlook|Spare|rooms?\b(?= (of|may|imports))|whosoever|reckon\w*|hereby|thereof|whereof)\b"
     r"|\b[Ww]hoever\b"
 )
+_ACTORLESS = re.compile(r"\b(is|are|was|were|be|been|being) (told(?! apart)|said|owed|held against|asked for)\b")
+_INVERTED = re.compile(r"\bNor\b|(^|[.:;] )(So|Such) (is|are|do|does|did|was|were|has|have|can)\b", re.MULTILINE)
+_PATTERNS = {
+    "word of our own": _COINED,
+    "passive without its actor": _ACTORLESS,
+    "subject behind its verb": _INVERTED,
+}
 _CODE = re.compile(r"\"where\"|``[^`]*``|`[^`]*`|https?://\S+")
 _ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|vs|cf|etc|Fig|No|approx)\.")
 
@@ -67,8 +74,10 @@ def _judged(kind: str, text: str) -> Iterator[tuple[str, str]]:
                 '"where" for "if" (or name the place)',
                 " ".join(plain[max(0, match.start() - 30) : match.end() + 30].split()),
             )
-    for match in _COINED.finditer(plain):
-        yield "word of our own", " ".join(plain[max(0, match.start() - 30) : match.end() + 30].split())
+    line = " ".join(plain.split())
+    for rule, pattern in _PATTERNS.items():
+        for match in pattern.finditer(line):
+            yield rule, line[max(0, match.start() - 30) : match.end() + 30]
 
 
 def _of_python(path: Path) -> Iterator[tuple[int, str, str]]:

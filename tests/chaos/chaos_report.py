@@ -99,7 +99,8 @@ def report(outcome: Outcome, where: str) -> str:
         f"**{outcome.num_asked:,} requests, {verdict}.** {whole:,} answers were compared whole with those of the "
         f"undisturbed server to {outcome.num_due} requests, and {left:,} that their clients left, as far as they had "
         f"come. {outcome.num_restarts} engines were replaced, {outcome.num_replayed:,} choices sent again to the next "
-        f"one; {outcome.num_retries} times a request was refused and, as it was told, sent again. The longest silence "
+        f"one; {outcome.num_retries} times a request was refused, and sent again after its Retry-After. "
+        "The longest silence "
         f"of a stream was {outcome.longest_silence_s:.1f} s. SIGTERM under load: exit code {outcome.exit_code}.",
         "Seconds from a fault until the next engine served:",
         _faults(outcome),

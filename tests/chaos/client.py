@@ -48,7 +48,7 @@ class Client:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
         self._http = httpx.AsyncClient(base_url=url, timeout=SILENT_S, limits=limits, verify=False, trust_env=False)
         self.is_ending = False
-        """The server was told to end: it may refuse requests from now on."""
+        """Whether this program has told the server to end. It may refuse requests from then on."""
 
     async def close(self) -> None:
         await self._http.aclose()

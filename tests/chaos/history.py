@@ -15,7 +15,7 @@ class End(Enum):
     WHOLE = "whole"
     """The server ended its answer, and the client read all of it."""
     LEFT = "left"
-    """The client closed the connection, as it was told to."""
+    """The client closed the connection, as planned."""
     REFUSED = "refused"
     """A status other than 200."""
     BROKEN = "broken"
@@ -60,7 +60,7 @@ class History:
     manner: str
     attempts: list[Attempt] = field(default_factory=list)
     may_be_refused: bool = False
-    """Whether it was sent after the server had been told to end."""
+    """Whether the client sent it after it had told the server to end."""
 
     @property
     def last(self) -> Attempt:

@@ -235,7 +235,7 @@ def report(options: Options, ledger: Ledger) -> str:
         f"{options.seed}, {options.rate:g} requests a second at random; {place()}; the embedded model, "
         f"`{' '.join(BOUNDED)}`.",
         f"{ledger.num_asked:,} requests of {len(round_of(0))} kinds ({ends}). "
-        f"{ledger.num_compared:,} answers were asked for twice and compared; {len(ledger.violations)} violations.",
+        f"{ledger.num_compared:,} answers were compared with a second one; {len(ledger.violations)} violations.",
         f"{len(rests)} times at rest after the warm-up, when nothing was asked and all that was asked had ended; KV "
         f"blocks held then: {f'YES, in {len(held)} of them' if held else 'none'}. Slopes by Theil-Sen with Sen's "
         f"interval. At this rate 1 B a request is {options.rate * 3600 / 1024:.1f} KiB an hour.",

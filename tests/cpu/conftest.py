@@ -16,7 +16,7 @@ from tests.conftest import KERNEL_CACHE
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels(request: pytest.FixtureRequest) -> str:
-    """Kernels in use: "cpp", or "reference" if that was asked for or nothing can be compiled."""
+    """Kernels in use: "cpp", or "reference" with `--kernels reference` or without a compiler."""
     if request.config.getoption("--kernels") == "reference":
         return "reference"
     return "cpp" if native.prepare(KERNEL_CACHE).path else "reference"

@@ -1,4 +1,4 @@
-"""R7: a server that is told to stop is not ready at once, answers its accepted requests, and refuses all others.
+"""R7: after SIGTERM a server is not ready at once, answers its accepted requests, and refuses all others.
 
 The model is free. An answer shows whether a part is lost, repeated or late, and its duration is known.
 """
@@ -107,7 +107,7 @@ class Balancer:
 
 @pytest.mark.timeout(3600)
 def test_r7_rolling_restarts_cost_no_answer(start: Callable[..., Daemon], is_long: bool) -> None:
-    """Two servers are told to stop and replaced, one after the other, while clients go on asking."""
+    """Two servers get SIGTERM and are replaced, one after the other, while clients keep sending requests."""
 
     def another(*, ready: bool = True) -> Daemon:
         return start("--shutdown-delay-s", str(DELAY_S), ready=ready, program=free_model(STEP_MS))

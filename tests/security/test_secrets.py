@@ -110,7 +110,7 @@ def test_no_secret_is_ever_logged(daemon: Daemon) -> None:
         refused = ask(daemon, "/v1/completions", {"prompt": CANARY}, **header)
         assert refused is not None and refused.status_code == 401
         assert not any(key in refused.text for key in (WRONG_KEY, KEY, ADMIN_KEY))
-    # A path is logged as it was asked for: what stands there is no secret, and shows that a search finds what is there.
+    # A path is no secret, so the log has it. It shows that the search below finds what is there.
     ask(daemon, "/v1/mark-of-the-path", b"{}")
     crash_under_load(daemon)
     for path in ("/metrics", "/state", "/openapi.json", "/config"):

@@ -164,7 +164,7 @@ def test_messages_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("name", [name for name, calls in CALLS.items() if calls.syntax is not None])
 def test_calls_are_written_as_they_are_read(name: str) -> None:
-    """Earlier calls are rendered in the format that the model is told to use, and the parser reads them."""
+    """Earlier calls are rendered in the format that the prompt asks for, and the parser reads them."""
     syntax = CALLS[name].syntax
     assert syntax is not None
     talk = made(CHATML, syntax).render(Conversation(TALK[:2], tools=[TOOL]))

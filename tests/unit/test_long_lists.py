@@ -37,7 +37,7 @@ def test_pieces_together_are_the_document(document: Any) -> None:
 
 
 def test_a_list_is_made_while_it_is_written() -> None:
-    """No piece is much larger than it must be, and no entry is made before the piece that holds it is asked for."""
+    """No piece is much larger than it must be, and an entry is made only with the piece that holds it."""
     made: list[int] = []
 
     def show(i: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reading requests: which of several faults is told, which unknown names are ignored, and how many errors are made."""
+"""Reading requests: which of several faults an error names, which unknown names are ignored, how many errors."""
 
 from __future__ import annotations
 

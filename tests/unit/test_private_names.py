@@ -39,8 +39,8 @@ OURS_TOO = {
     ),
     "kernels/tape.py": ("torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo",),
 }  # fmt: skip
-"""Names that the sources do not show to be a library's: our subclasses define them anew, or an object of the library's
-is asked for them."""
+"""Names that the sources do not show to be a library's: our subclasses define them anew, or we read
+them from an object of the library."""
 
 
 def library_of(name: str) -> str:

@@ -106,7 +106,7 @@ def _way_out(asked: Precision, option: Option) -> str:
 
 
 def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str, *, has_fp8: bool) -> str:
-    """The text that one sequence does not fit the KV pool that was asked for. `has_fp8`: K and V could have 8 bits."""
+    """The text that one sequence does not fit the requested KV pool. `has_fp8`: K and V could have 8 bits."""
     size = block_bytes(arch, precision, work.block_size)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size

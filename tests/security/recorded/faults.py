@@ -116,7 +116,7 @@ def _fields(routes: Interface) -> Iterator[dict[str, Any]]:
 
 
 def _misspelt(rng: random.Random, name: str) -> list[str]:
-    """Near misses, of which the likeliest spelling is told."""
+    """Names with a typing error. The answer suggests the likeliest spelling."""
     at = rng.randrange(len(name))
     return [name[:at] + name[at + 1 :], name + "s", name.title().replace("_", ""), name.upper(), name.replace("_", "-")]
 
@@ -241,7 +241,7 @@ def _longest() -> Iterator[dict[str, Any]]:
 
 
 def _pairs(routes: Interface) -> Iterator[dict[str, Any]]:
-    """Two or three faults: which of them is told first is part of the interface."""
+    """Two or three faults. Which of them the answer names is part of the interface."""
     rng = random.Random(f"{SEED} pairs")
     types = list(routes.types())
     for _ in range(NUM_PAIRS):
@@ -283,7 +283,7 @@ def _warned(routes: Interface) -> Iterator[dict[str, Any]]:
 
 
 def _starting(routes: Interface) -> Iterator[dict[str, Any]]:
-    """Faults at a server without an engine yet: some are told, and some only once it is ready."""
+    """Faults at a server without an engine yet. It names some of them now, and others only once it is ready."""
     rng = random.Random(f"{SEED} starting")
     for case in rng.sample([*_nested(), *_pairs(routes)], NUM_STARTING):
         yield {**case, "server": "starting"}

@@ -93,7 +93,7 @@ def in_heads(routes: Interface) -> Iterator[dict[str, Any]]:
 
 
 def _several(rng: random.Random, path: str, body: bytes) -> Iterator[dict[str, Any]]:
-    """Faults in two headers or more, in the body too: which of them is told first is part of the interface."""
+    """Faults in two headers or more, in the body too. Which of them the answer names is part of the interface."""
     bodies = (body, b"{", b"[]", b"", b"{}", body[:-1] + b',"unknown":1}', body[:-1] + b',"model":"none"}')
     for _ in range(NUM_SEVERAL):
         some = rng.sample(HEADERS, rng.choice((2, 2, 3)))
