@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from inferd.server.errors import table as errors
 from inferd.server.schema.values import JsonObject, ReadBy, Whole, check_number
-from inferd.server.text.pieces import pieces
+from inferd.server.text.lanes import pieces
 
 MAX_LISTED_IDS = 65_536
 """Token ids in one list that is not a prompt."""
