@@ -17,6 +17,7 @@ _LINKS = {
     "inferd/engine": "engine",
     "inferd/kernels": "kernels",
     "benchmarks": "benchmarks",
+    "examples": "examples",
     "tests": "tests",
 }
 

@@ -218,7 +218,7 @@ def handlers_of(service: Service) -> dict[Route, Handler]:
         routes.STATE: StateApi(service).get,
         routes.OPENAPI: OpenApi(service).get,
         routes.DOCS: docs_page.page,
-        routes.DOCS_FILE: docs_page.file,
+        **dict.fromkeys(routes.DOCS_FILES, docs_page.file),
         routes.CONFIG: admin.config,
         routes.RESET_PREFIX_CACHE: admin.reset_prefix_cache,
     }

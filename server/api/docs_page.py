@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import functools
 from importlib.resources import files
+from pathlib import PurePosixPath
 
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
+from inferd.server.api.routes import DOCS_FILES
 
 _PACKAGE = "fastapi_swagger"
 """Carries the files of swagger-ui-dist. Only its files are used."""
-_FILES = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon-32x32.png": "image/png",
-}
+_MEDIA = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
 
 
 async def page(request: Request) -> Response:
     """FastAPI's own page, with the addresses of our files."""
     del request
-    script, style, icon = (f"/docs/{name}" for name in _FILES)
+    script, style, icon = (route.path for route in DOCS_FILES)
     return get_swagger_ui_html(
         openapi_url="/openapi.json",
         title="inferd",
@@ -36,10 +33,8 @@ async def page(request: Request) -> Response:
 
 async def file(request: Request) -> Response:
     """Raises `RequestError` if the package is not installed."""
-    name = request.path_params["name"]
-    if name not in _FILES:
-        raise HTTPException(404)
-    return Response(_content(name), media_type=_FILES[name])
+    name = PurePosixPath(request.url.path)
+    return Response(_content(name.name), media_type=_MEDIA[name.suffix])
 
 
 @functools.cache

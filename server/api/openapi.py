@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from inferd.server.api.body import WARNING_HEADER
-from inferd.server.api.routes import DOCS, DOCS_FILE, EMBEDDINGS, HEALTH, METRICS, READY, ROUTES, Access, Route
+from inferd.server.api.routes import DOCS, DOCS_FILES, EMBEDDINGS, HEALTH, METRICS, READY, ROUTES, Access, Route
 from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
@@ -30,8 +30,8 @@ from inferd.server.text.json_bytes import exact
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """Statuses that every route may answer, because the head, the method or the body of a request may be wrong."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
-_MEDIA = {METRICS: "text/plain", DOCS: "text/html", DOCS_FILE: "*/*"}
-_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), DOCS_FILE: (501,)}
+_MEDIA = {METRICS: "text/plain", DOCS: "text/html", **dict.fromkeys(DOCS_FILES, "*/*")}
+_MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), **dict.fromkeys(DOCS_FILES, (501,))}
 """Further statuses of some routes."""
 
 _SECONDS, _MILLISECONDS, _TEXT = (

@@ -160,7 +160,11 @@ METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.
 STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.")
 OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
 DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.")
-DOCS_FILE = Route("GET", "/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.")
+DOCS_FILES = tuple(
+    Route("GET", f"/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.")
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
+)
+"""One row a file, because public paths are compared whole."""
 CONFIG = Route(
     "GET", "/config", Access.ADMIN, _ADMIN, "Every setting with its value, its source, and the value in use."
 )
@@ -182,7 +186,7 @@ ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,
     RESPONSES, RESPONSE, DELETE_RESPONSE, CANCEL_RESPONSE, RESPONSE_ITEMS,
     EMBEDDINGS, TOKENIZE, DETOKENIZE, TOKENIZER_INFO, MODELS, MODEL,
-    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, DOCS, DOCS_FILE, CONFIG, RESET_PREFIX_CACHE,
+    HEALTH, READY, LIVE, VERSION, METRICS, STATE, OPENAPI, DOCS, *DOCS_FILES, CONFIG, RESET_PREFIX_CACHE,
     LOAD_LORA, UNLOAD_LORA, SLEEP, WAKE_UP, START_PROFILE, STOP_PROFILE,
 )  # fmt: skip
 
