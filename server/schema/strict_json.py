@@ -16,6 +16,7 @@ import codecs
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -71,6 +72,11 @@ def parse(raw: bytes, counts: Counts | None = None) -> object:
         raise ValueError(f"byte {error.start} is not UTF-8") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):
+            raise
+        most = sys.get_int_max_str_digits()
+        raise ValueError(f"it has a whole number of more than {most:,} digits, the most allowed") from error
 
 
 def check_bounds(raw: bytes, counts: Counts | None = None) -> bool:

@@ -128,6 +128,12 @@ def test_what_other_parsers_take_is_refused(raw: bytes) -> None:
         parse(raw)
 
 
+def test_a_number_of_too_many_digits_is_refused_in_our_words() -> None:
+    assert parse(b"9" * 4300) == 10**4300 - 1
+    with pytest.raises(ValueError, match=r"^it has a whole number of more than 4,300 digits, the most allowed$"):
+        parse(b'{"max_tokens": ' + b"1" * 4301 + b"}")
+
+
 def test_texts_that_share_their_counts_share_the_bounds() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, raw in (
