@@ -49,8 +49,8 @@ TIERS = (
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
     # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
     # threads each would compete for the cores.
-    Tier("reliability", 110, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
-    Tier("security", 60, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
+    Tier("reliability", 120, ("reliability",), workers=4, threads=1, engine_threads=1, by="loadfile"),
+    Tier("security", 75, ("security",), workers=3, threads=1, engine_threads=1, by="loadfile"),
     Tier("schemathesis", 600, ("clients",), is_long=True, program=("tests/clients/run.py", "--only", "schemathesis")),
 )
 QUICK = Tier(
