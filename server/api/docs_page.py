@@ -19,11 +19,11 @@ _MEDIA = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
 
 
 async def page(request: Request) -> Response:
-    """FastAPI's own page, with the addresses of our files."""
-    del request
-    script, style, icon = (route.path for route in DOCS_FILES)
+    """FastAPI's own page, with the addresses of our files, behind the prefix that a proxy removes."""
+    prefix = request.scope.get("root_path", "")
+    script, style, icon = (prefix + route.path for route in DOCS_FILES)
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url=f"{prefix}/openapi.json",
         title="inferd",
         swagger_js_url=script,
         swagger_css_url=style,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 from fastapi import Depends
@@ -19,6 +20,12 @@ MAX_PARAMETERS = 64
 _WORDS: dict[str, object] = {"true": True, "false": False}
 
 
+@functools.cache
+def _types(model: type[RequestModel]) -> dict[str, tuple[str, ...]]:
+    """The JSON types of each parameter."""
+    return {name: tuple(types_of(schema)) for name, schema in schema_of(model)["properties"].items()}
+
+
 def query_of(model: type[R]) -> Any:
     """A FastAPI dependency that reads the query by `read_query`."""
 
@@ -33,7 +40,7 @@ def read_query(request: Request, model: type[R]) -> R:
     num_given = request.scope["query_string"].count(b"&") + 1
     if num_given > MAX_PARAMETERS:
         raise errors.too_many_properties("query", MAX_PARAMETERS, num_given)
-    types = {name: types_of(schema) for name, schema in schema_of(model)["properties"].items()}
+    types = _types(model)
     values: dict[str, object] = {}
     lists: dict[str, list[str]] = {}
     for given, text in request.query_params.multi_items():

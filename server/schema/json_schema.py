@@ -1,4 +1,4 @@
-"""The JSON schema of a request model, for the documentation, /openapi.json and the tests."""
+"""The JSON schema of a request model, for the documentation, /openapi.json, queries and the tests."""
 
 from __future__ import annotations
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import httpx
 import pytest
+
+from inferd.server.api.app import AppOptions
 
 
 def test_the_page_names_only_files_of_this_server(http: httpx.Client) -> None:
@@ -30,3 +33,10 @@ def test_its_files_are_served(http: httpx.Client) -> None:
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fmain.py", "__init__.py", ""])
 def test_no_other_file_is(http: httpx.Client, name: str) -> None:
     assert http.get(f"/docs/{name}").status_code == 404
+
+
+def test_the_page_works_behind_the_prefix_of_a_proxy(serve: Callable[..., str]) -> None:
+    page = httpx.get(serve(AppOptions(), root_path="/llm") + "/docs").text
+    assert "'/llm/openapi.json'" in page
+    named = re.findall(r"(?:src|href)=\"([^\"]*)\"", page)
+    assert len(named) == 3 and all(each.startswith("/llm/docs/") for each in named)

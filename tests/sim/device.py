@@ -289,7 +289,7 @@ class SimulatedDevice:
     def _read(self, slot: _Slot, admission: Admission, start: int, end: int) -> list[dict[int, int]]:
         """The tokens that attention finds for a row, by group and position. A misplaced one reads as another token.
 
-        What only earlier queries see does not affect the sampled token, so it is checked here.
+        Positions that only earlier queries see do not affect the sampled token, so they are checked here.
         """
         size, read = self._block_size, []
         for group, table in enumerate(slot.tables):

@@ -56,7 +56,7 @@ def test_what_comes_before_a_request_is_what_others_are_owed_and_their_share_of_
     for tenant, weight, was_given in (("a", 2.0, 30.0), ("b", 1.0, 10.0), ("c", 3.0, 50.0)):
         shares.arrive(tenant, weight, 0.0)
         shares._tenants[tenant].served = was_given
-    # Of a's own 8 tokens, 4 by weight: b may have 20 more, c none.
+    # Tenant a has 8 tokens, 4 after its weight. Tenant b may have 20 more, and c none.
     assert shares.ahead("a", 8.0, {"b": 1000.0}) == 24.0
     assert shares.ahead("a", 8.0, {"b": 7.0}) == 7.0, "and never more than it asks for"
     assert shares.ahead("a", 8.0, {"b": 1000.0, "c": 1000.0}) == 24.0 + 12.0
