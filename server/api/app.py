@@ -52,7 +52,7 @@ from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.observability.metrics import Metrics
-from inferd.server.schema.targets import NO_TARGETS, Targets
+from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel

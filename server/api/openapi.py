@@ -22,9 +22,16 @@ from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.latency import (
+    MAX_TARGET_MS,
+    MAX_TIMEOUT_S,
+    MIN_TARGET_MS,
+    MIN_TIMEOUT_S,
+    TIMEOUT_HEADER,
+    TPOT_HEADER,
+    TTFT_HEADER,
+)
 from inferd.server.schema.model import RequestModel
-from inferd.server.schema.targets import MAX_TARGET_MS, MIN_TARGET_MS, TPOT_HEADER, TTFT_HEADER
-from inferd.server.schema.timeouts import HEADER, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.text.json_bytes import exact
 
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
@@ -226,7 +233,7 @@ def _header_parameters(route: Route) -> list[dict[str, Any]]:
     tpot = "Target for the mean time of each token after the first, in milliseconds."
     seconds = {"type": "number", "minimum": MIN_TIMEOUT_S, "maximum": MAX_TIMEOUT_S}
     target = {"type": "number", "minimum": MIN_TARGET_MS, "maximum": MAX_TARGET_MS}
-    parameters = ((HEADER, f"{text}.", seconds), (TTFT_HEADER, ttft, target), (TPOT_HEADER, tpot, target))
+    parameters = ((TIMEOUT_HEADER, f"{text}.", seconds), (TTFT_HEADER, ttft, target), (TPOT_HEADER, tpot, target))
     return [
         {"name": name, "in": "header", "description": about, "schema": schema} for name, about, schema in parameters
     ]

@@ -30,9 +30,7 @@ from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.generation import GenerationFields, StreamOptions
-from inferd.server.schema.targets import targets_of
-from inferd.server.schema.timeouts import HEADER as TIMEOUT_HEADER
-from inferd.server.schema.timeouts import timeout_of
+from inferd.server.schema.latency import TIMEOUT_HEADER, targets_of, timeout_of
 from inferd.server.text.json_bytes import exact
 from inferd.server.text.lanes import Lanes
 from inferd.server.transport import sse

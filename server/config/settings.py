@@ -36,7 +36,7 @@ from inferd.server.config.fields import (
     setting,
 )
 from inferd.server.config.sources import read_yaml, unknown_variables
-from inferd.server.schema.targets import MAX_TARGET_S, MIN_TARGET_S
+from inferd.server.schema.latency import MAX_TARGET_S, MIN_TARGET_S
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 

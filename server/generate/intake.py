@@ -19,7 +19,7 @@ from inferd.server.generate.sampling import choose_seed, sampling_params
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.generation import GenerationFields, is_sane_id
-from inferd.server.schema.targets import NO_TARGETS, Targets
+from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.structured.formats import AnswerLanguage, answer_language, asks_for_format
 from inferd.server.text.model import ServedModel

@@ -14,8 +14,8 @@ from inferd.server.generate.deadline import Deadline
 from inferd.server.generate.sampling import choice_seed
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import GenerationFields
+from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.schema.repetition import RepetitionRule
-from inferd.server.schema.targets import NO_TARGETS, Targets
 from inferd.server.text.stops import StopTables
 from inferd.server.tools.answer_parser import ParserConfig
 

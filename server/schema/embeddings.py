@@ -9,8 +9,8 @@ from pydantic import Field
 
 from inferd.server.schema.completions import Prompt, prompts
 from inferd.server.schema.generation import MAX_PRIORITY
+from inferd.server.schema.latency import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.schema.model import RequestModel, option, required
-from inferd.server.schema.timeouts import MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from inferd.server.schema.values import Besides, Flag, Number, Text, Whole
 
 

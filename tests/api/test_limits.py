@@ -13,7 +13,7 @@ import pytest
 
 from inferd.server.api import app, respond
 from inferd.server.api.app import AppOptions
-from inferd.server.schema.timeouts import timeout_of
+from inferd.server.schema.latency import timeout_of
 from inferd.server.text.lanes import Lanes
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -15,7 +15,7 @@ from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import EngineStats, Failure, StepCosts, StepModel
 from inferd.server.api import respond
 from inferd.server.api.app import AppOptions
-from inferd.server.schema.targets import Targets
+from inferd.server.schema.latency import Targets
 
 WAIT_S = 60.0
 """Seconds by which a request may be late on a busy machine."""

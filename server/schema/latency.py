@@ -1,4 +1,8 @@
-"""Latency targets of a request: the headers `X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`, and the server's own targets."""
+"""How soon a request wants its answer: its timeout, and its latency targets.
+
+The timeout, in seconds, is a field or the header `X-Request-Timeout`. The targets, in milliseconds, are the headers
+`X-SLO-TTFT-Ms` and `X-SLO-TPOT-Ms`; the server has targets of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,24 @@ from dataclasses import dataclass
 from inferd.server.errors import table as errors
 from inferd.server.schema.values import check_number
 
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
+TIMEOUT_HEADER = "X-Request-Timeout"
+
 MIN_TARGET_S, MAX_TARGET_S = 0.0001, 3600.0
 TTFT_HEADER, TPOT_HEADER = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
-
 MIN_TARGET_MS, MAX_TARGET_MS = MIN_TARGET_S * 1e3, MAX_TARGET_S * 1e3
+
+
+def timeout_of(field: float | None, header: str | None) -> float | None:
+    """The shorter of both; None if neither is given. Raises `RequestError` for a header that is no such number."""
+    if header is None:
+        return field
+    try:
+        given = float(header)
+    except ValueError as error:
+        raise errors.invalid_value(TIMEOUT_HEADER, header, "Expected a number of seconds.") from error
+    stated = check_number(given, TIMEOUT_HEADER, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+    return stated if field is None else min(stated, field)
 
 
 @dataclass(frozen=True, slots=True)
