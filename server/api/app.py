@@ -33,14 +33,13 @@ from inferd.server.api.embeddings import EmbeddingsApi
 from inferd.server.api.health import HealthApi
 from inferd.server.api.models import ModelsApi
 from inferd.server.api.openapi import OpenApi, operation_of
-from inferd.server.api.render import RenderApi
 from inferd.server.api.responses.background import Background
 from inferd.server.api.responses.routes import ResponsesApi
 from inferd.server.api.responses.store import ResponseStore
 from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
-from inferd.server.api.tokens import TokensApi
+from inferd.server.api.tokens import RenderApi, TokensApi
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.origins import Origins
 from inferd.server.auth.quota_middleware import Quotas
