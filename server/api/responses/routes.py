@@ -18,8 +18,7 @@ from inferd.server.api.respond import admit, respond, while_asked
 from inferd.server.api.responses.background import Job
 from inferd.server.api.responses.chat_request import check, in_callers_words
 from inferd.server.api.responses.conversation import ResponseContext, conversation_of, stored_of
-from inferd.server.api.responses.draft import ResponseDraft
-from inferd.server.api.responses.render import ResponsesRendering
+from inferd.server.api.responses.draft import ResponseDraft, ResponsesRendering
 from inferd.server.api.responses.store import Stored
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
