@@ -1,6 +1,7 @@
 // activation(gate) * up on rows of [gate | up], in fp32, rounded once.
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -23,8 +24,7 @@ void multiply(const void* gate_up, void* out, int64_t rows, int64_t size, int64_
     const int team = int(rows * size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
     const int64_t chunk = 1024;
     const int64_t chunks = (size + chunk - 1) / chunk;
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t piece = 0; piece < rows * chunks; piece++) {
+    parallel_for(rows * chunks, team, [&](int64_t piece) {
         const int64_t row = piece / chunks, begin = piece % chunks * chunk;
         const int64_t end = begin + chunk < size ? begin + chunk : size;
         const T* gate = static_cast<const T*>(gate_up) + row * 2 * size;
@@ -36,7 +36,7 @@ void multiply(const void* gate_up, void* out, int64_t rows, int64_t size, int64_
             const int left = int(end - i);
             store_part(place + i, activate<ACTIVATION>(load_part(gate + i, left)) * load_part(up + i, left), left);
         }
-    }
+    });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // gelu in its tanh form, in fp32, rounded once.
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -16,13 +17,12 @@ inline vf activate(vf x) { return x / (1.0f + exp((x + x * x * x * 0.044715f) * 
 template <class T>
 void run(const T* x, T* out, int64_t size, int64_t num_threads) {
     const int team = int(size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t begin = 0; begin < size; begin += CHUNK) {
-        const int64_t end = begin + CHUNK < size ? begin + CHUNK : size;
+    parallel_for((size + CHUNK - 1) / CHUNK, team, [&](int64_t chunk) {
+        const int64_t begin = chunk * CHUNK, end = begin + CHUNK < size ? begin + CHUNK : size;
         int64_t i = begin;
         for (; i + LANES <= end; i += LANES) store(out + i, activate(load(x + i)));
         if (i < end) store_part(out + i, activate(load_part(x + i, int(end - i))), int(end - i));
-    }
+    });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -60,15 +61,14 @@ template <class T>
 void normalise(const T* x, const T* residual, const T* weight, const T* bias, T* total, T* out, int64_t rows,
                int64_t stride, int64_t size, float eps, int64_t num_threads) {
     const int team = int(rows < 2 * ROWS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, team, [&](int64_t row) {
         const T* source = x + row * stride;
         if (residual) {
             add_row(source, residual + row * size, total + row * size, size);
             source = total + row * size;
         }
         normalise_row(source, weight, bias, out + row * size, size, eps);
-    }
+    });
 }
 
 }  // namespace

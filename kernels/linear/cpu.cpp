@@ -15,6 +15,7 @@
 #endif
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -170,13 +171,12 @@ void run(const Problem& p, int num_threads) {
     const int64_t turn = std::max<int64_t>(1, panels / (4 * num_threads));
     const int64_t turns = (panels + turn - 1) / turn;
     const int team = int(std::min<int64_t>(num_threads, turns * row_pieces));
-#pragma omp parallel for num_threads(team) schedule(dynamic, 1) collapse(2) if (team > 1)
-    for (int64_t t = 0; t < turns; t++)
-        for (int64_t piece = 0; piece < row_pieces; piece++) {
-            static thread_local std::vector<float> chains;
-            for (int64_t index = t * turn; index < std::min(panels, (t + 1) * turn); index++)
-                Panel<T>(p, index, chains).run(piece * together, std::min(p.rows, (piece + 1) * together));
-        }
+    parallel_for_dynamic(turns * row_pieces, team, [&](int64_t i) {
+        static thread_local std::vector<float> chains;
+        const int64_t first = i / row_pieces * turn, piece = i % row_pieces;
+        for (int64_t index = first; index < std::min(panels, first + turn); index++)
+            Panel<T>(p, index, chains).run(piece * together, std::min(p.rows, (piece + 1) * together));
+    });
 }
 
 // Every step reads the weights from end to end: larger pages take fewer address translations.
@@ -194,8 +194,7 @@ void pack(const T* weight, int32_t* packed, int64_t n, int64_t k, int num_thread
     use_huge_pages(packed, (n + LANES - 1) / LANES * LANES * lanes * 4);
     const int64_t groups = (n + LANES - 1) / LANES;
     const int64_t whole = k / (LANES * Lane<T>::SIZE) * LANES;  // lanes in whole blocks of sixteen
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t group = 0; group < groups; group++) {
+    parallel_for(groups, num_threads, [&](int64_t group) {
         const int64_t first = group / VECTORS * VECTORS;
         const int64_t vectors = std::min<int64_t>(VECTORS, groups - first);
         int32_t* place = packed + first * LANES * lanes + (group - first) * LANES;
@@ -214,7 +213,7 @@ void pack(const T* weight, int32_t* packed, int64_t n, int64_t k, int num_thread
                 if (i < left) std::memcpy(&element, weight + (group * LANES + i) * k + lane * Lane<T>::SIZE, size);
                 place[lane * vectors * LANES + i] = element;
             }
-    }
+    });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "call.h"
 #include "int_dot.h"
+#include "parallel.h"
 
 namespace {
 
@@ -94,19 +95,19 @@ void product(const Product& p, const T* x, T* out, int num_threads) {
     const RowBlocks blocks(p.num_rows);
     const int64_t row_bytes = p.num_groups * ROW_BYTES, num_tiles = (p.out_size + COLUMNS - 1) / COLUMNS;
     Scratch q(p.num_rows * row_bytes);
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (p.num_rows >= ROWS_TO_SHARE)
-    for (int64_t row = 0; row < p.num_rows; row++) {
+    parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
         const int64_t block = blocks.of(row), first = blocks.start(block);
         quantize_row(x + row * p.num_groups * GROUP, p.num_groups, q.bytes + first * row_bytes, int(row - first),
                      blocks.size(block));
-    }
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t start = 0; start < num_tiles; start += TILES)
+    });
+    parallel_for((num_tiles + TILES - 1) / TILES, num_threads, [&](int64_t group) {
+        const int64_t start = group * TILES;
         for (int64_t block = 0; block < blocks.count; block++)
             for (int64_t tile = start; tile < num_tiles && tile < start + TILES; tile++) {
                 const int64_t first = blocks.start(block);
                 TILE_PRODUCTS<T>[blocks.size(block) - 1](p, tile, q.bytes + first * row_bytes, first, out);
             }
+    });
 }
 
 // w[0..32) as scale * (q - 8), 0 <= q < 16, with a small squared error. The element of the largest magnitude becomes
@@ -157,9 +158,9 @@ void quantize_group(const T* w, uint8_t* q, simd::bf16* scale) {
 
 template <class T>
 void quantize_all(const T* weight, int64_t num_groups, uint8_t* q, simd::bf16* scales, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t group = 0; group < num_groups; group++)
+    parallel_for(num_groups, num_threads, [&](int64_t group) {
         quantize_group(weight + group * GROUP, q + group * GROUP, scales + group);
+    });
 }
 
 }  // namespace
@@ -180,8 +181,7 @@ INFERD_EXPORT(linear_int4_quantize)
 static void linear_int4_pack(const uint8_t* q, const simd::bf16* scales, int64_t out_size, int64_t num_groups,
                              uint8_t* tiles, simd::bf16* tile_scales, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, in_size = num_groups * GROUP;
-#pragma omp parallel for schedule(static) num_threads(int(num_threads))
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
+    parallel_for(num_tiles, num_threads, [&](int64_t tile) {
         uint8_t* to = tiles + tile * num_groups * GROUP_BYTES;
         simd::bf16* to_scales = tile_scales + tile * num_groups * COLUMNS;
         std::memset(to, 0, num_groups * GROUP_BYTES);
@@ -198,7 +198,7 @@ static void linear_int4_pack(const uint8_t* q, const simd::bf16* scales, int64_t
                 to_scales[group * COLUMNS + column] = from_scales[group];
             }
         }
-    }
+    });
 }
 INFERD_EXPORT(linear_int4_pack)
 

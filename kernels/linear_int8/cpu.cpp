@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "int_dot.h"
+#include "parallel.h"
 
 namespace {
 
@@ -82,33 +83,28 @@ void product(const Product& p, const T* x, T* out, int num_threads) {
     const int64_t row_bytes = pad(p.in_size, PIECE), num_tiles = (p.out_size + COLUMNS - 1) / COLUMNS;
     Scratch q(p.num_rows * row_bytes), spans_bytes(p.num_rows * int64_t(sizeof(Span)));
     Span* spans = reinterpret_cast<Span*>(spans_bytes.bytes);
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (p.num_rows >= ROWS_TO_SHARE)
-    for (int64_t row = 0; row < p.num_rows; row++) {
+    parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
         const int64_t block = blocks.of(row), first = blocks.start(block);
         int8_t* to = q.bytes + first * row_bytes + (row - first) * PIECE;
         spans[row] = quantize_span(x + row * p.in_size, p.in_size, to, PIECE, blocks.size(block) * PIECE);
-    }
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t tile = 0; tile < num_tiles; tile++)
+    });
+    parallel_for(num_tiles, num_threads, [&](int64_t tile) {
         for (int64_t block = 0; block < blocks.count; block++) {
             const int64_t first = blocks.start(block);
             const Rows rows{q.bytes + first * row_bytes, spans + first, first};
             TILE_PRODUCTS<T>[blocks.size(block) - 1](p, tile, rows, out);
         }
+    });
 }
 
 template <class T>
 void quantize(const T* weight, int64_t out_size, int64_t in_size, int8_t* q, float* scales, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
-    {
-        const int64_t padded = pad(in_size, LANES);
-        Scratch row_q(padded);
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < out_size; row++) {
-            scales[row] = quantize_span(weight + row * in_size, in_size, row_q.bytes, padded, 0).scale;
-            std::memcpy(q + row * in_size, row_q.bytes, in_size);
-        }
-    }
+    const int64_t padded = pad(in_size, LANES);
+    parallel_for(out_size, num_threads, [&](int64_t row) {
+        const Scratch row_q(padded);
+        scales[row] = quantize_span(weight + row * in_size, in_size, row_q.bytes, padded, 0).scale;
+        std::memcpy(q + row * in_size, row_q.bytes, in_size);
+    });
 }
 
 }  // namespace
@@ -127,8 +123,7 @@ INFERD_EXPORT(linear_int8_quantize)
 // behind the ends.
 static void linear_int8_pack(const int8_t* q, int64_t out_size, int64_t in_size, uint8_t* tiles, int64_t num_threads) {
     const int64_t num_tiles = (out_size + COLUMNS - 1) / COLUMNS, num_quads = (in_size + 3) / 4;
-#pragma omp parallel for schedule(static) num_threads(int(num_threads))
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
+    parallel_for(num_tiles, num_threads, [&](int64_t tile) {
         uint8_t* to = tiles + tile * num_quads * 128;
         std::memset(to, 128, num_quads * 128);
         for (int column = 0; column < COLUMNS && tile * COLUMNS + column < out_size; column++) {
@@ -140,7 +135,7 @@ static void linear_int8_pack(const int8_t* q, int64_t out_size, int64_t in_size,
             for (int64_t k = in_size / 4 * 4; k < in_size; k++)
                 to[k / 4 * 128 + column * 4 + k % 4] = uint8_t(from[k] + 128);
         }
-    }
+    });
 }
 INFERD_EXPORT(linear_int8_pack)
 

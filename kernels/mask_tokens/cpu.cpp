@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "call.h"
+#include "parallel.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,9 +36,8 @@ static void mask_tokens(float* logits, const uint32_t* masks, const int64_t* row
                         int64_t words, int64_t num_threads) {
     const int64_t whole = std::min(words, size / WORD);
     const int team = int(num_masks * size < 2 * TOKENS_A_THREAD ? 1 : std::min(num_masks, num_threads));
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t m = 0; m < num_masks; m++) {
-        if (row_of[m] < 0) continue;
+    parallel_for(num_masks, team, [&](int64_t m) {
+        if (row_of[m] < 0) return;
         float* row = logits + row_of[m] * size;
         const uint32_t* mask = masks + m * words;
         for (int64_t word = 0; word < whole; word++) apply(row + word * WORD, mask[word]);
@@ -45,6 +45,6 @@ static void mask_tokens(float* logits, const uint32_t* masks, const int64_t* row
             const bool is_allowed = token / WORD < words && mask[token / WORD] >> token % WORD & 1;
             if (!is_allowed) row[token] = MINUS_INF;
         }
-    }
+    });
 }
 INFERD_EXPORT(mask_tokens)

@@ -31,6 +31,7 @@
 #include "call.h"
 #include "e4m3.h"
 #include "paged_attention/schedule.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -613,22 +614,24 @@ class Worker {
 // faster.
 constexpr int64_t KEYS_A_THREAD = 1024;
 
+Scratch& own_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+
 template <class T, class S>
 void attend_all(const Problem& p, int num_threads) {
     num_threads = int(std::min<int64_t>(num_threads, 1 + work(p) / KEYS_A_THREAD));
     const Schedule schedule = plan(p, num_threads);
     std::vector<float> partials(schedule.num_partials * Worker<T, S>::partial_size(p));
     const int team = int(std::min<int64_t>(num_threads, int64_t(schedule.items.size())));
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-        static thread_local Scratch scratch;
-        Worker<T, S> worker(p, scratch);
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < schedule.items.size(); i++) worker.run(schedule.items[i], partials.data());
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < schedule.cut.size(); i++)
-            worker.combine(schedule.cut[i].first, schedule.cut[i].second, partials.data());
-    }
+    parallel_for_dynamic(int64_t(schedule.items.size()), team, [&](int64_t i) {
+        Worker<T, S>(p, own_scratch()).run(schedule.items[i], partials.data());
+    });
+    parallel_for_dynamic(int64_t(schedule.cut.size()), team, [&](int64_t i) {
+        const auto& [item, num_tiles] = schedule.cut[i];
+        Worker<T, S>(p, own_scratch()).combine(item, num_tiles, partials.data());
+    });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -49,14 +50,13 @@ template <class T, class W>
 void normalise(const void* x, const void* residual, const void* weight, void* total, void* out, int64_t rows,
                int64_t stride, int64_t size, float eps, int64_t num_threads) {
     const int team = int(rows < 2 * ROWS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t row = 0; row < rows; row++) {
+    parallel_for(rows, team, [&](int64_t row) {
         const T* from = static_cast<const T*>(residual);
         T* to = static_cast<T*>(total);
         normalise_row<T, W>(static_cast<const T*>(x) + row * stride, from ? from + row * size : nullptr,
                             static_cast<const W*>(weight), to ? to + row * size : nullptr,
                             static_cast<T*>(out) + row * size, size, eps);
-    }
+    });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "call.h"
 #include "e4m3.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -191,8 +192,7 @@ template <int N, class T, class W>
 void run_tokens(const Problem& p, int64_t num_threads) {
     const int64_t elements = p.num_tokens * (p.num_heads + p.num_kv_heads) * p.head_dim;
     const int team = int(elements < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t token = 0; token < p.num_tokens; token++) run_token<N, T, W>(p, token);
+    parallel_for(p.num_tokens, team, [&](int64_t token) { run_token<N, T, W>(p, token); });
 }
 
 template <class T, class W>

@@ -10,6 +10,7 @@
 
 #include "call.h"
 #include "lanes.h"
+#include "parallel.h"
 
 namespace {
 
@@ -139,19 +140,14 @@ static void sample(const float* scores, const int64_t* seeds, const int64_t* pos
     const auto row_at = [&](int64_t row) {
         return Row{scores + row * vocab_size, vocab_size, uint64_t(seeds[row]), uint64_t(positions[row])};
     };
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            const int64_t begin = piece % chunks * CHUNK, end = begin + CHUNK;
-            leaders[piece] = leader(row_at(piece / chunks), begin, end < vocab_size ? end : vocab_size);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            const int64_t row = piece / chunks;
-            found[piece] = search_chunk(row_at(row), &leaders[row * chunks], chunks, piece % chunks);
-        }
-    }
+    parallel_for(pieces, team, [&](int64_t piece) {
+        const int64_t begin = piece % chunks * CHUNK, end = begin + CHUNK;
+        leaders[piece] = leader(row_at(piece / chunks), begin, end < vocab_size ? end : vocab_size);
+    });
+    parallel_for_dynamic(pieces, team, [&](int64_t piece) {
+        const int64_t row = piece / chunks;
+        found[piece] = search_chunk(row_at(row), &leaders[row * chunks], chunks, piece % chunks);
+    });
     for (int64_t row = 0; row < rows; row++) {
         Best best = found[row * chunks];
         for (int64_t i = 1; i < chunks; i++) improve(best, found[row * chunks + i]);

@@ -1,6 +1,7 @@
 // x * multiplier + residual, rounded to the dtype after each operation, like a model that computes in that dtype.
 
 #include "call.h"
+#include "parallel.h"
 #include "simd.h"
 
 namespace {
@@ -16,9 +17,8 @@ inline vf rounded(vf v, const bf16*) { return widen(narrow(v)); }
 template <class T>
 void run(const T* x, const T* residual, T* out, int64_t size, float multiplier, int64_t num_threads) {
     const int team = int(size < 2 * ELEMENTS_A_THREAD ? 1 : num_threads);
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (int64_t begin = 0; begin < size; begin += CHUNK) {
-        const int64_t end = begin + CHUNK < size ? begin + CHUNK : size;
+    parallel_for((size + CHUNK - 1) / CHUNK, team, [&](int64_t chunk) {
+        const int64_t begin = chunk * CHUNK, end = begin + CHUNK < size ? begin + CHUNK : size;
         for (int64_t i = begin; i < end; i += LANES) {
             const int count = int(end - i < LANES ? end - i : LANES);
             vf v = rounded((count == LANES ? load(x + i) : load_part(x + i, count)) * multiplier, x);
@@ -28,7 +28,7 @@ void run(const T* x, const T* residual, T* out, int64_t size, float multiplier, 
             else
                 store_part(out + i, v, count);
         }
-    }
+    });
 }
 
 }  // namespace

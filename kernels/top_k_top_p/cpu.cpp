@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "lanes.h"
+#include "parallel.h"
 
 namespace {
 
@@ -202,22 +203,18 @@ void cut(const Row& row, float floor) {
 static void top_k_top_p(float* scores, const int64_t* top_k, const double* top_p, const double* log_min_p,
                      const int64_t* slots, int64_t rows, int64_t size, int64_t num_threads) {
     const int team = int(rows * size < 2 * TOKENS_A_THREAD ? 1 : std::min(rows, num_threads));
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-        Candidates found;
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < rows; i++) {
-            const int64_t slot = slots ? slots[i] : i;
-            if (slot < 0) continue;
-            const Row row = {scores + i * size, size};
-            float floor = float(log_min_p[slot]);
-            if ((top_k[slot] > 0 && top_k[slot] < size) || top_p[slot] < 1) {
-                const float least = floor_of(row, top_k[slot], top_p[slot], found);
-                if (least > floor) floor = least;
-            }
-            if (floor > MINUS_INF) cut(row, floor);
+    parallel_for_dynamic(rows, team, [&](int64_t i) {
+        static thread_local Candidates found;
+        const int64_t slot = slots ? slots[i] : i;
+        if (slot < 0) return;
+        const Row row = {scores + i * size, size};
+        float floor = float(log_min_p[slot]);
+        if ((top_k[slot] > 0 && top_k[slot] < size) || top_p[slot] < 1) {
+            const float least = floor_of(row, top_k[slot], top_p[slot], found);
+            if (least > floor) floor = least;
         }
-    }
+        if (floor > MINUS_INF) cut(row, floor);
+    });
 }
 INFERD_EXPORT(top_k_top_p)
 
