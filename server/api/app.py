@@ -40,9 +40,9 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
+from inferd.server.auth.key_middleware import Keys, Quotas
 from inferd.server.auth.keyring import Keyring
 from inferd.server.auth.origins import Origins
-from inferd.server.auth.quota_middleware import Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.router import Router
@@ -277,7 +277,7 @@ def _middleware(options: AppOptions, metrics: Metrics, keyring: Keyring) -> list
             )
         )
     layers.append(Middleware(middleware.LastResort))
-    layers.append(Middleware(middleware.Keys, keyring=keyring, public_paths=public_paths))
+    layers.append(Middleware(Keys, keyring=keyring, public_paths=public_paths))
     layers.append(Middleware(Quotas, paths=[route.path for route in routes.ROUTES if route.is_metered]))
     layers.append(Middleware(middleware.BodyLimit, max_bytes=options.max_body_bytes, idle_s=options.body_idle_s))
     return layers

@@ -1,8 +1,8 @@
 """The middleware that every request passes through, in pure ASGI. It buffers no body and no response.
 
-The order, outermost first, is `RequestIds`, `AnswerMetrics`, `AccessLog`, `LastResort`, `Keys`, `BodyLimit`. This file
-knows a route's path template, whether it is public, and whether it belongs to Anthropic's API. It logs neither bodies
-nor keys. Paths are without the prefix that a proxy removes.
+The order, outermost first, is `RequestIds`, `AnswerMetrics`, `AccessLog`, `LastResort`, `BodyLimit`. `app` puts the
+middleware of `auth` between them. This file knows a route's path template, whether its requests are logged, and whether
+it belongs to Anthropic's API. It knows no keys and logs no bodies. Paths are without the prefix that a proxy removes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.auth.keyring import Keyring
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -78,7 +77,7 @@ class RequestIds:
         state["arrival_s"] = time.monotonic()
         state["tenant"] = ""
         state["sent"] = sent = Sent()
-        names = ("x-request-id", "request-id") if _is_anthropic(scope) else ("x-request-id",)
+        names = ("x-request-id", "request-id") if is_anthropic(scope) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -170,47 +169,6 @@ class LastResort:
             await refusal(scope, errors.internal_error())(scope, receive, send)
 
 
-class Keys:
-    """Lets requests pass that have a valid key or ask for a public path. If the server has no keys, all may pass.
-
-    It sets two values in the request's state: `role` is "admin" for an admin key, "user" for another key, otherwise "".
-    `holder` is the key's holder, or None.
-    """
-
-    def __init__(self, app: ASGIApp, keyring: Keyring, public_paths: Iterable[str]) -> None:
-        """An admin key opens every route. If there are only admin keys, they protect only the admin routes."""
-        self._app, self._keyring, self._public_paths = app, keyring, frozenset(public_paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            error = self._check(scope)
-            if error is not None and not self._keyring.is_open and route_path(scope) not in self._public_paths:
-                await refusal(scope, error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> RequestError | None:
-        """Set the caller in the request's state. Returns the error of the key, or None."""
-        state = scope["state"]
-        state["role"], state["has_admin_keys"], state["holder"] = "", self._keyring.has_admins, None
-        state["needs_key"] = not self._keyring.is_open
-        if self._keyring.is_empty:
-            return None
-        keys = _keys_of(scope)
-        if not keys:
-            also = " or 'x-api-key: YOUR_KEY'" if _is_anthropic(scope) else ""
-            message = f"You didn't provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY'{also}."
-            return RequestError("invalid_api_key", message)
-        if len(keys) > 1:
-            # A proxy in front of this server may have checked the other one.
-            return RequestError("invalid_api_key", "Your request has two different API keys. Send one.")
-        holder = self._keyring.find(*keys)
-        if holder is None:
-            return RequestError("invalid_api_key", "Incorrect API key provided.")
-        state["role"], state["tenant"], state["holder"] = "admin" if holder.is_admin else "user", holder.tenant, holder
-        return None
-
-
 class BodyLimit:
     """Refuses bodies that are compressed, too large or too slow.
 
@@ -296,7 +254,7 @@ class BodyLimit:
 
 def refusal(scope: Scope, error: RequestError | EngineDeadError) -> Response:
     """An error in the shape of the API that the path belongs to."""
-    if _is_anthropic(scope):
+    if is_anthropic(scope):
         return anthropic_errors.response_of(error, scope["state"]["request_id"])
     return errors.response_of(error)
 
@@ -307,15 +265,6 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _is_anthropic(scope: Scope) -> bool:
+def is_anthropic(scope: Scope) -> bool:
+    """Whether the path belongs to Anthropic's API."""
     return anthropic_errors.is_anthropic(route_path(scope))
-
-
-def _keys_of(scope: Scope) -> set[str]:
-    """The different keys in the headers. Some clients send a key twice, as bearer token and in `x-api-key`."""
-    headers = Headers(scope=scope)
-    parts = [value.partition(" ") for value in headers.getlist("authorization")]
-    found = {key.strip() for scheme, _, key in parts if scheme.lower() == "bearer"}
-    if _is_anthropic(scope):
-        found.update(key.strip() for key in headers.getlist("x-api-key"))
-    return found - {""}
