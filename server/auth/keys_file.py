@@ -22,7 +22,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from inferd.engine.api.errors import ConfigError
-from inferd.server.config.regular_file import read_regular
+from inferd.server.config.sources import read_regular
 
 KEY_PREFIX = "sk-inferd-"
 _KEY_BYTES = 32
