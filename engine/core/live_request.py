@@ -1,16 +1,43 @@
-"""A live request's deltas, its grammar and its end: all that the core knows of it beyond its counters.
+"""A live request, from its `Submit` to its last delta: all that the core knows of it beyond its counters.
 
-Turns applied rows into deltas. Knows no queue, no blocks, no launched steps.
+Checks a `Submit` again, because the engine trusts no server, and makes it a `Request`. Turns applied rows into deltas.
+Knows no queue, no blocks, no launched steps.
 """
 
 from __future__ import annotations
 
 from inferd.engine.api.process.flight_recorder import tag_of
-from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, WireLogprobs
+from inferd.engine.api.wire.messages import Delta, Failure, FinishReason, Submit, WireLogprobs
+from inferd.engine.api.wire.params import ParamError, check_token_ids
 from inferd.engine.grammar.ports import Grammar
 from inferd.engine.request import Request
 from inferd.engine.sched.plan import NO_RESULT, RowResult, TokenLogprobs
 from inferd.engine.sched.scheduler import AppliedRow
+
+
+def check_submit(submit: Submit, vocab_size: int) -> None:
+    """Raise `ParamError` for values that this model cannot take, or an output longer than requested."""
+    submit.params.check(vocab_size)
+    submit.scheduling.check()
+    if not submit.prompt_ids:
+        raise ParamError("prompt", submit.prompt_ids, "must hold at least one token")
+    check_token_ids("prompt", submit.prompt_ids, vocab_size)
+    check_token_ids("emitted_ids", submit.emitted_ids, vocab_size)
+    if len(submit.emitted_ids) > submit.params.max_tokens:
+        rule = f"must hold at most max_tokens ({submit.params.max_tokens}) ids"
+        raise ParamError("emitted_ids", len(submit.emitted_ids), rule)
+
+
+def request_of(submit: Submit, max_model_len: int, now: float) -> Request:
+    """The request of a `Submit` that passed `check_submit`. `now`: monotonic seconds; its arrival is no later."""
+    return Request.create(
+        submit.request_id,
+        submit.prompt_ids,
+        submit.params,
+        submit.scheduling.arrived_by(now),
+        max_model_len=max_model_len,
+        emitted_ids=submit.emitted_ids,
+    )
 
 
 class LiveRequest:

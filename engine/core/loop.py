@@ -27,8 +27,7 @@ from inferd.engine.api.wire.messages import (
     SubmitChoices,
 )
 from inferd.engine.api.wire.params import ParamError
-from inferd.engine.core import parse_submit
-from inferd.engine.core.live_request import LiveRequest
+from inferd.engine.core.live_request import LiveRequest, check_submit, request_of
 from inferd.engine.grammar.ports import WORD_BITS, GrammarError, Grammars, NoGrammars, PendingGrammar
 from inferd.engine.sched.latency.policy import Timing
 from inferd.engine.sched.limits import Refusal
@@ -128,7 +127,7 @@ class EngineCore:
         if failure is not None:
             self._outbox.append(Delta(request_id=submit.request_id, finish_reason="error", failure=failure))
             return
-        request = parse_submit.request_of(submit, self._scheduler.config.max_model_len, now)
+        request = request_of(submit, self._scheduler.config.max_model_len, now)
         live = LiveRequest(request, submit.num_prompt_logprobs)
         ended = live.ended_before()
         if ended is not None:
@@ -216,7 +215,7 @@ class EngineCore:
 
     def _fault_in(self, submit: Submit) -> Failure | None:
         try:
-            parse_submit.check(submit, self._vocab_size)
+            check_submit(submit, self._vocab_size)
         except ParamError as error:
             return Failure("invalid_value", str(error), error.param)
         return None

@@ -36,7 +36,6 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine.core.live_request": (
         "inferd.engine.api", "inferd.engine.grammar.ports", "inferd.engine.request", "inferd.engine.sched",
     ),
-    "engine.core.parse_submit": ("inferd.engine.request", "inferd.engine.api"),
     "engine.core": (
         "inferd.engine.sched", "inferd.engine.cache", "inferd.engine.request", "inferd.engine.grammar.ports",
         "inferd.engine.api", "inferd.engine.worker.executor",
