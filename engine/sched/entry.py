@@ -1,7 +1,11 @@
-"""The scheduler's record of one request: its state, its rank, its slot and its block table."""
+"""The scheduler's record of one request: its state, its rank, its slot and its block table. Also the set of all records
+that run.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -79,3 +83,37 @@ def rank_of(scheduling: SchedulingParams, sequence: int, ageing_s: float) -> Ran
         urgency_s = ageing_s - min(scheduling.ttft_target_s, ageing_s)
     arrival_s = scheduling.arrival_s
     return (arrival_s + scheduling.priority * ageing_s - urgency_s, arrival_s, sequence)
+
+
+class RunningSet:
+    """The running entries, sorted by rank. A step moves only a few of them, so this is a list.
+
+    The victim of a preemption is always the last in rank, and never ranks before the requester. So the first in rank is
+    never preempted: it runs until it ends, and two requests cannot preempt each other for ever.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        insort(self._entries, entry, key=_rank_of_entry)
+
+    def remove(self, entry: Entry) -> None:
+        index = bisect_left(self._entries, entry.rank, key=_rank_of_entry)
+        assert self._entries[index] is entry, "removed and not running"
+        del self._entries[index]
+
+    def victim(self, requester: Entry) -> Entry | None:
+        """The entry to preempt so that `requester` can go on, or None if no entry ranks behind it."""
+        last = self._entries[-1]
+        return last if last is not requester else None
+
+
+def _rank_of_entry(entry: Entry) -> Rank:
+    return entry.rank

@@ -8,10 +8,9 @@ request is to start next.
 from __future__ import annotations
 
 from inferd.engine.cache.table import KVCache
-from inferd.engine.sched.entry import NO_SLOT, Entry, State
+from inferd.engine.sched.entry import NO_SLOT, Entry, RunningSet, State
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
-from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.shared_prefix import PrefixSharing
 
 

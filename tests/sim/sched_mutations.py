@@ -8,7 +8,7 @@ from inferd.engine.api.wire.params import SchedulingParams
 from inferd.engine.core.loop import EngineCore
 from inferd.engine.request import Request
 from inferd.engine.sched import scheduler as scheduler_module
-from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, State
+from inferd.engine.sched.entry import NO_SLOT, Entry, Rank, RunningSet, State
 from inferd.engine.sched.fairness.heap import LazyHeap
 from inferd.engine.sched.latency import policy as latency_module
 from inferd.engine.sched.latency.budget import StepBudget, TimedBudget
@@ -16,7 +16,6 @@ from inferd.engine.sched.latency.policy import LatencyPolicy
 from inferd.engine.sched.latency.step_time import StepLoad
 from inferd.engine.sched.latency.ttft_estimate import too_late
 from inferd.engine.sched.limits import Refusal
-from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.scheduler import Scheduler
 from inferd.engine.sched.shared_prefix import PrefixSharing
 from inferd.engine.sched.slots import SlotTable

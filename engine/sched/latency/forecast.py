@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import NO_SLOT, Entry
+from inferd.engine.sched.entry import NO_SLOT, Entry, RunningSet
 from inferd.engine.sched.fairness.fair import Shares
 from inferd.engine.sched.fairness.queue import FairQueue
 from inferd.engine.sched.latency.policy import LatencyPolicy, Pace
 from inferd.engine.sched.latency.ttft_estimate import CompletionRate, Demand, TtftEstimate
-from inferd.engine.sched.running import RunningSet
 from inferd.engine.sched.watermark import Watermark
 
 

@@ -7,8 +7,7 @@ from random import Random
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.cache.table import KVCache
 from inferd.engine.request import Request
-from inferd.engine.sched.entry import Entry
-from inferd.engine.sched.running import RunningSet
+from inferd.engine.sched.entry import Entry, RunningSet
 
 _CACHE = KVCache(1, 1)
 
