@@ -3,10 +3,15 @@
 The sampler holds the parameters of each admitted request and the state of its rules, by slot. Greedy rows without other
 options cost one pass over their logits. Plain rows have a temperature at most: they need no data from the host, so a
 recorded step can draw them. The sampler knows no text, no scheduling and no KV.
+
+The filters come after the temperature and cut the tail of the distribution: top-k, top-p, min-p, in this order. Each
+filter is a threshold on a row's own values. So tokens that tie at the threshold are kept or cut together, and a row's
+bits do not depend on other rows. Rows without filters are not touched.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +19,6 @@ import torch
 from torch import Tensor
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import LEAST_TEMPERATURE, apply_temperature, asks_for_cut, cut
 from inferd.engine.sample.logprobs import Logprobs, logprobs_of
 from inferd.engine.sample.rules import Admitted, Rule, rules_for
 from inferd.kernels.argmax import argmax
@@ -22,9 +26,13 @@ from inferd.kernels.decode_draw import draw
 from inferd.kernels.gpu import from_host
 from inferd.kernels.mask_tokens import mask_tokens
 from inferd.kernels.sample import sample
+from inferd.kernels.top_k_top_p import MAX_VOCAB, Cuts, top_k_top_p
 
 FAILED, EMPTY = -1, -2
 """Outcomes of rows without an id. FAILED: the logits held a NaN or +inf. EMPTY: the row's parameters left no token."""
+
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""A temperature too small for fp32 would become 0, and 0 / 0 is NaN. The least fp32 number draws the greedy token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class _Slot:
 
     @property
     def is_plain(self) -> bool:
-        is_cut = self.params.temperature > 0.0 and asks_for_cut(self.params)
+        is_cut = self.params.temperature > 0.0 and _asks_for_cut(self.params)
         is_free = not self.rules and not self.params.grammar
         return is_free and not is_cut and self.params.logprobs is None
 
@@ -97,7 +105,7 @@ class Sampler:
         request = Admitted(params, token_ids, num_prompt, self._vocab_size, self._device)
         self._slots[slot] = _Slot(params, rules_for(request))
         # A temperature that fp32 rounds to 0 would mean greedy.
-        self._temperatures[slot] = max(params.temperature, LEAST_TEMPERATURE) if params.temperature else 0.0
+        self._temperatures[slot] = max(params.temperature, _LEAST_TEMPERATURE) if params.temperature else 0.0
         self._seeds[slot] = params.seed
 
     def is_plain(self, slot: int) -> bool:
@@ -171,3 +179,32 @@ class Sampler:
             return None, ()
         rows = self._tensor(list(asked), torch.int64)
         return logprobs_of(logits[rows], token_ids[rows], list(asked.values())), tuple(asked)
+
+
+def apply_temperature(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """(logits - the row's largest) / temperature, [R, V]. Subtracting first keeps small temperatures from overflow."""
+    floored = temperatures.clamp_min(_LEAST_TEMPERATURE)
+    return (logits - logits.amax(dim=-1, keepdim=True)).div_(floored[:, None])
+
+
+def cut(scores: Tensor, params: Sequence[SamplingParams]) -> None:
+    """Set the tokens that each row's filters exclude to -inf, in place. scores [R, V], after temperature."""
+    if any(_asks_for_cut(row_params) for row_params in params):
+        top_k_top_p(scores, _cuts_of(params, scores.device))
+
+
+def _asks_for_cut(params: SamplingParams) -> bool:
+    """Whether `cut` could exclude a token."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _cuts_of(params: Sequence[SamplingParams], device: torch.device) -> Cuts:
+    """The filters of each row on the device, moved there in one copy."""
+    top_k = torch.tensor([min(row.top_k, MAX_VOCAB) for row in params])
+    top_p = torch.tensor([row.top_p for row in params], dtype=torch.float64)
+    log_min_p = [math.log(row.min_p) if row.min_p else -math.inf for row in params]
+    floors = torch.tensor(log_min_p, dtype=torch.float64)
+    rows = torch.stack([top_k, top_p.view(torch.int64), floors.view(torch.int64)])
+    # Triton compiles a kernel anew if an address is no longer a multiple of 16 (two numbers): pad to an even count.
+    packed = from_host(torch.nn.functional.pad(rows, (0, len(params) % 2)), device)[:, : len(params)]
+    return Cuts(packed[0], packed[1].view(torch.float64), packed[2].view(torch.float64))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from inferd.engine.api.wire.params import SamplingParams
-from inferd.engine.sample.filters import apply_temperature, cut
+from inferd.engine.sample.sampler import apply_temperature, cut
 
 NEVER = float("-inf")
 
