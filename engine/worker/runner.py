@@ -28,12 +28,11 @@ from inferd.engine.sched.plan import (
     TokenLogprobs,
     TokenMasks,
 )
-from inferd.engine.worker.batch import Batch
 from inferd.engine.worker.device import Device
 from inferd.engine.worker.graphs import StepGraphs
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.pooling import Pooled, Pooler
-from inferd.engine.worker.slots import Slots
+from inferd.engine.worker.slots import Batch, Slots
 from inferd.kernels.gpu import from_host
 
 _SCORED_ROWS = 32
