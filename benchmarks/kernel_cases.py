@@ -97,7 +97,7 @@ def _bind_dense(weight: Tensor) -> Apply:
 
 def _bind_int8(weight: Tensor) -> Apply:
     q = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
-    return linear_int8.linear_int8(q, torch.full(weight.shape[:1], 0.01), None, _DTYPE)
+    return linear_int8.linear_int8(q, torch.full((weight.shape[0], 1), 0.01), None, _DTYPE)
 
 
 def _bind_int4(weight: Tensor) -> Apply:

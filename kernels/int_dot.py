@@ -21,16 +21,19 @@ _EXACT_SIZE = 1024
 
 
 def quantize(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """x [R, K] as scales [R, K / group_size] fp32 times q [R, K] int8, symmetric: a group's scale is max |x| / 127.
+    """x [R, K] as scales [R, K / group_size] fp32 times q [R, K] int8, symmetric: a group's scale is max |x| / 127. The
+    last group may be shorter.
 
     If a group holds NaN or infinity, its scale is NaN or infinity too and its q are zero.
     """
-    groups = x.to(torch.float32).reshape(x.shape[0], x.shape[1] // group_size, group_size)
+    num_groups = -(-x.shape[1] // group_size)
+    padded = torch.nn.functional.pad(x.to(torch.float32), (0, num_groups * group_size - x.shape[1]))
+    groups = padded.reshape(x.shape[0], num_groups, group_size)
     bound = groups.abs().amax(2, keepdim=True)
     is_usable = (bound >= _SMALLEST) & bound.isfinite()
     q = torch.where(is_usable, groups * divided(127.0, bound), 0.0).round().to(torch.int8)
     scales = torch.where(bound < _SMALLEST, 0.0, bound / 127.0)
-    return q.flatten(1), scales.squeeze(2)
+    return q.flatten(1)[:, : x.shape[1]], scales.squeeze(2)
 
 
 def divided(number: float, x: Tensor) -> Tensor:

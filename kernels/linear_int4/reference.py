@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot
+from inferd.kernels import int_dot, quantized
+from inferd.kernels.quantized import MAX_X_GROUP_SIZE, Apply, Matrix
 
 GROUP_SIZE = 32
 TRIED = (-7.0, -7.5, -8.0, -8.5)
@@ -22,21 +21,8 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([q for q, _ in parts]), torch.cat([scales for _, scales in parts])
 
 
-def bind(q: Tensor, scales: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    centred = q.to(torch.int8) - 8
-    added = None if bias is None else bias.to(torch.float32)
-
-    def apply(x: Tensor) -> Tensor:
-        x_q, x_scales = int_dot.quantize(x, GROUP_SIZE)
-        total = torch.zeros((x.shape[0], q.shape[0]), device=x.device)
-        for group in range(scales.shape[1]):
-            columns = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
-            sums = int_dot.product(x_q[:, columns], centred[:, columns])
-            both = scales[:, group].to(torch.float32) * x_scales[:, group : group + 1]
-            total = int_dot.fma(sums, both, total)
-        return (total if added is None else total + added).to(x.dtype)
-
-    return apply
+def bind(matrix: Matrix) -> Apply:
+    return quantized.bind(matrix, min(matrix.group_size, MAX_X_GROUP_SIZE))
 
 
 def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import int_dot
-from inferd.kernels.linear_int4 import GROUP_SIZE, LINEAR_INT4, Key, linear_int4, quantize_int4, reference
+from inferd.kernels.linear_int4 import GROUP_SIZE, LINEAR_INT4, linear_int4, quantize_int4, reference
+from inferd.kernels.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -77,7 +78,7 @@ def test_weights_that_are_no_numbers_are_seen_in_every_result() -> None:
 def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
     q, scales = quantize_int4(torch.randn(out_size, in_size).to(dtype))
     bias = torch.randn(out_size).to(dtype) if has_bias else None
-    layer, oracle = linear_int4(q, scales, bias, dtype), reference.bind(q, scales, bias)
+    layer, oracle = linear_int4(q, scales, bias, dtype), reference.bind(Matrix(q, scales, bias))
     for num_rows in (1, 2, 11, 12, 13, 40):
         x = torch.randn(num_rows, in_size).to(dtype)
         assert same_bits(layer(x), oracle(x)), num_rows
@@ -89,7 +90,7 @@ def test_the_reference_is_the_definition() -> None:
     x_q, x_scales = int_dot.quantize(x, GROUP_SIZE)
     x_near = (x_q.double().unflatten(1, (-1, GROUP_SIZE)) * x_scales.double().unsqueeze(2)).flatten(1)
     assert (x_near - x).abs().max() <= 0.501 * x_scales.max()
-    result = reference.bind(q, scales, bias)(x).double()
+    result = reference.bind(Matrix(q, scales, bias))(x).double()
     expected = x_near @ dequantized(q, scales).T + bias.double()
     tolerance = 1e-6 * expected.abs().max()
     assert (result - expected).abs().max() < tolerance
@@ -145,10 +146,12 @@ def test_no_rows_and_rows_that_do_not_lie_side_by_side() -> None:
 
 
 def test_what_the_kernel_does_not_take_runs_in_plain_pytorch_and_says_why() -> None:
-    q, scales = quantize_int4(torch.randn(8, 32))
+    q, scales = quantize_int4(torch.randn(8, 64))
     layer = linear_int4(q, scales, None, torch.float16)
-    assert layer(torch.ones(2, 32, dtype=torch.float16)).dtype == torch.float16
-    choice = next(choice for choice in LINEAR_INT4.choices() if choice.key == Key("cpu", torch.float16))
+    assert layer(torch.ones(2, 64, dtype=torch.float16)).dtype == torch.float16
+    choice = next(
+        choice for choice in LINEAR_INT4.choices() if choice.key == Key("cpu", torch.float16, 32, torch.bfloat16)
+    )
     assert choice.chosen == "reference"
     assert choice.refused[0][0] == "cpp"
     assert re.search("float16|forced", choice.refused[0][1])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import int_dot
-from inferd.kernels.linear_int8 import LINEAR_INT8, Key, linear_int8, quantize_int8, reference
+from inferd.kernels.linear_int8 import LINEAR_INT8, linear_int8, quantize_int8, reference
+from inferd.kernels.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -33,8 +34,8 @@ def test_quantizes_as_the_reference_does(dtype: torch.dtype, out_size: int, in_s
     expected_q, expected_scales = reference.quantize(weight)
     assert torch.equal(q, expected_q)
     assert torch.equal(scales, expected_scales)
-    error = (q * scales[:, None] - weight.float()).abs()
-    assert (error <= scales[:, None] * 0.501).all()
+    error = (q * scales - weight.float()).abs()
+    assert (error <= scales * 0.501).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -43,7 +44,7 @@ def test_quantizes_as_the_reference_does(dtype: torch.dtype, out_size: int, in_s
 def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
     q, scales = quantize_int8(torch.randn(out_size, in_size).to(dtype))
     bias = torch.randn(out_size).to(dtype) if has_bias else None
-    layer, oracle = linear_int8(q, scales, bias, dtype), reference.bind(q, scales, bias)
+    layer, oracle = linear_int8(q, scales, bias, dtype), reference.bind(Matrix(q, scales, bias))
     for num_rows in (1, 2, 11, 12, 13, 40):
         x = torch.randn(num_rows, in_size).to(dtype)
         assert same_bits(layer(x), oracle(x)), num_rows
@@ -56,8 +57,8 @@ def test_the_reference_is_the_definition() -> None:
     assert (x_q * x_scales - x).abs().max() <= 0.501 * x_scales.max()
     sums = x_q.long() @ q.long().T
     assert torch.equal(int_dot.product(x_q, q).long(), sums)
-    result = reference.bind(q, scales, bias)(x)
-    expected = sums.double() * x_scales.double() * scales.double() + bias.double()
+    result = reference.bind(Matrix(q, scales, bias))(x)
+    expected = sums.double() * x_scales.double() * scales.double().T + bias.double()
     assert (result.double() - expected).abs().max() < 1e-6 * expected.abs().max()
     without_bias = expected - bias.double()
     assert (result.double() - without_bias).abs().max() > 1e-3 * expected.abs().max()
@@ -65,7 +66,7 @@ def test_the_reference_is_the_definition() -> None:
 
 def test_the_largest_sums_are_exact() -> None:
     in_size = 65536
-    layer = linear_int8(torch.full((32, in_size), 127, dtype=torch.int8), torch.ones(32), None, torch.float32)
+    layer = linear_int8(torch.full((32, in_size), 127, dtype=torch.int8), torch.ones(32, 1), None, torch.float32)
     x = torch.ones(2, in_size)
     x[1] = -1
     largest = torch.tensor(127 * 127 * in_size).float() * (torch.tensor(1.0) / 127)

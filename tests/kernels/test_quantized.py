@@ -1,0 +1,131 @@
+"""Every layout of a quantized matrix gives the product of the dequantized matrix with the quantized activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferd.kernels import int_dot
+from inferd.kernels.linear_int4 import linear_int4
+from inferd.kernels.linear_int4 import reference as int4_reference
+from inferd.kernels.linear_int8 import linear_int8
+from inferd.kernels.linear_int8 import reference as int8_reference
+from inferd.kernels.quantized import GROUP_SIZES, MAX_X_GROUP_SIZE, SCALE_DTYPES, Apply, Matrix
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+IN_SIZE, OUT_SIZE = 384, 77
+LAYOUTS = ("symmetric", "zeros", "minimums", "e2m1", "iq4nl", "order")
+"""Variants of 4 bits; 8 bits have the same without tables."""
+
+
+def matrix(bits: int, layout: str, group_size: int, dtype: torch.dtype, in_size: int = IN_SIZE) -> Matrix:
+    """A random matrix. A group size of 0 is one scale a row."""
+    shape = (OUT_SIZE, 1 if group_size == 0 else in_size // group_size)
+    low, high = (0, 16) if bits == 4 else (-128, 128)
+    q = torch.randint(low, high, (OUT_SIZE, in_size)).to(torch.uint8 if bits == 4 else torch.int8)
+    scales = (torch.rand(shape) * 0.1 + 0.01).to(dtype)
+    bias = torch.randn(OUT_SIZE)
+    if layout == "zeros":
+        return Matrix(q, scales, bias, zeros=torch.randint(low, high + 1 if bits == 8 else high, shape).to(torch.int16))
+    if layout == "minimums":
+        return Matrix(q, scales, bias, minimums=(torch.randn(shape) * (high - low) * 0.05).to(dtype))
+    if layout == "order":
+        return Matrix(q, scales, bias, order=torch.randperm(in_size).to(torch.int32))
+    return Matrix(q, scales, bias, table="centred" if layout == "symmetric" else layout)  # type: ignore[arg-type]
+
+
+def bound(of: Matrix, dtype: torch.dtype) -> Apply:
+    if of.q.dtype == torch.uint8:
+        return linear_int4(
+            of.q, of.scales, of.bias, dtype, zeros=of.zeros, minimums=of.minimums, table=of.table, order=of.order
+        )
+    return linear_int8(of.q, of.scales, of.bias, dtype, zeros=of.zeros, minimums=of.minimums, order=of.order)
+
+
+def oracle(of: Matrix) -> Apply:
+    return (int4_reference if of.q.dtype == torch.uint8 else int8_reference).bind(of)
+
+
+def cases() -> Iterator[tuple[int, str, int, torch.dtype]]:
+    for bits in (4, 8):
+        for layout in LAYOUTS if bits == 4 else [name for name in LAYOUTS if name not in ("e2m1", "iq4nl")]:
+            for group_size in (*GROUP_SIZES, 0):
+                for dtype in SCALE_DTYPES:
+                    yield bits, layout, group_size, dtype
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+def rounded(x: Tensor, group_size: int) -> Tensor:
+    """x as the layer sees it, in fp64."""
+    q, scales = int_dot.quantize(x, group_size)
+    return q.double() * scales.double().repeat_interleave(group_size, 1)[:, : x.shape[1]]
+
+
+@pytest.mark.sampled(keep=12)
+@pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
+def test_a_layout_is_the_product_of_its_dequantized_matrix(
+    bits: int, layout: str, group_size: int, scales: torch.dtype
+) -> None:
+    weight = matrix(bits, layout, group_size, scales)
+    assert weight.bias is not None
+    x = torch.randn(5, IN_SIZE) * torch.rand(5, 1) * 10
+    x[2, 7] = 1000.0
+    if weight.key(torch.float32) == matrix(8, "symmetric", 0, torch.float32).key(torch.float32) and bits == 8:
+        x_group_size = IN_SIZE
+    else:
+        x_group_size = min(group_size or IN_SIZE, MAX_X_GROUP_SIZE)
+    ordered = x if weight.order is None else x[:, weight.order.long()]
+    near, wide = rounded(ordered, x_group_size), weight.dequantized()
+    expected = near @ wide.T + weight.bias.double()
+    largest = near.abs() @ wide.abs().T + weight.bias.double().abs()
+    error = (bound(weight, torch.float32)(x).double() - expected).abs()
+    assert (error <= 2e-6 * largest).all()
+    assert ((near @ wide.roll(1, 1).T + weight.bias.double() - expected).abs() > 100 * error).any()
+
+
+@pytest.mark.sampled(keep=12)
+@pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
+def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: torch.dtype) -> None:
+    weight = matrix(bits, layout, group_size, scales)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer, exact = bound(weight, dtype), oracle(weight)
+        for num_rows in (1, 2, 13):
+            x = torch.randn(num_rows, IN_SIZE).to(dtype)
+            assert same_bits(layer(x), exact(x)), (dtype, num_rows)
+
+
+def test_values_of_every_table() -> None:
+    q, scales = torch.arange(16, dtype=torch.uint8)[None], torch.full((1, 1), 2.0)
+    e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert Matrix(q, scales, None).dequantized().tolist() == [[2.0 * (n - 8) for n in range(16)]]
+    assert Matrix(q, scales, None, table="e2m1").dequantized().tolist() == [
+        [2.0 * value for value in e2m1] + [-2.0 * value for value in e2m1]
+    ]
+    zeros, minimums = torch.full((1, 1), 3), torch.full((1, 1), -1.5)
+    assert Matrix(q, scales, None, zeros=zeros).dequantized().tolist() == [[2.0 * (n - 3) for n in range(16)]]
+    assert Matrix(q, scales, None, minimums=minimums).dequantized().tolist() == [[2.0 * n - 1.5 for n in range(16)]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scales": torch.ones(4, 4)}, r"96 inputs in 4 groups"),
+        ({"scales": torch.ones(4, 5)}, r"96 inputs in 5 groups"),
+        ({"zeros": torch.ones(4, 2)}, "zeros"),
+        ({"zeros": torch.ones(4, 3), "minimums": torch.ones(4, 3)}, "zeros"),
+        ({"minimums": torch.ones(4, 3).bfloat16()}, "minimums"),
+        ({"table": "e2m1", "zeros": torch.ones(4, 3)}, "table"),
+        ({"order": torch.arange(95, dtype=torch.int32)}, "order"),
+    ],
+)
+def test_what_is_no_layout_is_refused(changes: dict[str, Tensor], words: str) -> None:
+    given = {"q": torch.zeros((4, 96), dtype=torch.uint8), "scales": torch.ones(4, 3), "bias": None} | changes
+    with pytest.raises(AssertionError, match=words):
+        Matrix(**given)  # type: ignore[arg-type]
