@@ -15,11 +15,10 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.request import Prompt
 from inferd.server.schema import completions
 from inferd.server.text.detokenizer import Detokenizer
-from inferd.server.text.lanes import LONG_TEXT, Lanes, pieces
+from inferd.server.text.lanes import LONG_TEXT, Lanes, OvertimeError, TimeLimited, pieces
 from inferd.server.text.model import ServedModel
 from inferd.server.text.split_points import PART
 from inferd.server.text.template import Conversation
-from inferd.server.text.time_limit import OvertimeError, TimeLimited
 from inferd.server.text.tokenizer import NoSplitPointError, Tokenizer, TooManyTokensError
 
 T = TypeVar("T")

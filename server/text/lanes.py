@@ -1,17 +1,24 @@
-"""Thread pools for work on text, so that it does not block the event loop and long texts do not delay short ones.
+"""Threads for work on text, so that it does not block the event loop and long texts do not delay short ones.
 
 A megabyte of prompt takes about a second to tokenize (0.7 s on one core, Zen 4, 2026-11-21). It waits only behind other
 long texts.
+
+A chat template is a program and may loop forever, so it gets a thread of its own and a limited time. Past the limit, an
+exception raised from outside ends this thread. The exception interrupts every Python loop, and templates are compiled
+to such loops, but no single call into C. Nothing else runs on the thread, so the exception may arrive anywhere in the
+code.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from inferd.engine.api.errors import RequestError
 
@@ -21,6 +28,9 @@ LONG_TEXT = 256 * 1024
 """Work on this many characters, bytes or ids, or more, goes to the pool for long texts."""
 
 _PIECE = 65_536
+
+_RETRY_S = 0.1
+"""Seconds between attempts: an exception that arrives in a destructor is lost, so it is sent until the thread ends."""
 
 
 def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -92,3 +102,48 @@ class Lanes:
     def close(self) -> None:
         for lane in (self._short, self._long):
             lane.shutdown(wait=False, cancel_futures=True)
+
+
+class OvertimeError(Exception):
+    """The code was ended because it took longer than its limit."""
+
+
+class _End(SystemExit):
+    """Raised in the thread. No handler for `Exception` catches it, and the thread that it ends logs nothing."""
+
+
+class TimeLimited(Generic[T]):
+    """Work with a time limit. Call it once, on a thread that may block: the call lasts as long as the work."""
+
+    def __init__(self, work: Callable[[], T], limit_s: float) -> None:
+        self._work, self._limit_s = work, limit_s
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def __call__(self) -> T:
+        """Run the work. Raises what the work raises, and `OvertimeError` past the limit."""
+        thread = threading.Thread(target=self._run, name="inferd-limited", daemon=True)
+        thread.start()
+        thread.join(self._limit_s)
+        while thread.is_alive():
+            assert thread.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_End))
+            thread.join(_RETRY_S)
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, and would keep itself alive
+        if not self._result:
+            raise OvertimeError(f"it took longer than {self._limit_s:g} s")
+        return self._result[0]
+
+    def _run(self) -> None:
+        """Runs on the thread. The exception may arrive between any two lines: the result is then absent or complete."""
+        try:
+            self._result.append(self._work())
+        except _End:
+            pass
+        except BaseException as error:
+            self._error = error

@@ -12,8 +12,8 @@ from inferd.engine.api.checkpoint import read_json
 from inferd.engine.api.errors import ModelError
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
+from inferd.server.text.lanes import OvertimeError, TimeLimited
 from inferd.server.text.template import ChatTemplate
-from inferd.server.text.time_limit import OvertimeError, TimeLimited
 from inferd.server.text.tokenizer import Tokenizer, load_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect

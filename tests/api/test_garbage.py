@@ -20,7 +20,7 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.engine.api.wire.messages import Failure
-from inferd.server.text.time_limit import TimeLimited
+from inferd.server.text.lanes import TimeLimited
 from tests.reliability.fuzzing import requests
 from tests.reliability.test_fuzz import SEED, send_all
 

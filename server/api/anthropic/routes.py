@@ -18,7 +18,7 @@ from inferd.server.api.respond import admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
-from inferd.server.text.time_limit import OvertimeError, TimeLimited
+from inferd.server.text.lanes import OvertimeError, TimeLimited
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ import pytest
 
 from inferd.engine.api.errors import RequestError
 from inferd.server.generate.prompts import PromptReader
-from inferd.server.text.lanes import LONG_TEXT, Lanes
+from inferd.server.text.lanes import LONG_TEXT, Lanes, OvertimeError, TimeLimited
 from inferd.server.text.model import ServedModel
 from inferd.server.text.template import ChatTemplate, Conversation
-from inferd.server.text.time_limit import OvertimeError, TimeLimited
 
 TINY = Path(__file__).resolve().parents[2] / "engine" / "tiny" / "model"
 ENDLESS = """{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}
