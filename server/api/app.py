@@ -40,9 +40,8 @@ from inferd.server.api.routes import Access, Route
 from inferd.server.api.service import Service
 from inferd.server.api.state import StateApi
 from inferd.server.api.tokens import RenderApi, TokensApi
-from inferd.server.auth.key_middleware import Keys, Quotas
 from inferd.server.auth.keyring import Keyring
-from inferd.server.auth.origins import Origins
+from inferd.server.auth.middleware import Keys, Origins, Quotas
 from inferd.server.auth.quotas import RATE_LIMIT_HEADERS
 from inferd.server.config.settings import Settings
 from inferd.server.dispatch.router import Router

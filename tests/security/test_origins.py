@@ -11,7 +11,7 @@ import pytest
 
 from inferd.engine.api.errors import ConfigError
 from inferd.server.api.app import AppOptions
-from inferd.server.auth.origins import host_name, is_loopback_name
+from inferd.server.auth.middleware import host_name, is_loopback_name
 from inferd.server.config.settings import Settings
 from inferd.server.text.model import ServedModel
 from tests.api.conftest import ScriptedRouter, model, serving
