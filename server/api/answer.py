@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,9 +101,16 @@ def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) ->
         "object": kind,
         "created": int(time.time()),
         "model": shape.name,
-        "system_fingerprint": service.fingerprint(),
+        "system_fingerprint": fingerprint(service),
         "seed": request.seed,
     }
+
+
+def fingerprint(service: Service) -> str:
+    """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
+    ready = service.router.ready
+    seen = (service.version, service.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
+    return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]
 
 
 class Chunks:

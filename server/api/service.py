@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,9 +38,3 @@ class Service:
     e2e_target_s: float | None = None
     config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Setting -> {value, source, became} for /config, without secrets."""
-
-    def fingerprint(self) -> str:
-        """`system_fingerprint`, which changes if the same request may get another answer. Needs a ready engine."""
-        ready = self.router.ready
-        seen = (self.version, self.model.root, ready.device, ready.dtype, ready.vocab_size, ready.kernels)
-        return "fp_" + hashlib.sha256(repr(seen).encode()).hexdigest()[:10]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.answer import Counts
+from inferd.server.api.answer import Counts, fingerprint
 from inferd.server.api.logprobs import chat_logprobs
 from inferd.server.api.responses.output import Output, OutputEvent, Style
 from inferd.server.api.service import Service
@@ -46,7 +46,7 @@ class ResponseDraft:
         )
         self._error: Json | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, taken, model) | {"system_fingerprint": service.fingerprint()}
+        self._asked = _asked(wire, taken, model) | {"system_fingerprint": fingerprint(service)}
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
