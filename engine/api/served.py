@@ -11,7 +11,7 @@ from typing import Literal
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
-from inferd.engine.api.memory.planner import refusal
+from inferd.engine.api.memory.planner import refusal, stored_quantization
 from inferd.engine.api.memory.precision import DTYPE_BYTES, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
@@ -97,8 +97,9 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
     shorter: tuple[Precision, ...] = ()
     if asked.kv_cache == "auto" and fp8_kv_refusal(machine) is None:
         shorter = (replace(asked, kv_cache="fp8"),)
-    if arch.stored is not None:
-        return (replace(asked, quantization="fp8"), *shorter)
+    stored = stored_quantization(arch)
+    if stored is not None:
+        return (replace(asked, quantization=stored), *shorter)
     plain = [name for name in ("float32", "bfloat16") if served_dtype(name, machine)[0] == name]
     quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
     kv: KVCache = asked.kv_cache
@@ -127,7 +128,7 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
 
 def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
     """The requested quantization. If it is "none", matrices stay in the checkpoint's format."""
-    return "fp8" if asked == "none" and arch.stored is not None else asked
+    return stored_quantization(arch) or asked if asked == "none" else asked
 
 
 def check_quantization(quantization: Quantization, arch: Arch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from inferd.engine.arch import paging
+from inferd.engine.arch.stored import Stored
 
 
 class ArchError(ValueError):
@@ -108,34 +109,6 @@ class Rope:
     """Factor of every cosine and sine. An attention score is multiplied by its square."""
 
 
-class Scales(StrEnum):
-    """The part of a stored matrix that shares a scale."""
-
-    TENSOR = "tensor"
-    ROW = "channel"
-    BLOCK = "block"
-
-
-BLOCK = 128
-"""Number of rows, and of columns, of a block of weights that share a scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFp8:
-    """A checkpoint in FP8: its matrices of attention and MLP are stored as e4m3 numbers and scales, except those in
-    `plain`. With `has_head`, so is the matrix of the logits."""
-
-    scales: Scales
-    weight_scale: str
-    """Name of the scales of `x.weight`, without `x.`"""
-    input_scale: str | None = None
-    """Name of the one scale that calibration found for the matrix's activations, without `x.`; None if activations are
-    quantized with scales found in each step."""
-    has_head: bool = False
-    plain: frozenset[str] = frozenset()
-    """Modules of the layers that were not quantized, by the checkpoint's names: `model.layers.0.mlp.down_proj`."""
-
-
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share one block table per request, because they see the same positions.
@@ -197,7 +170,7 @@ class Arch:
     residual_multiplier: float = 1.0
     """Factor of the outputs of attention and MLP, before they are added."""
     logits_divisor: float = 1.0
-    stored: StoredFp8 | None = None
+    stored: Stored | None = None
     """How the checkpoint is quantized; None if it holds all matrices in `dtype`."""
 
     def __post_init__(self) -> None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
-from inferd.engine.arch.description import BLOCK, ArchError, Scales, StoredFp8
+from inferd.engine.arch.description import ArchError
 from inferd.engine.arch.fields import Fields
+from inferd.engine.arch.stored import BLOCK, Fp8, Scales, Stored
 
 _MAX_NAMES = 10_000
 _MAX_WILDCARDS = 3
@@ -25,7 +25,7 @@ _MAX_WILDCARDS = 3
 _PATTERN = re.compile(r"[\w\-$^]|\\?\.(?!\*)|\.\*")
 
 
-def read_quantization(fields: Fields, layer_modules: Iterable[str], has_own_head: bool) -> StoredFp8 | None:
+def read_quantization(fields: Fields, layer_modules: Iterable[str], has_own_head: bool) -> Stored | None:
     """The quantization that config.json describes; None if it has none or leaves out every module.
 
     `layer_modules` are the checkpoint's names of the layers' linear modules, without the head. `has_own_head` is false
@@ -41,32 +41,33 @@ def read_quantization(fields: Fields, layer_modules: Iterable[str], has_own_head
             "compressed-tensors": (_compressed_tensors, ("ignore",)),
         },
     )
-    stored, modules = read(section), list(layer_modules)
+    (form, takes_head), modules = read(section), list(layer_modules)
     is_left_out = _left_out(section, lists)
-    plain = frozenset(filter(is_left_out, modules))
-    has_head = stored.has_head and has_own_head and not is_left_out("lm_head")
-    if len(plain) == len(modules) and not has_head:
+    plain = tuple((module, None) for module in modules if is_left_out(module))
+    head = form if takes_head and has_own_head and not is_left_out("lm_head") else None
+    if len(plain) == len(modules) and head is None:
         return None
-    return replace(stored, has_head=has_head, plain=plain)
+    return Stored(form, head, plain)
 
 
-def _autofp8(section: Fields) -> StoredFp8:
-    """`fp8`: the head is never quantized, even if the config does not list it as left out."""
+def _autofp8(section: Fields) -> tuple[Fp8, bool]:
+    """(format, whether the head has it) of `fp8`. The head is never quantized, even if the config does not list it as
+    left out."""
     if section.has("fmt"):
         section.choice("fmt", {"e4m3": None})
     if section.has("scale_fmt"):
         section.choice("scale_fmt", {"float": None})
     is_static = section.choice("activation_scheme", {"dynamic": False, "static": True})
     if not section.has("weight_block_size"):
-        return StoredFp8(Scales.TENSOR, "weight_scale", "input_scale" if is_static else None)
+        return Fp8(Scales.TENSOR, "weight_scale", "input_scale" if is_static else None), False
     _check_block(section, "weight_block_size")
     if is_static:
         raise section.refuse("activation_scheme", "must be dynamic beside a weight_block_size")
-    return StoredFp8(Scales.BLOCK, "weight_scale_inv")
+    return Fp8(Scales.BLOCK, "weight_scale_inv"), False
 
 
-def _compressed_tensors(section: Fields) -> StoredFp8:
-    """`compressed-tensors`: the head is a linear layer like any other."""
+def _compressed_tensors(section: Fields) -> tuple[Fp8, bool]:
+    """(format, whether the head has it) of `compressed-tensors`. The head is a linear layer like any other."""
     section.choice("format", {"float-quantized": None, "naive-quantized": None})
     sparsity = section.section("sparsity_config")
     if sparsity is not None and sparsity.has("format"):
@@ -89,10 +90,10 @@ def _compressed_tensors(section: Fields) -> StoredFp8:
         _check_dynamic(inputs, True)
         if inputs.integer("group_size") != BLOCK:
             raise inputs.refuse("group_size", f"must be {BLOCK}, the width of a block of weights")
-        return StoredFp8(scales, "weight_scale", has_head=True)
+        return Fp8(scales, "weight_scale"), True
     is_static = inputs.choice("strategy", {"token": False, "tensor": True})
     _check_dynamic(inputs, not is_static)
-    return StoredFp8(scales, "weight_scale", "input_scale" if is_static else None, has_head=True)
+    return Fp8(scales, "weight_scale", "input_scale" if is_static else None), True
 
 
 def _only_group(section: Fields) -> Fields:

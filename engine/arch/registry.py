@@ -81,7 +81,7 @@ def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     if stored is None:
         return arch
     arch = replace(arch, stored=stored)
-    weight_map(arch, family.names)
+    weight_map(arch, family.names)  # refuses shapes that a format cannot hold
     return arch
 
 

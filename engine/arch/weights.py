@@ -6,13 +6,14 @@ report every difference between a checkpoint and its config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from math import prod
 from typing import TypeVar
 
-from inferd.engine.arch.description import BLOCK, Arch, ArchError, NormKind, QKNorm, Scales, StoredFp8
+from inferd.engine.arch.description import Arch, ArchError, NormKind, QKNorm
+from inferd.engine.arch.stored import FLOATS, Format, Layout, Stored, StoredTensor
 
 Shape = tuple[int, ...]
 
@@ -29,38 +30,50 @@ KV_SCALE_SUFFIXES = (
 """Scales from calibration for a KV cache in 8 bits. They are not read: here each head of a token has its own scale."""
 
 _NAMES_SHOWN = 8
-
-
-class Form(Enum):
-    """Kind of a tensor's numbers. The value holds the dtypes that they may have, as safetensors headers name them."""
-
-    FLOAT = ("F64", "F32", "F16", "BF16")
-    FP8 = ("F8_E4M3",)
-    """Numbers to be multiplied by scales."""
-    SCALE = ("F32", "BF16", "F16", "F64")
-    """Scales of FP8 numbers: finite and above 0. The file may leave out axes of size 1."""
+_PART = re.compile(r"\.part\d+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of the checkpoint; it becomes rows `row .. row + num_rows` of `parameter`."""
+    """One tensor of the checkpoint that is not quantized; it becomes rows `row .. row + shape[0]` of `parameter`."""
 
     tensor: str
     shape: Shape
     parameter: str
     row: int = 0
-    form: Form = Form.FLOAT
-    repeats: int = 1
-    """Number of the parameter's rows that one row of the tensor fills: the rows that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedSource:
+    """A quantized matrix of the checkpoint. It becomes rows `row .. row + shape[0]` of our matrix `matrix`."""
+
+    module: str
+    """The checkpoint's name, without a tensor's suffix: `model.layers.0.mlp.down_proj`."""
+    format: Format
+    shape: tuple[int, int]
+    matrix: str
+    """Our name, or with `part1`, ... the name of one part of a matrix whose parts have different layouts."""
+    row: int = 0
+    index: int = 0
+    """Number of sources of `matrix` before this one."""
 
     @property
-    def num_rows(self) -> int:
-        return self.shape[0] * self.repeats
+    def parameter(self) -> str:
+        return f"{self.matrix}.weight"
 
-    def accepts(self, shape: Shape) -> bool:
-        if self.form is not Form.SCALE:
-            return shape == self.shape
-        return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """By their names in the checkpoint."""
+        return {f"{self.module}.{tensor.suffix}": tensor for tensor in self.format.tensors(*self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one of our matrices that one kernel multiplies by."""
+
+    num_rows: int
+    layout: Layout | None
+    """None: numbers that are not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,50 +89,67 @@ class WeightMap:
     """All tensors of one architecture."""
 
     sources: tuple[Source, ...]
+    quantized: tuple[QuantizedSource, ...] = ()
     ties: tuple[Tie, ...] = ()
 
+    @property
+    def all_sources(self) -> tuple[Source | QuantizedSource, ...]:
+        return (*self.sources, *self.quantized)
+
     def parameters(self) -> dict[str, Shape]:
-        """Shape of each of our parameters. The rows of its sources follow one another without gap or overlap."""
+        """Shape of each of our parameters; of a quantized matrix [out, in]. The rows of its sources follow one another
+        without gap or overlap."""
         shapes: dict[str, Shape] = {}
-        for source in sorted(self.sources, key=lambda source: (source.parameter, source.row)):
+        for source in sorted(self.all_sources, key=lambda source: (source.parameter, source.row)):
             rows = shapes.get(source.parameter, (0,))[0]
-            assert source.row == rows, f"{source.parameter}: {source.tensor} starts at row {source.row}, not {rows}"
-            shapes[source.parameter] = (rows + source.num_rows, *source.shape[1:])
+            assert source.row == rows, f"{source.parameter}: {source} does not start at row {rows}"
+            shapes[source.parameter] = (rows + source.shape[0], *source.shape[1:])
         return shapes
 
-    @property
-    def plain_matrices(self) -> frozenset[str]:
-        """Matrices that are stored without quantization, by our names: `layers.0.mlp.down`."""
-        matrices = (s for s in self.sources if len(s.shape) == 2 and s.form is Form.FLOAT)
-        return frozenset(source.parameter.removesuffix(".weight") for source in matrices)
+    def layouts(self) -> dict[str, Layout]:
+        """Layouts of the quantized matrices, by our names: `layers.0.mlp.down`."""
+        return {source.matrix: source.format.layout for source in self.quantized}
+
+    def parts(self) -> dict[str, tuple[Part, ...]]:
+        """The parts of each of our matrices but the embedding. Most have one part."""
+        layouts, found = self.layouts(), dict[str, list[Part]]()
+        for name, shape in self.parameters().items():
+            matrix = name.removesuffix(".weight")
+            if len(shape) == 2 and matrix != "embed":
+                whole = _PART.sub("", matrix)
+                found.setdefault(whole, []).append(Part(shape[0], layouts.get(matrix)))
+        return {matrix: tuple(parts) for matrix, parts in found.items()}
 
     @property
     def num_elements(self) -> int:
         """Number of weights of the model. Tied weights count once, scales do not count."""
-        return sum(prod(source.shape) for source in self.sources if source.form is not Form.SCALE)
+        return sum(prod(source.shape) for source in self.all_sources)
 
     def wrong_dtypes(self, found: Mapping[str, str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         """(tensor, its dtype, the dtypes that config.json allows) of each tensor with another dtype, as safetensors
         spells them."""
-        forms = {tie.tensor: Form.FLOAT for tie in self.ties} | {s.tensor: s.form for s in self.sources}
-        pairs = [(name, dtype, forms[name].value) for name, dtype in sorted(found.items()) if name in forms]
+        floats = (*(tie.tensor for tie in self.ties), *(source.tensor for source in self.sources))
+        known: dict[str, tuple[str, ...]] = dict.fromkeys(floats, FLOATS)
+        known |= {name: tensor.dtypes for source in self.quantized for name, tensor in source.tensors.items()}
+        pairs = [(name, dtype, known[name]) for name, dtype in sorted(found.items()) if name in known]
         return tuple(pair for pair in pairs if pair[1] not in pair[2])
 
     def compare(self, found: Mapping[str, Iterable[int]]) -> Contradictions:
         """Compares a checkpoint's tensor shapes with those that the config asks for."""
-        sources = {source.tensor: source for source in self.sources}
-        expected = {name: source.shape for name, source in sources.items()}
-        optional = {tie.tensor: expected[tie.equals] for tie in self.ties}
+        wanted = {source.tensor: StoredTensor("", source.shape, FLOATS) for source in self.sources}
+        for source in self.quantized:
+            wanted |= source.tensors
+        required = {name for name, tensor in wanted.items() if not tensor.is_optional}
+        wanted |= {tie.tensor: wanted[tie.equals] for tie in self.ties}
         unread = (*IGNORED_SUFFIXES, *KV_SCALE_SUFFIXES)
         shapes = {name: tuple(shape) for name, shape in found.items() if not name.endswith(unread)}
-        wanted = expected | optional
         return Contradictions(
-            missing=tuple(sorted(expected.keys() - shapes.keys())),
+            missing=tuple(sorted(required - shapes.keys())),
             unexpected=tuple(sorted(shapes.keys() - wanted.keys())),
             wrong_shape=tuple(
-                (name, wanted[name], shape)
+                (name, wanted[name].shape, shape)
                 for name, shape in sorted(shapes.items())
-                if name in wanted and not (sources[name].accepts(shape) if name in sources else shape == wanted[name])
+                if name in wanted and not wanted[name].accepts(shape)
             ),
         )
 
@@ -182,19 +212,36 @@ def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
     embedding = Source("model.embed_tokens.weight", (arch.vocab_size, arch.hidden_size), "embed.weight")
-    sources = [embedding, *_norm(arch, "model.norm", "norm")]
+    sources: list[Source | QuantizedSource] = [embedding, *_norm(arch, "model.norm", "norm")]
+    formats = _Formats(arch.stored)
     for layer in range(arch.num_layers):
         theirs, ours = f"model.layers.{layer}", f"layers.{layer}"
         for part in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
             name = getattr(names, part)
             if name is not None:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
-        sources.extend(_attention(arch, names, f"{theirs}.self_attn", f"{ours}.attention"))
-        sources.extend(_mlp(arch, names, f"{theirs}.mlp", f"{ours}.mlp"))
-    if arch.tie_embeddings:
-        return WeightMap(tuple(sources), (Tie("lm_head.weight", embedding.tensor),))
-    stored = arch.stored if arch.stored is not None and arch.stored.has_head else None
-    return WeightMap((*sources, *_matrix(stored, "lm_head", (arch.vocab_size, arch.hidden_size), "lm_head", 0)))
+        sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
+        sources.extend(_mlp(arch, formats, names, f"{theirs}.mlp", f"{ours}.mlp"))
+    ties = (Tie("lm_head.weight", embedding.tensor),) if arch.tie_embeddings else ()
+    if not ties:
+        head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
+        sources.extend(_matrix(head, arch.hidden_size, "lm_head"))
+    return WeightMap(
+        tuple(source for source in sources if isinstance(source, Source)),
+        tuple(source for source in sources if isinstance(source, QuantizedSource)),
+        ties,
+    )
+
+
+class _Formats:
+    """The format of each linear module of the layers."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        self._default = None if stored is None else stored.layers
+        self._exceptions = {} if stored is None else dict(stored.exceptions)
+
+    def of(self, module: str) -> Format | None:
+        return self._exceptions.get(module, self._default)
 
 
 def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
@@ -203,77 +250,72 @@ def _norm(arch: Arch, tensor: str, parameter: str) -> Iterator[Source]:
         yield Source(f"{tensor}.bias", (arch.hidden_size,), f"{parameter}.bias")
 
 
-def _attention(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
+def _attention(
+    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
     sizes = (arch.q_size, arch.kv_size, arch.kv_size)
-    stored = arch.stored
-    yield from _linear(stored, theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
-    yield from _linear(stored, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
+    yield from _linear(formats, theirs, names.qkv, sizes, arch.hidden_size, f"{ours}.qkv", arch.has_qkv_bias)
+    yield from _linear(formats, theirs, (names.o,), (arch.hidden_size,), arch.q_size, f"{ours}.o", arch.has_o_bias)
     if arch.qk_norm is not QKNorm.NONE:
         is_per_head = arch.qk_norm is QKNorm.HEAD
         for name, size in (("q_norm", arch.q_size), ("k_norm", arch.kv_size)):
             yield Source(f"{theirs}.{name}.weight", (arch.head_dim if is_per_head else size,), f"{ours}.{name}.weight")
 
 
-def _mlp(arch: Arch, names: TensorNames, theirs: str, ours: str) -> Iterator[Source]:
+def _mlp(
+    arch: Arch, formats: _Formats, names: TensorNames, theirs: str, ours: str
+) -> Iterator[Source | QuantizedSource]:
     wide, narrow, has_bias = arch.intermediate_size, arch.hidden_size, arch.has_mlp_bias
     if arch.has_gate:
-        yield from _linear(arch.stored, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
+        yield from _linear(formats, theirs, names.gate_up, (wide, wide), narrow, f"{ours}.gate_up", has_bias)
     else:
-        yield from _linear(arch.stored, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
-    yield from _linear(arch.stored, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
+        yield from _linear(formats, theirs, (names.up,), (wide,), narrow, f"{ours}.up", has_bias)
+    yield from _linear(formats, theirs, (names.down,), (narrow,), wide, f"{ours}.down", has_bias)
 
 
 def _linear(
-    stored: StoredFp8 | None,
+    formats: _Formats,
     theirs: str,
     tensors: tuple[str, ...],
     out_sizes: tuple[int, ...],
     in_size: int,
     ours: str,
     has_bias: bool,
-) -> Iterator[Source]:
-    """Sources of one of our matrices, [sum(out_sizes), in_size]: one tensor for each size, or one tensor for all."""
-    if stored is not None and _is_plain(stored, [f"{theirs}.{name}" for name in tensors]):
-        stored = None
-    row = 0
-    for name, out_size in zip(tensors, out_sizes if len(tensors) > 1 else (sum(out_sizes),), strict=True):
-        yield from _matrix(stored, f"{theirs}.{name}", (out_size, in_size), ours, row)
-        if has_bias:
-            yield Source(f"{theirs}.{name}.bias", (out_size,), f"{ours}.bias", row)
-        row += out_size
+) -> Iterator[Source | QuantizedSource]:
+    """Sources of one of our matrices, [sum(out_sizes), in_size]: one module for each size, or one module for all."""
+    sizes = out_sizes if len(tensors) > 1 else (sum(out_sizes),)
+    modules = [f"{theirs}.{name}" for name in tensors]
+    pairs = list(zip(modules, sizes, strict=True))
+    yield from _matrix([(module, formats.of(module), size) for module, size in pairs], in_size, ours)
+    if has_bias:
+        row = 0
+        for module, size in pairs:
+            yield Source(f"{module}.bias", (size,), f"{ours}.bias", row)
+            row += size
 
 
-def _is_plain(stored: StoredFp8, modules: list[str]) -> bool:
-    """Whether modules that we fuse were left out of quantization. Raises `ArchError` if only some of them were."""
-    plain = [module for module in modules if module in stored.plain]
-    others = [module for module in modules if module not in stored.plain]
-    if plain and others:
-        raise ArchError(
-            f"quantization_config leaves out {', '.join(plain)} and not {', '.join(others)}: they are multiplied as "
-            "one matrix, so leave out all of them or none"
-        )
-    return bool(plain)
-
-
-def _matrix(stored: StoredFp8 | None, theirs: str, shape: tuple[int, int], ours: str, row: int) -> Iterator[Source]:
-    """Sources of a weight, which fills our matrix from `row` on, and of the scales stored with it."""
-    if stored is None:
-        yield Source(f"{theirs}.weight", shape, f"{ours}.weight", row)
-        return
-    out_size, in_size = shape
-    yield Source(f"{theirs}.weight", shape, f"{ours}.weight", row, Form.FP8)
-    scale = f"{theirs}.{stored.weight_scale}"
-    match stored.scales:
-        case Scales.TENSOR:
-            yield Source(scale, (1, 1), f"{ours}.weight_scale", row, Form.SCALE, out_size)
-        case Scales.ROW:
-            yield Source(scale, (out_size, 1), f"{ours}.weight_scale", row, Form.SCALE)
-        case Scales.BLOCK:
-            if row % BLOCK:
-                raise ArchError(
-                    f"{theirs} begins at row {row} of {ours}, which is inside a block of {BLOCK} rows with one scale"
-                )
-            blocks = (-(-out_size // BLOCK), -(-in_size // BLOCK))
-            yield Source(scale, blocks, f"{ours}.weight_scale", row // BLOCK, Form.SCALE)
-    if stored.input_scale is not None:
-        yield Source(f"{theirs}.{stored.input_scale}", (1, 1), f"{ours}.input_scale", row, Form.SCALE, out_size)
+def _matrix(
+    modules: list[tuple[str, Format | None, int]], in_size: int, ours: str
+) -> Iterator[Source | QuantizedSource]:
+    """Sources of one of our matrices from (module, its format, its number of rows). Modules that follow one another in
+    one layout are one part of it."""
+    parts: list[list[tuple[str, Format | None, int]]] = []
+    row, layout = 0, None
+    for module, form, size in modules:
+        own = None if form is None else form.layout
+        if not parts or own != layout or not (own is None or own.may_begin_at(row)):
+            parts.append([])
+            row, layout = 0, own
+        parts[-1].append((module, form, size))
+        row += size
+    for number, part in enumerate(parts):
+        matrix, row = (ours if len(parts) == 1 else f"{ours}.part{number}"), 0
+        for index, (module, form, size) in enumerate(part):
+            if form is None:
+                yield Source(f"{module}.weight", (size, in_size), f"{matrix}.weight", row)
+            else:
+                reason = form.refuses(size, in_size)
+                if reason is not None:
+                    raise ArchError(f"{module} [{size}, {in_size}] {reason}")
+                yield QuantizedSource(module, form, (size, in_size), matrix, row, index)
+            row += size

@@ -21,7 +21,8 @@ from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.arch.description import Arch
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, Progress, load, recipe_of
+from inferd.engine.models.loader import Progress, load, recipe_of
+from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.scheme import QuantizationError
 from inferd.engine.sample.sampler import Sampler
 from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate

@@ -58,7 +58,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "inferd.kernels", "torch", "safetensors",
     ),
     "engine.layers": ("inferd.engine.quant", "inferd.kernels", "inferd.engine.arch", "torch"),
-    "engine.quant": ("inferd.kernels", "torch"),
+    "engine.quant": ("inferd.engine.arch", "inferd.kernels", "torch"),
     "engine.sample": ("inferd.kernels", "inferd.engine.api.wire.params", "torch"),
     "kernels": ("torch", "triton"),
 }  # fmt: skip

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inferd.engine.arch.description import Arch, ArchError, Scales, StoredFp8
+from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.registry import describe, weights
-from inferd.engine.arch.weights import Form
+from inferd.engine.arch.stored import Fp8, Fp8Layout, Scales, Stored
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 384,
@@ -21,6 +21,7 @@ PER_TENSOR = PART | {"strategy": "tensor"}
 BLOCKS = PART | {"strategy": "block", "block_structure": [128, 128]}
 GROUPS = PART | {"strategy": "group", "group_size": 128, "dynamic": True}
 AUTO = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BY_ROW = Fp8(Scales.ROW, "weight_scale")
 DEEPSEEK = AUTO | {"fmt": "e4m3", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
 
 
@@ -40,25 +41,25 @@ def compressed(weights: object = ROWS, inputs: object = TOKENS, **changes: Any) 
     ("quantization", "stored"),
     [
         (None, None),
-        (AUTO, StoredFp8(Scales.TENSOR, "weight_scale")),
-        (AUTO | {"activation_scheme": "static"}, StoredFp8(Scales.TENSOR, "weight_scale", "input_scale")),
-        (DEEPSEEK, StoredFp8(Scales.BLOCK, "weight_scale_inv")),
-        (DEEPSEEK | {"modules_to_not_convert": None}, StoredFp8(Scales.BLOCK, "weight_scale_inv")),
-        (compressed(), StoredFp8(Scales.ROW, "weight_scale")),
-        (compressed(ignore=[]), StoredFp8(Scales.ROW, "weight_scale", has_head=True)),
-        (compressed(ignore=["re:.*lm_head", "re:visual.*"]), StoredFp8(Scales.ROW, "weight_scale")),
-        (compressed(PER_TENSOR, PER_TENSOR), StoredFp8(Scales.TENSOR, "weight_scale", "input_scale")),
-        (compressed(ROWS, PER_TENSOR), StoredFp8(Scales.ROW, "weight_scale", "input_scale")),
-        (compressed(BLOCKS, GROUPS), StoredFp8(Scales.BLOCK, "weight_scale")),
+        (AUTO, Stored(Fp8(Scales.TENSOR, "weight_scale"))),
+        (AUTO | {"activation_scheme": "static"}, Stored(Fp8(Scales.TENSOR, "weight_scale", "input_scale"))),
+        (DEEPSEEK, Stored(Fp8(Scales.BLOCK, "weight_scale_inv"))),
+        (DEEPSEEK | {"modules_to_not_convert": None}, Stored(Fp8(Scales.BLOCK, "weight_scale_inv"))),
+        (compressed(), Stored(BY_ROW)),
+        (compressed(ignore=[]), Stored(BY_ROW, head=BY_ROW)),
+        (compressed(ignore=["re:.*lm_head", "re:visual.*"]), Stored(BY_ROW)),
+        (compressed(PER_TENSOR, PER_TENSOR), Stored(Fp8(Scales.TENSOR, "weight_scale", "input_scale"))),
+        (compressed(ROWS, PER_TENSOR), Stored(Fp8(Scales.ROW, "weight_scale", "input_scale"))),
+        (compressed(BLOCKS, GROUPS), Stored(Fp8(Scales.BLOCK, "weight_scale"))),
     ],
 )
-def test_what_is_read(quantization: object, stored: StoredFp8 | None) -> None:
+def test_what_is_read(quantization: object, stored: Stored | None) -> None:
     assert arch_of(quantization).stored == stored
 
 
 def test_a_tied_head_is_not_quantized() -> None:
     stored = arch_of(compressed(ignore=[]), tie_word_embeddings=True).stored
-    assert stored is not None and not stored.has_head
+    assert stored is not None and stored.head is None
 
 
 LAYERS = [f"model.layers.{layer}" for layer in range(2)]
@@ -84,19 +85,19 @@ MLP = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 def test_some_layers_may_be_left_out(quantization: object, plain: list[str]) -> None:
     """Their tensors are expected unquantized, and all others with scales."""
     arch = arch_of(quantization)
-    assert arch.stored is not None and arch.stored.plain == set(plain)
-    forms = {source.tensor: source.form for source in weights(arch).sources}
-    for layer in LAYERS:
-        for module in (f"{layer}.{name}" for name in ATTENTION + MLP):
-            assert forms[f"{module}.weight"] is (Form.FLOAT if module in plain else Form.FP8)
-            assert (f"{module}.{arch.stored.weight_scale}" in forms) == (module not in plain)
+    assert arch.stored is not None and dict(arch.stored.exceptions) == dict.fromkeys(plain)
+    found = weights(arch)
+    assert {source.module for source in found.quantized} == {
+        module for layer in LAYERS for name in ATTENTION + MLP if (module := f"{layer}.{name}") not in plain
+    }
+    assert {f"{module}.weight" for module in plain} <= {source.tensor for source in found.sources}
 
 
 def test_a_checkpoint_that_leaves_out_everything_is_not_quantized() -> None:
     assert arch_of(compressed(ignore=["lm_head", "model"])).stored is None
     assert arch_of(AUTO | {"ignored_layers": ["re:model.*"]}).stored is None
     only_head = arch_of(compressed(ignore=["model.layers"])).stored
-    assert only_head is not None and only_head.has_head and len(only_head.plain) == 14
+    assert only_head is not None and only_head.head == BY_ROW and len(only_head.exceptions) == 14
 
 
 def test_what_is_said_of_a_kv_cache_changes_nothing() -> None:
@@ -121,11 +122,6 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (DEEPSEEK | {"scale_fmt": "ue8m0"}, "scale_fmt must be one of float, but it is 'ue8m0'"),
         (DEEPSEEK | {"weight_block_size": [64, 128]}, r"weight_block_size must be \[128, 128\], but it is \[64, 128\]"),
         (DEEPSEEK | {"activation_scheme": "static"}, "activation_scheme must be dynamic beside a weight_block_size"),
-        (
-            AUTO | {"ignored_layers": ["model.layers.1.self_attn.k_proj", "up_proj"]},
-            r"leaves out model.layers.0.mlp.up_proj and not model.layers.0.mlp.gate_proj: they are multiplied as one "
-            "matrix, so leave out all of them or none",
-        ),
         (AUTO | {"ignored_layers": "lm_head"}, "ignored_layers must be a list of texts, but it is 'lm_head'"),
         (compressed(format="pack-quantized"), "format must be one of float-quantized, naive-quantized"),
         (compressed(sparsity_config={"format": "sparse-24"}), "format must be one of dense, but it is 'sparse-24'"),
@@ -140,7 +136,6 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (compressed(ROWS, PER_TENSOR | {"dynamic": True}), "dynamic must be false: one scale holds for all tokens"),
         (compressed(BLOCKS, TOKENS), "input_activations: strategy must be one of group, but it is 'token'"),
         (compressed(BLOCKS, GROUPS | {"group_size": 64}), "group_size must be 128"),
-        (compressed(ignore=["re:.*1.*k_proj"]), "out model.layers.1.self_attn.k_proj and not .*q_proj, .*v_proj"),
         (compressed(ignore=["re:(a+)+$"]), r"expression of names with at most 3 wildcards \(\.\*\), but it is"),
         (compressed(ignore=["re:" + ".*" * 4]), r"at most 3 wildcards"),
         (compressed(ignore=[f"re:{'a' * 300}"]), r"at most 3 wildcards"),
@@ -152,39 +147,48 @@ def test_what_is_refused(quantization: object, message: str) -> None:
         arch_of(quantization)
 
 
-def test_blocks_that_a_fused_matrix_would_cut_are_refused() -> None:
-    with pytest.raises(
-        ArchError, match=r"k_proj begins at row 192 of layers.0.attention.qkv, which is inside a block of 128"
-    ):
-        arch_of(DEEPSEEK, head_dim=48)
-    assert arch_of(AUTO, head_dim=48).stored is not None
+@pytest.mark.parametrize("left_out", [["q_proj"], ["k_proj", "gate_proj"], ["v_proj", "up_proj"]])
+def test_a_fused_matrix_of_different_formats_has_parts(left_out: list[str]) -> None:
+    parts = weights(arch_of(AUTO | {"ignored_layers": left_out})).parts()
+    fp8 = Fp8Layout()
+    split = {
+        "q_proj": [(256, None), (256, fp8)],
+        "k_proj": [(256, fp8), (128, None), (128, fp8)],
+        "v_proj": [(384, fp8), (128, None)],
+    }[left_out[0]]
+    assert [(part.num_rows, part.layout) for part in parts["layers.1.attention.qkv"]] == split
+    gate_up = {1: [fp8], 2: [None, fp8] if left_out[-1] == "gate_proj" else [fp8, None]}[len(left_out)]
+    assert [part.layout for part in parts["layers.0.mlp.gate_up"]] == gate_up
+    assert [part.layout for part in parts["layers.0.mlp.down"]] == [fp8]
 
 
-@pytest.mark.parametrize("quantization", [AUTO | {"activation_scheme": "static"}, DEEPSEEK, compressed(ignore=[])])
+def test_blocks_that_a_fused_matrix_would_cut_begin_a_part() -> None:
+    """k begins at row 192, which is inside a block of 128. v begins at row 96 of the part that k begins."""
+    parts = weights(arch_of(DEEPSEEK, head_dim=48)).parts()
+    assert [part.num_rows for part in parts["layers.0.attention.qkv"]] == [192, 96, 96]
+    assert [part.num_rows for part in weights(arch_of(AUTO, head_dim=48)).parts()["layers.0.attention.qkv"]] == [384]
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [AUTO | {"activation_scheme": "static"}, DEEPSEEK, compressed(ignore=[]), AUTO | {"ignored_layers": ["k_proj"]}],
+)
 def test_the_weight_map_fills_every_parameter_once(quantization: object) -> None:
-    """Rows follow one another without overlap (`parameters` asserts it), and every matrix in 8 bits has scales."""
-    arch = arch_of(quantization)
-    found, plain = weights(arch), weights(arch_of(None))
-    shapes = found.parameters()
-    assert {name: shapes[name] for name in plain.parameters()} == plain.parameters()
+    """Rows follow one another without overlap, which `parameters` asserts. All parts together are the whole matrix."""
+    found, plain = weights(arch_of(quantization)), weights(arch_of(None))
     assert found.num_elements == plain.num_elements
-    in_8_bits = {source.parameter for source in found.sources if source.form is Form.FP8}
-    scales = {source.parameter for source in found.sources if source.form is Form.SCALE}
-    assert {name.replace("weight_scale", "weight") for name in scales if "input" not in name} == in_8_bits
-    assert ("lm_head.weight" in in_8_bits) == (arch.stored is not None and arch.stored.has_head)
-    for name in in_8_bits:
-        rows, columns = shapes[name]
-        has_blocks = quantization is DEEPSEEK
-        assert shapes[f"{name}_scale"] == ((-(-rows // 128), -(-columns // 128)) if has_blocks else (rows, 1))
+    rows = {matrix: sum(part.num_rows for part in parts) for matrix, parts in found.parts().items()}
+    assert rows == {matrix: sum(part.num_rows for part in parts) for matrix, parts in plain.parts().items()}
 
 
 def test_shapes_of_one_number_are_alike_for_scales_and_for_nothing_else() -> None:
-    arch = arch_of(AUTO)
-    shapes: dict[str, tuple[int, ...]] = {source.tensor: source.shape for source in weights(arch).sources}
+    found = weights(arch_of(AUTO))
+    shapes: dict[str, tuple[int, ...]] = {source.tensor: source.shape for source in found.sources}
+    shapes |= {name: tensor.shape for source in found.quantized for name, tensor in source.tensors.items()}
     for shape in ((), (1,), (1, 1)):
         one = {name: shape if name.endswith("weight_scale") else own for name, own in shapes.items()}
-        assert not weights(arch).compare(one)
+        assert not found.compare(one)
     odd = shapes | {"model.layers.0.mlp.up_proj.weight_scale": (2,), "model.norm.weight": (256, 1)}
-    assert {name for name, _, _ in weights(arch).compare(odd).wrong_shape} == {
+    assert {name for name, _, _ in found.compare(odd).wrong_shape} == {
         "model.layers.0.mlp.up_proj.weight_scale", "model.norm.weight",
     }  # fmt: skip

@@ -116,6 +116,9 @@ FORMATS = (
     Format("compressed rows but the first layer",
            compressed({"strategy": "channel"}, TOKEN, ignore=["lm_head", "re:.*layers\\.0\\..*"]), of_rows,
            plain=tuple(f"model.layers.0.{name}" for name in MODULES)),
+    Format("compressed rows but k and up", compressed({"strategy": "channel"}, TOKEN,
+           ignore=["lm_head", "re:.*0.*k_proj", "model.layers.1.mlp.up_proj"]), of_rows,
+           plain=("model.layers.0.self_attn.k_proj", "model.layers.1.mlp.up_proj")),
     Format(
         "some blocks",
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],

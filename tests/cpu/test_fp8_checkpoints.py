@@ -20,7 +20,8 @@ from inferd.engine.api.memory.precision import Precision
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe, weights
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, load, recipe_of
+from inferd.engine.models.loader import load, recipe_of
+from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
 from inferd.kernels.linear_fp8 import quantize_blocks, quantize_rows, quantize_static
@@ -83,6 +84,23 @@ def exact() -> Multiplied:
     return Multiplied(lambda x: (x, torch.ones(len(x))))
 
 
+class ByRows(FromWeight):
+    """The oracle of a fused matrix: each part of `rows[i]` rows has its own scheme."""
+
+    name = "by rows"
+
+    def __init__(self, parts: list[Multiplied], rows: list[int]) -> None:
+        self._parts, self._rows = parts, rows
+
+    def check(self, out_size: int, in_size: int) -> None:
+        pass
+
+    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+        weights = torch.split(weight, self._rows)
+        applies = [part.bind(own, None) for part, own in zip(self._parts, weights, strict=True)]
+        return lambda x: torch.cat([apply(x) for apply in applies], 1)
+
+
 def give_own_schemes(decoder: Decoder, form: Format, saved: Saved) -> None:
     """Set schemes for matrices that are not quantized, and for those with stored scales of activations. A fused matrix
     uses the largest scale of its parts."""
@@ -94,11 +112,13 @@ def give_own_schemes(decoder: Decoder, form: Format, saved: Saved) -> None:
             (layer._mlp._down, ["mlp.down_proj"]),
         ):
             modules = [f"model.layers.{index}.{name}" for name in names]
-            if not set(modules).isdisjoint(form.plain):
-                linear._scheme = exact()
-            elif form.input_scale is not None:
-                scales = [float(saved.tensors[f"{module}.{form.input_scale}"]) for module in modules]
-                linear._scheme = Multiplied(quantize_static(max(scales)))
+            scheme = linear._scheme
+            if form.input_scale is not None:
+                scales = [float(saved.tensors[name]) for m in modules if (name := f"{m}.input_scale") in saved.tensors]
+                scheme = Multiplied(quantize_static(max(scales, default=1.0)))
+            assert isinstance(scheme, Multiplied)
+            schemes = [exact() if module in form.plain else scheme for module in modules]
+            linear._scheme = ByRows(schemes, [len(saved.plain[f"{module}.weight"]) for module in modules])
 
 
 def error(found: Tensor, expected: Tensor) -> float:

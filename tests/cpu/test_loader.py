@@ -18,7 +18,8 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import CheckpointError, load
+from inferd.engine.models.loader import load
+from inferd.engine.quant.checkpoints.reader import CheckpointError
 from tests.cpu.cases import CASES
 from tests.cpu.checkpoints import load_decoder, read_config
 from tests.cpu.paging import prompt_logits

@@ -46,7 +46,6 @@ from inferd.engine.api.memory.planner import weight_parts
 from inferd.engine.api.memory.precision import Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import Form
 
 _LOGIT_BYTES = 8
 """Bytes for each logit: fp32, written by the head and read by the sampler."""
@@ -151,11 +150,8 @@ NO_WORK = WorkModel()
 
 def _layer_weights(arch: Arch) -> int:
     """Number of weights in the matrices of all layers."""
-    return sum(
-        prod(source.shape)
-        for source in weights(arch).sources
-        if source.parameter.startswith("layers.") and len(source.shape) == 2 and source.form is not Form.SCALE
-    )
+    shapes = weights(arch).parameters().items()
+    return sum(prod(shape) for name, shape in shapes if name.startswith("layers.") and len(shape) == 2)
 
 
 def _visible(singles: Sequence[int], chunks: Sequence[tuple[int, int]], window: int | None) -> tuple[int, int]:

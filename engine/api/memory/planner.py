@@ -23,8 +23,9 @@ from inferd.engine.api.memory.precision import (
     Quantization,
     StoredAs,
 )
-from inferd.engine.arch.description import Arch, Scales
+from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
+from inferd.engine.arch.stored import Layout
 from inferd.engine.arch.weights import Shape
 
 _TIED_HEAD = "packed copy of the embedding.weight"
@@ -89,17 +90,24 @@ def weight_parts(arch: Arch, precision: Precision, device: Literal["cpu", "cuda"
 
 def refusal(arch: Arch, quantization: Quantization) -> str | None:
     """The first matrix that cannot be stored so, and why; None if all can."""
-    if arch.stored is not None:
-        return None if quantization == "fp8" else "the checkpoint's matrices are stored in fp8"
+    stored = stored_quantization(arch)
+    if stored is not None:
+        return None if quantization == stored else f"the checkpoint's matrices are stored in {stored}"
     for name, shape in _parameters(arch).items():
         part = _part_of(name)
-        stored = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
-        if stored is None or part in ("embedding", "norms") or len(shape) < 2:
+        stored_as = (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[quantization]
+        if stored_as is None or part in ("embedding", "norms") or len(shape) < 2:
             continue
-        reason = stored.refuses(shape[1])
+        reason = stored_as.refuses(shape[1])
         if reason is not None:
             return f"{name.removesuffix('.weight')} {reason}"
     return None
+
+
+def stored_quantization(arch: Arch) -> Quantization | None:
+    """The precision of most of a quantized checkpoint's matrices; None for a checkpoint that is not quantized."""
+    kinds = Counter(layout.kind for layout in _layouts(arch).values())
+    return kinds.most_common(1)[0][0] if kinds else None
 
 
 def pool_of(num_blocks: int, work: Workload) -> Formula:
@@ -142,21 +150,21 @@ def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | N
         return None
     if arch.stored is None:
         return (HEAD_STORED_AS if part == "head" else LINEARS_STORED_AS)[precision.quantization]
-    if parameter == _TIED_HEAD or parameter.removesuffix(".weight") in _plain_matrices(arch):
+    layout = _layouts(arch).get(parameter.removesuffix(".weight"))
+    if layout is None:
         return None
-    return FP8_BLOCKS if arch.stored.scales is Scales.BLOCK else FP8
+    return FP8_BLOCKS if layout.has_blocks else FP8
 
 
 @lru_cache(maxsize=8)
 def _parameters(arch: Arch) -> Mapping[str, Shape]:
     """Weights and biases, without scales, which `StoredAs` counts."""
-    parameters = weights(arch).parameters()
-    return {name: shape for name, shape in parameters.items() if not name.endswith("_scale")}
+    return weights(arch).parameters()
 
 
 @lru_cache(maxsize=8)
-def _plain_matrices(arch: Arch) -> frozenset[str]:
-    return weights(arch).plain_matrices
+def _layouts(arch: Arch) -> Mapping[str, Layout]:
+    return weights(arch).layouts()
 
 
 def _part_of(parameter: str) -> str:
@@ -194,10 +202,10 @@ def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], dtype_bytes:
 
 
 def _label(parameter: str) -> str:
-    """ "attention.qkv.weight" -> "qkv", "attention.qkv.bias" -> "qkv bias"."""
+    """ "mlp.up.weight" -> "up", "mlp.up.bias" -> "up bias", "mlp.gate_up.part1.weight" -> "gate up part1"."""
     names = parameter.split(".")
     kind = names.pop()
-    own = names[-1].replace("_", " ")
+    own = " ".join(names[-2 if names[-1].startswith("part") else -1 :]).replace("_", " ")
     return own if kind == "weight" else f"{own} {kind}"
 
 
