@@ -45,8 +45,9 @@ def children(pid: int) -> dict[int, str]:
 
 
 def is_engine(command: str) -> bool:
-    """Whether a command line is that of an engine process, which may be a free model's or a faulty one."""
-    return any(name in command for name in ("inferd.engine.process.boot", "free_engine.py", "faulty_engine.py"))
+    """Whether a command line is that of an engine process, or of a program that benchmarks and tests use as one."""
+    programs = ("inferd.engine.process.boot", "free_engine.py", "faulty_engine.py", "traced_server.py")
+    return any(name in command for name in programs)
 
 
 class Daemon:
