@@ -6,11 +6,15 @@ so the message names the field.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import orjson
+from pydantic import Field
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.errors import table as errors
+from inferd.server.schema.answers.base import Answer
 
 PREFIX = "/v1/messages"
 
@@ -35,6 +39,21 @@ OVERLOADED = 529
 """Anthropic's status for a 503. Its clients retry after both."""
 
 
+class AnthropicErrorDetail(Answer):
+    """Cause of an error."""
+
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(set(TYPES.values()))})]
+    message: Annotated[str, Field(min_length=1, max_length=errors.MAX_MESSAGE)]
+
+
+class AnthropicError(Answer):
+    """An error in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
 def is_anthropic(path: str) -> bool:
     """Whether a path, as the routes know it, belongs to Anthropic's API. A path without a route may belong to it."""
     return path == PREFIX or path.startswith(PREFIX + "/")
@@ -45,9 +64,9 @@ def status_of(error: RequestError | EngineDeadError) -> int:
     return OVERLOADED if status == 503 else status
 
 
-def body_of(error: RequestError | EngineDeadError, request_id: str) -> dict[str, object]:
+def body_of(error: RequestError | EngineDeadError, request_id: str) -> AnthropicError:
     """The JSON body of an error, for a plain answer or inside a stream."""
-    told = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
+    told: AnthropicErrorDetail = {"type": TYPES[errors.row_of(error).status], "message": _message(error)}
     return {"type": "error", "error": told, "request_id": request_id}
 
 
@@ -61,9 +80,8 @@ def _message(error: RequestError | EngineDeadError) -> str:
     if isinstance(error, errors.ContextTooLongError):
         # Agents search for these words, and then shorten the conversation.
         return f"prompt is too long: {error.num_prompt} tokens > {error.limit - 1} maximum"
-    envelope = errors.body_of(error)["error"]
-    assert isinstance(envelope, dict)
-    message, param = str(envelope["message"]), envelope["param"]
+    detail = errors.body_of(error)["error"]
+    message, param = detail["message"], detail["param"]
     if param is None or f"'{param}'" in message:
         return message
     return errors.clip(f"{param}: {message}", errors.MAX_MESSAGE)

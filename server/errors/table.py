@@ -13,11 +13,14 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import UnionType
+from typing import Annotated
 
 import orjson
+from pydantic import Field
 from starlette.responses import Response
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
+from inferd.server.schema.answers.base import Answer
 
 logger = logging.getLogger("inferd.server")
 
@@ -131,6 +134,23 @@ ROWS: dict[str, ErrorRow] = {
         503, _UNAVAILABLE, "server_is_overloaded", "Too many requests wait, or the server is starting or stopping.", 1.0
     ),
 }
+_WIRE_CODES = [*sorted({row.wire_code for row in ROWS.values() if row.wire_code}), None]
+
+
+class ErrorDetail(Answer):
+    """Cause of an error."""
+
+    message: Annotated[str, Field(min_length=1, max_length=MAX_MESSAGE)]
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted({row.type for row in ROWS.values()})})]
+    param: Annotated[str, Field(max_length=MAX_ECHO)] | None
+    """Path of the request's field that is wrong."""
+    code: Annotated[str | None, Field(json_schema_extra={"enum": _WIRE_CODES})]
+
+
+class Error(Answer):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
 
 
 def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
@@ -142,7 +162,7 @@ def row_of(error: RequestError | EngineDeadError) -> ErrorRow:
     return ROWS[code]
 
 
-def body_of(error: RequestError | EngineDeadError) -> dict[str, object]:
+def body_of(error: RequestError | EngineDeadError) -> Error:
     """The JSON body of an error, for a plain answer or inside a stream."""
     row = row_of(error)
     if isinstance(error, EngineDeadError):

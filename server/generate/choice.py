@@ -107,7 +107,7 @@ class Choice:
 
     def _end(self, delta: Delta) -> Iterator[Event]:
         """The text still held back, then the end. Raises `RequestError` for an answer that the server gave up."""
-        assert delta.finish_reason is not None
+        assert delta.finish_reason is not None and delta.finish_reason != "error"
         if delta.finish_reason == "abort":
             # A choice that its reader aborted is not read any more, so the server aborted this one.
             raise RequestError("server_is_overloaded", "The server is shutting down and gave this answer up.")

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from inferd.engine.api.wire.messages import FinishReason, WireLogprobs
+from inferd.engine.api.wire.messages import WireLogprobs
 
-EndReason = FinishReason | Literal["repetition", "tool_calls"]
+EndReason = Literal["stop", "length", "repetition", "tool_calls"]
 """Why a choice ended. The server, not the engine, finds repetitions and tool calls."""
 
 REPETITION_DETECTED = "repetition_detected"

@@ -19,7 +19,8 @@ FOLDERS = ("server", "engine", "kernels")
 SERVER_LIBRARIES = (
     "fastapi", "httptools", "httpx", "msgspec", "orjson", "packaging", "prometheus_client", "pydantic", "pydantic_core",
     "pydantic_settings",
-    "rich", "starlette", "tokenizers", "typer", "click", "uvicorn", "uvloop", "yaml", "huggingface_hub",
+    "rich", "starlette", "tokenizers", "typer", "typing_extensions", "click", "uvicorn", "uvloop", "yaml",
+    "huggingface_hub",
     "transformers.tokenization_utils_tokenizers", "transformers.utils.chat_template_utils",
     "transformers.utils.chat_parsing", "jinja2", "anyio",
 )  # fmt: skip
