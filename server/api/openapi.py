@@ -21,7 +21,7 @@ from inferd.server.api.routes import DOCS, DOCS_FILES, EMBEDDINGS, HEALTH, METRI
 from inferd.server.api.service import Service
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
-from inferd.server.schema.json_schema import Schema, schema_of
+from inferd.server.schema.json_schema import Schema, schema_of, schemas_of_answers
 from inferd.server.schema.latency import (
     MAX_TARGET_MS,
     MAX_TIMEOUT_S,
@@ -37,9 +37,13 @@ from inferd.server.text.json_bytes import exact
 _ANY_REQUEST = (400, 405, 408, 413, 415, 431, 500)
 """Statuses that every route may answer, because the head, the method or the body of a request may be wrong."""
 _ANSWERED_WITH_BODY = (404, 429, 503)
+_JSON, _STREAM = "application/json", "text/event-stream"
 _MEDIA = {METRICS: "text/plain", DOCS: "text/html", **dict.fromkeys(DOCS_FILES, "*/*")}
 _MORE = {HEALTH: (503,), READY: (503,), EMBEDDINGS: (501,), **dict.fromkeys(DOCS_FILES, (501,))}
 """Further statuses of some routes."""
+
+_SCHEMAS = "#/components/schemas/"
+_EVENT = "Data of one event. A stream of chunks that did not fail ends with the data `[DONE]`."
 
 _SECONDS, _MILLISECONDS, _TEXT = (
     {"type": "integer", "minimum": 1},
@@ -71,7 +75,7 @@ class OpenApi:
             make = partial(document, request.app.routes, self._service.version, needs_key=needs_key)
             made = await self._service.lanes.run(make, 0, is_begun=True)
             self._bodies[needs_key] = exact(orjson.dumps(made))
-        return Response(self._bodies[needs_key], media_type="application/json")
+        return Response(self._bodies[needs_key], media_type=_JSON)
 
 
 def document(routes: Sequence[BaseRoute], version: str, *, needs_key: bool = True) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def document(routes: Sequence[BaseRoute], version: str, *, needs_key: bool = Tru
     models = {route.fields for route in ROUTES if route.fields is not None}
     schemas = {model.__name__: body_schema(model) for model in sorted(models, key=lambda model: model.__name__)}
     made["components"] = {
-        "schemas": {**schemas, "Error": _error_schema(), "AnthropicError": _anthropic_error_schema()},
+        "schemas": schemas | _answer_schemas(made["paths"]),
         "responses": _refusals(),
         "securitySchemes": {
             "key": {"type": "http", "scheme": "bearer"},
@@ -165,14 +169,28 @@ def _responses(route: Route) -> dict[int | str, Any]:
         statuses |= set(_ANSWERED_WITH_BODY)
     if route.missing:
         return _refused(statuses | {501}, "Error")
-    content: dict[str, Any] = {_MEDIA.get(route, "application/json"): {}}
-    if route.fields is not None and "stream" in route.fields.names and not route.path.endswith("/render"):
-        content["text/event-stream"] = {}
+    media = (_MEDIA.get(route, _JSON), *(() if route.events is None else (_STREAM,)))
+    content: dict[str, Any] = {name: {} for name in media}
     done: dict[int | str, Any] = {200: {"description": "Done.", "headers": _headers(200), "content": content}}
     if anthropic_errors.is_anthropic(route.path):
         statuses = {anthropic_errors.OVERLOADED if status == 503 else status for status in statuses}
         return done | _refused(statuses, "AnthropicError")
     return done | _refused(statuses, "Error")
+
+
+def _answer_schemas(paths: dict[str, Any]) -> dict[str, Schema]:
+    """Writes the schema of every answer into `paths`. Returns the objects in answers by their names."""
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    for route in ROUTES:
+        if not route.missing:
+            content = paths[_path(route)][route.method.lower()]["responses"]["200"]["content"]
+            types = {_MEDIA.get(route, _JSON): route.answer, _STREAM: route.events}
+            places += [(content, media, types[media]) for media in content]
+    kinds = [kind for *_, kind in places]
+    schemas, objects = schemas_of_answers([*kinds, errors.Error, anthropic_errors.AnthropicError], _SCHEMAS + "{model}")
+    for (content, media, _), schema in zip(places, schemas, strict=False):
+        content[media] = {"schema": schema if media != _STREAM else {"description": _EVENT, **schema}}
+    return objects
 
 
 def _refused(statuses: Iterable[int], envelope: str) -> dict[int | str, Any]:
@@ -240,26 +258,4 @@ def _header_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _json_content(name: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-
-
-def _anthropic_error_schema() -> Schema:
-    told = {
-        "type": {"enum": sorted(set(anthropic_errors.TYPES.values()))},
-        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
-    }
-    shape = {"type": "object", "properties": told, "required": list(told), "additionalProperties": False}
-    whole = {"type": {"const": "error"}, "error": shape, "request_id": {"type": "string"}}
-    return {"type": "object", "properties": whole, "required": list(whole), "additionalProperties": False}
-
-
-def _error_schema() -> Schema:
-    codes = sorted({row.wire_code for row in errors.ROWS.values() if row.wire_code})
-    error = {
-        "message": {"type": "string", "minLength": 1, "maxLength": errors.MAX_MESSAGE},
-        "type": {"enum": sorted({row.type for row in errors.ROWS.values()})},
-        "param": {"type": ["string", "null"], "maxLength": errors.MAX_ECHO},
-        "code": {"enum": [*codes, None]},
-    }
-    shape = {"type": "object", "properties": error, "required": list(error), "additionalProperties": False}
-    return {"type": "object", "properties": {"error": shape}, "required": ["error"], "additionalProperties": False}
+    return {_JSON: {"schema": {"$ref": _SCHEMAS + name}}}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from starlette.routing import compile_path
 
+from inferd.server.errors.table import Error
+from inferd.server.schema.answers import anthropic, chat, completions, operation, response_events, responses, tokens
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
@@ -31,21 +33,28 @@ class Access(Enum):
     """Callers with an admin key. Without admin keys nobody may call: an address proves nothing behind a proxy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One row of the table of routes."""
+    """One row of the table of routes, equal to itself alone."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
     access: Access
     area: str
     about: str
+    answer: Any
+    """Type of its answer's body, as pydantic reads types; None if it is not served."""
     fields: type[RequestModel] | None = None
-    """Type of its body; None if it reads none."""
+    """Type of the request's body; None if it reads none."""
     query: type[RequestModel] | None = None
     """Type of its query; None if it reads none."""
+    events: Any = None
+    """Type of the data of its events; None if it never answers by a stream."""
     missing: str = ""
     """Reason for which it answers 501; empty if it is served."""
+
+    def __post_init__(self) -> None:
+        assert (self.answer is None) == bool(self.missing), f"{self.path}: a route that is served has an answer"
 
     @property
     def is_metered(self) -> bool:
@@ -66,7 +75,9 @@ CHAT = Route(
     Access.KEY,
     _GENERATE,
     "Answer a conversation, as a whole or as a stream.",
+    chat.ChatCompletion,
     ChatRequest,
+    events=chat.ChatCompletionChunk | Error,
 )
 CHAT_RENDER = Route(
     "POST",
@@ -74,10 +85,18 @@ CHAT_RENDER = Route(
     Access.KEY,
     _GENERATE,
     'Show the prompt that the model would read, `{"token_ids": [...]}`, without generating.',
+    tokens.RenderedPrompt,
     ChatRequest,
 )
 COMPLETIONS = Route(
-    "POST", "/v1/completions", Access.KEY, _GENERATE, "Continue one text or several.", CompletionRequest
+    "POST",
+    "/v1/completions",
+    Access.KEY,
+    _GENERATE,
+    "Continue one text or several.",
+    completions.Completion,
+    CompletionRequest,
+    events=completions.CompletionChunk | Error,
 )
 COMPLETIONS_RENDER = Route(
     "POST",
@@ -85,6 +104,7 @@ COMPLETIONS_RENDER = Route(
     Access.KEY,
     _GENERATE,
     'Show the prompts that the model would read, one `{"token_ids": [...]}` each.',
+    list[tokens.RenderedPrompt],
     CompletionRequest,
 )
 MESSAGES = Route(
@@ -93,7 +113,9 @@ MESSAGES = Route(
     Access.KEY,
     _GENERATE,
     "Answer a conversation, in the format of Anthropic's API.",
+    anthropic.Message,
     MessagesRequest,
+    events=anthropic.StreamedEvent,
 )
 COUNT_TOKENS = Route(
     "POST",
@@ -101,22 +123,38 @@ COUNT_TOKENS = Route(
     Access.KEY,
     _TOKENS,
     'Count the tokens that `/v1/messages` would read, `{"input_tokens": n}`.',
+    tokens.TokenCount,
     CountTokensRequest,
 )
-EMBEDDINGS = Route("POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", EmbeddingRequest)
+EMBEDDINGS = Route(
+    "POST", "/v1/embeddings", Access.KEY, _GENERATE, "Turn texts into vectors.", tokens.Embeddings, EmbeddingRequest
+)
 RESPONSES = Route(
     "POST",
     "/v1/responses",
     Access.KEY,
     _GENERATE,
     "Answer a conversation, as a whole, as a stream or in the background.",
+    responses.ResponseObject,
     ResponsesRequest,
+    events=response_events.StreamedEvent,
 )
 RESPONSE = Route(
-    "GET", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Get a stored response.", query=RetrieveQuery
+    "GET",
+    "/v1/responses/{response_id}",
+    Access.KEY,
+    _GENERATE,
+    "Get a stored response.",
+    responses.ResponseObject,
+    query=RetrieveQuery,
 )
 DELETE_RESPONSE = Route(
-    "DELETE", "/v1/responses/{response_id}", Access.KEY, _GENERATE, "Delete a response, and cancel it if it runs."
+    "DELETE",
+    "/v1/responses/{response_id}",
+    Access.KEY,
+    _GENERATE,
+    "Delete a response, and cancel it if it runs.",
+    responses.DeletedResponse,
 )
 CANCEL_RESPONSE = Route(
     "POST",
@@ -124,6 +162,7 @@ CANCEL_RESPONSE = Route(
     Access.KEY,
     _GENERATE,
     "Cancel a response that runs in the background.",
+    responses.ResponseObject,
 )
 RESPONSE_ITEMS = Route(
     "GET",
@@ -131,42 +170,67 @@ RESPONSE_ITEMS = Route(
     Access.KEY,
     _GENERATE,
     "List the items before a response's output.",
+    responses.InputItemList,
     query=InputItemsQuery,
 )
 TOKENIZE = Route(
-    "POST", "/tokenize", Access.KEY, _TOKENS, "Get the token ids of a text or a conversation.", TokenizeRequest
+    "POST",
+    "/tokenize",
+    Access.KEY,
+    _TOKENS,
+    "Get the token ids of a text or a conversation.",
+    tokens.Tokenized,
+    TokenizeRequest,
 )
-DETOKENIZE = Route("POST", "/detokenize", Access.KEY, _TOKENS, "Get the text of token ids.", DetokenizeRequest)
+DETOKENIZE = Route(
+    "POST", "/detokenize", Access.KEY, _TOKENS, "Get the text of token ids.", tokens.Detokenized, DetokenizeRequest
+)
 TOKENIZER_INFO = Route(
     "GET",
     "/tokenizer_info",
     Access.KEY,
     _TOKENS,
     "Get the checkpoint's tokenizer configuration, chat template included.",
+    dict[str, object],
 )
-MODELS = Route("GET", "/v1/models", Access.KEY, _MODELS, "List the names of the served model, with its context length.")
-MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "Get one of them.")
+MODELS = Route(
+    "GET",
+    "/v1/models",
+    Access.KEY,
+    _MODELS,
+    "List the names of the served model, with its context length.",
+    operation.ModelList,
+)
+MODEL = Route("GET", "/v1/models/{model_id:path}", Access.KEY, _MODELS, "Get one of them.", operation.Model)
 HEALTH = Route(
     "GET",
     "/health",
     Access.PUBLIC,
     _OPERATE,
     "200 if the server accepts requests, otherwise 503, also after SIGTERM. Says `recovering` between engines.",
+    operation.Readiness,
 )
-READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.")
-LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.")
-VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of inferd.")
-METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.")
-STATE = Route("GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.")
-OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.")
-DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.")
+READY = Route("GET", "/ready", Access.PUBLIC, _OPERATE, "The same as `/health`.", operation.Readiness)
+LIVE = Route("GET", "/live", Access.PUBLIC, _OPERATE, "200 as long as the server process answers.", operation.Liveness)
+VERSION = Route("GET", "/version", Access.PUBLIC, _OPERATE, "The version of inferd.", operation.Version)
+METRICS = Route("GET", "/metrics", Access.PUBLIC, _OPERATE, "Prometheus metrics.", str)
+STATE = Route(
+    "GET", "/state", Access.PUBLIC, _OPERATE, "What runs and waits, and how well the device is used.", operation.State
+)
+OPENAPI = Route("GET", "/openapi.json", Access.PUBLIC, _OPERATE, "This interface as OpenAPI 3.1.", dict[str, object])
+DOCS = Route("GET", "/docs", Access.PUBLIC, _OPERATE, "This interface as a page to read and to try.", str)
 DOCS_FILES = tuple(
-    Route("GET", f"/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.")
+    Route("GET", f"/docs/{name}", Access.PUBLIC, _OPERATE, "A file of that page.", bytes)
     for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
 )
 """One row a file, because public paths are compared whole."""
 CONFIG = Route(
-    "GET", "/config", Access.ADMIN, _ADMIN, "Every setting with its value, its source, and the value in use."
+    "GET",
+    "/config",
+    Access.ADMIN,
+    _ADMIN,
+    "Every setting with its value, its source, and the value in use.",
+    operation.Config,
 )
 RESET_PREFIX_CACHE = Route(
     "POST",
@@ -174,13 +238,16 @@ RESET_PREFIX_CACHE = Route(
     Access.ADMIN,
     _ADMIN,
     "Clear the prefix cache, except prefixes that running requests use.",
+    operation.Done,
 )
-LOAD_LORA = Route("POST", "/v1/load_lora_adapter", Access.ADMIN, _ADMIN, "Load an adapter.", missing=_NO_ADAPTERS)
-UNLOAD_LORA = Route("POST", "/v1/unload_lora_adapter", Access.ADMIN, _ADMIN, "Unload an adapter.", missing=_NO_ADAPTERS)
-SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Free the device's memory.", missing=_NO_SLEEP)
-WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Load the model into it again.", missing=_NO_SLEEP)
-START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a profile.", missing=_NO_PROFILER)
-STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "Stop the profile.", missing=_NO_PROFILER)
+LOAD_LORA = Route("POST", "/v1/load_lora_adapter", Access.ADMIN, _ADMIN, "Load an adapter.", None, missing=_NO_ADAPTERS)
+UNLOAD_LORA = Route(
+    "POST", "/v1/unload_lora_adapter", Access.ADMIN, _ADMIN, "Unload an adapter.", None, missing=_NO_ADAPTERS
+)
+SLEEP = Route("POST", "/sleep", Access.ADMIN, _ADMIN, "Free the device's memory.", None, missing=_NO_SLEEP)
+WAKE_UP = Route("POST", "/wake_up", Access.ADMIN, _ADMIN, "Load the model into it again.", None, missing=_NO_SLEEP)
+START_PROFILE = Route("POST", "/start_profile", Access.ADMIN, _ADMIN, "Start a profile.", None, missing=_NO_PROFILER)
+STOP_PROFILE = Route("POST", "/stop_profile", Access.ADMIN, _ADMIN, "Stop the profile.", None, missing=_NO_PROFILER)
 
 ROUTES = (
     CHAT, CHAT_RENDER, COMPLETIONS, COMPLETIONS_RENDER, MESSAGES, COUNT_TOKENS,

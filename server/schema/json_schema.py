@@ -1,17 +1,23 @@
-"""The JSON schema of a request model, for the documentation, /openapi.json, queries and the tests."""
+"""JSON schemas of request models and of answers, for the documentation, /openapi.json, queries and the tests."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
+from typing_extensions import get_original_bases, is_typeddict
 
 from inferd.server.schema.model import Part, RequestModel
 
 Schema = dict[str, Any]
 """JSON schema (draft 2020-12) of a value."""
+
+_MODE: Literal["validation"] = "validation"
+"""Pydantic's schemas for reading and for writing differ by defaults, which answers do not have."""
 
 
 @functools.cache
@@ -72,6 +78,36 @@ class _Generator(GenerateJsonSchema):
         if schema.get("default") is None:
             return self.generate_inner(schema["schema"])
         return super().default_schema(schema)
+
+
+def schemas_of_answers(kinds: Sequence[Any], ref_template: str) -> tuple[list[Schema], dict[str, Schema]]:
+    """(schema of each type, name of an object -> its schema). `ref_template` refers to the object `{model}`."""
+    asked = ((i, _MODE, TypeAdapter(kind)) for i, kind in enumerate(kinds))
+    made, shared = TypeAdapter.json_schemas(asked, ref_template=ref_template, schema_generator=_AnswerGenerator)
+    return [made[i, _MODE] for i in range(len(kinds))], shared["$defs"]
+
+
+class _AnswerGenerator(GenerateJsonSchema):
+    """Without titles. A field that an object inherits has its base's description, which pydantic leaves out."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        made = super().typed_dict_schema(schema)
+        made.pop("title", None)
+        for base in filter(is_typeddict, get_original_bases(schema["cls"])):
+            for name, text in _descriptions(base).items():
+                made["properties"][name].setdefault("description", text)
+        return made
+
+
+@functools.cache
+def _descriptions(kind: Any) -> dict[str, str]:
+    """Descriptions of an object's fields."""
+    properties = TypeAdapter(kind).json_schema(schema_generator=_AnswerGenerator).get("properties", {})
+    return {name: field["description"] for name, field in properties.items() if "description" in field}
 
 
 def types_of(schema: Schema) -> set[str]:

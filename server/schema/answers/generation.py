@@ -1,0 +1,116 @@
+"""The parts that chat and text answers share: the head, usage, log probabilities, timing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NotRequired
+
+from inferd.server.schema.answers.base import Answer
+
+
+class AnswerHead(Answer):
+    """Fields that an answer shares with all of its chunks."""
+
+    created: int
+    """Unix time in seconds."""
+    model: str
+    """Name of the model, as the request wrote it."""
+    system_fingerprint: str
+    """Changes if the same request may get another answer."""
+    seed: int
+    """Seed of the answer, also if the server chose it."""
+
+
+class PromptTokensDetails(Answer):
+    cached_tokens: int
+    """Number of prompt tokens that the prefix cache had."""
+
+
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class Usage(Answer):
+    """Number of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class RequestTiming(Answer):
+    """Timing of one choice, under vLLM's names. A value is null if its event did not happen."""
+
+    time_to_first_token_ms: float | None
+    """Milliseconds from the first step of the prompt to the first token."""
+    queue_time_ms: float | None
+    generation_time_ms: float | None
+    """Milliseconds from the first token to the last."""
+    mean_itl_ms: float | None
+    """Mean milliseconds between two tokens."""
+    tokens_per_second: float | None
+
+
+class Extra(Answer):
+    """Fields of the whole answer, which only a finished request has."""
+
+    metrics: NotRequired[RequestTiming | None]
+    """Only if `include_metrics` is true. Null if the request has several choices."""
+
+
+class ChunkTail(Extra):
+    """Fields that follow the choices of a chunk."""
+
+    usage: NotRequired[Usage | None]
+    """Only if the stream includes usage. Null in each chunk but the last, except with `continuous_usage_stats`."""
+
+
+class TopLogprob(Answer):
+    """A likely token. Log probabilities have the natural logarithm as their base, and are at least -9999."""
+
+    token: str
+    logprob: float
+    bytes: Sequence[int]
+    """The token's UTF-8 bytes. A token may be a part of a character."""
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: Sequence[TopLogprob]
+    """The most likely tokens in its place, likeliest first."""
+
+
+class ChatLogprobs(Answer):
+    """Log probabilities in the form of chat."""
+
+    content: Sequence[TokenLogprob]
+    refusal: None
+
+
+class TextLogprobs(Answer):
+    """Log probabilities in the form of completions: four lists of one length."""
+
+    tokens: Sequence[str]
+    """Texts of the tokens. A token that is a part of a character is written as in "bytes:\\xe2\\x96"."""
+    token_logprobs: Sequence[float | None]
+    """Null for the first token of an echoed prompt, which has no log probability."""
+    top_logprobs: Sequence[dict[str, float] | None]
+    """The most likely tokens in each place, and the token itself."""
+    text_offset: Sequence[int]
+    """Number of characters before each token."""
+
+
+class RankedLogprob(Answer):
+    """A token of a prompt, or a likely one in its place."""
+
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+
+
+PromptLogprobs = Sequence[dict[str, RankedLogprob] | None]
+"""For each prompt token: token id -> its log probability. Null for the first token."""

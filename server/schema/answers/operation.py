@@ -1,0 +1,184 @@
+"""The answers of the routes for operators: models, probes, the state of the server, its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from inferd.engine.api.cost.roofline import Bound, StepPhase
+from inferd.server.schema.answers.base import Answer
+
+
+class Model(Answer):
+    """A name of the served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    """Unix time in seconds."""
+    owned_by: Literal["inferd"]
+    root: str
+    """Name or path of the checkpoint."""
+    parent: None
+    max_model_len: int
+    """Number of tokens of the context."""
+    context_length: int
+    """The same as `max_model_len`. Coding agents read this name."""
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: Sequence[Model]
+
+
+class Liveness(Answer):
+    status: Literal["alive"]
+
+
+class Readiness(Answer):
+    status: Literal["ready", "recovering"]
+    """`recovering`: requests are accepted, and wait for the next engine."""
+
+
+class Version(Answer):
+    version: str
+    """Version of inferd."""
+
+
+class Done(Answer):
+    """An empty object."""
+
+
+class Setting(Answer):
+    value: str
+    """Value as text. Keys are counted, never shown."""
+    source: str
+    """Origin of the value, such as "flag --port"."""
+    became: object
+    """Value in use, if the start decided it. Otherwise null."""
+
+
+Config = Mapping[str, Setting]
+"""Setting -> its value."""
+
+
+# --- /state ----------------------------------------------------------------------------------------------------------
+
+
+class ServedModelState(Answer):
+    id: str
+    max_model_len: int
+    """Number of tokens of the context."""
+    tool_format: str
+    """Format in which the model writes tool calls; `none` if it is not known."""
+    reasoning_format: str
+
+
+class Peaks(Answer):
+    """Measured peaks of the device."""
+
+    read_bytes_per_s: int
+    flops_per_s: int
+
+
+class EngineState(Answer):
+    device: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    deterministic: bool
+    peaks: Peaks
+
+
+class RequestsState(Answer):
+    """Number of requests after the newest step."""
+
+    running: int
+    waiting: int
+
+
+class KvCacheState(Answer):
+    """Number of KV cache blocks after the newest step."""
+
+    blocks: int
+    used: int
+    cached: int
+    """Blocks that no request uses, kept for later prompts."""
+    usage: float
+    """Share of used blocks."""
+
+
+class LoadState(Answer):
+    """The load after the newest step."""
+
+    requests: RequestsState
+    kv_cache: KvCacheState
+
+
+class PhaseState(Answer):
+    """Steps of one phase in the last minute."""
+
+    steps: int
+    seconds: float
+    """Time of the steps, without counting overlaps twice."""
+    median_step_ms: float
+    mfu: float
+    """Model FLOPs utilization: FLOPs over what the device's peak would do in the time of the steps."""
+    mbu: float
+    """Memory bandwidth utilization: bytes read over what the device's peak would read in the time of the steps."""
+    floor_ratio: float
+    """Time at the device's peaks over measured time. 1 is perfect."""
+    bound_by: Bound
+    """Bottleneck of most of the time."""
+
+
+class TargetsState(Answer):
+    """Latency targets of requests that set none. Null means none."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float | None
+
+
+class StepTimes(Answer):
+    """Mean times of a step in the last minute."""
+
+    predicted_ms: float
+    measured_ms: float
+
+
+class StepModelState(Answer):
+    """The step-time model, and its errors."""
+
+    steps_without_chunks: str
+    """Costs of a step of single tokens, in words."""
+    steps_with_chunks: str
+    """Costs of a step with chunks of prompts, in words."""
+    error_p50: float
+    """Median of the relative errors."""
+    error_p95: float
+    prefill_tokens_per_s: int
+    waiting_prompt_tokens: int
+    refused_for_their_target: int
+    """Number of requests that were refused because their first token would have come too late."""
+    last_minute: dict[StepPhase, StepTimes | None]
+
+
+Status = Literal["starting", "ready", "recovering", "unavailable", "leaving"]
+
+
+class State(LoadState):
+    """An overview of the server."""
+
+    status: Status
+    version: str
+    """Version of inferd."""
+    model: ServedModelState
+    engine: EngineState | None
+    """Null until the first engine is ready."""
+    restarts: int
+    """Number of times that the engine was restarted."""
+    last_minute: dict[StepPhase, PhaseState | None]
+    """Summary of each phase. Null if it had no step."""
+    targets: TargetsState
+    step_model: StepModelState

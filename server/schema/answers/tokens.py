@@ -1,0 +1,59 @@
+"""The answers of the routes about token ids, and of /v1/embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from inferd.server.schema.answers.base import Answer, TokenIds
+
+
+class RenderedPrompt(Answer):
+    """The prompt that the model would read."""
+
+    token_ids: TokenIds
+
+
+class Tokenized(Answer):
+    """The token ids of a text or a conversation."""
+
+    count: int
+    """Number of token ids."""
+    max_model_len: int
+    """Number of tokens of the context."""
+    tokens: TokenIds
+    token_strs: Sequence[str | None] | None
+    """Tokens as the vocabulary writes them. Null unless `return_token_strs` is true."""
+
+
+class Detokenized(Answer):
+    prompt: str
+    """Text of the token ids, special tokens included."""
+
+
+class TokenCount(Answer):
+    input_tokens: int
+    """Number of tokens that `/v1/messages` would read."""
+
+
+class Embedding(Answer):
+    object: Literal["embedding"]
+    index: int
+    """Index of the input."""
+    embedding: Sequence[float] | str
+    """Components of the vector. With `encoding_format` base64, their bytes as 32-bit floats, little-endian."""
+
+
+class EmbeddingUsage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Answer):
+    """One vector for each input."""
+
+    object: Literal["list"]
+    data: Sequence[Embedding]
+    model: str
+    """Name of the model, as the request wrote it."""
+    usage: EmbeddingUsage
