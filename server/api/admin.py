@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from inferd.engine.api.errors import RequestError
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
+from inferd.server.schema.answers.operation import Done
 from inferd.server.text.json_bytes import any_json
 
 Handler = Callable[..., Awaitable[Response]]
@@ -32,7 +34,8 @@ class AdminApi:
         del request
         check_ready(self._service.router)
         self._service.router.reset_prefix_cache()
-        return Response(b"{}", media_type="application/json")
+        answer: Done = {}
+        return Response(orjson.dumps(answer), media_type="application/json")
 
 
 def not_served(why: str) -> Handler:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -16,9 +16,10 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.results import ChoiceResult, ResultBuilder
+from inferd.server.schema.answers.chat import ChatChunkChoice, ChatChunkHead, ChatChunkTail
+from inferd.server.schema.answers.completions import TextChunkChoice, TextHead
+from inferd.server.schema.answers.generation import AnswerHead, ChunkTail, Extra, Usage
 from inferd.server.transport import sse
-
-Json = dict[str, Any]
 
 DONE = sse.event(b"[DONE]")
 """The last event of a stream of chunks."""
@@ -64,17 +65,17 @@ class Counts:
         self.num_unsent += num_unsent - self._unsent_by_choice.get(choice, 0)
         self._unsent_by_choice[choice] = num_unsent
 
-    def usage_sent(self) -> Json:
+    def usage_sent(self) -> Usage:
         """The usage of the text that was sent."""
         num_output = self.num_output - self.num_unsent
         num_cached = sum(self.cached_by_prompt.values())
         return usage(self.num_prompt, num_output, num_cached, min(self.num_reasoning, num_output))
 
-    def usage(self) -> Json:
+    def usage(self) -> Usage:
         return usage(self.num_prompt, self.num_output, sum(self.cached_by_prompt.values()), self.num_reasoning)
 
 
-def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int) -> Json:
+def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int) -> Usage:
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -84,7 +85,7 @@ def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int)
     }
 
 
-def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Json:
+def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Usage:
     """A prompt and its cached tokens count once, as its first choice found them."""
     return usage(
         request.num_prompt_tokens,
@@ -94,11 +95,8 @@ def usage_of(request: GenerateRequest, choices: tuple[ChoiceResult, ...]) -> Jso
     )
 
 
-def head(service: Service, request: GenerateRequest, shape: Shape, kind: str) -> Json:
-    """The part of an answer that is the same in all of its chunks."""
+def head(service: Service, request: GenerateRequest, shape: Shape) -> AnswerHead:
     return {
-        "id": request.response_id,
-        "object": kind,
         "created": int(time.time()),
         "model": shape.name,
         "system_fingerprint": fingerprint(service),
@@ -116,7 +114,7 @@ def fingerprint(service: Service) -> str:
 class Chunks:
     """Writes the chunks of a stream. The head is encoded once; a chunk adds choices and, if asked for, usage."""
 
-    def __init__(self, head: Json, shape: Shape, request: GenerateRequest) -> None:
+    def __init__(self, head: ChatChunkHead | TextHead, shape: Shape, request: GenerateRequest) -> None:
         self._prefix = orjson.dumps(head)[:-1] + b',"choices":'
         self._shape, self._request = shape, request
         self._counts = Counts(request.num_prompt_tokens)
@@ -128,21 +126,20 @@ class Chunks:
         """No more text of a choice will be sent."""
         self._counts.hold(choice, 0)
 
-    def chunk(self, choice: Json, extra: Json | None = None) -> bytes:
-        """An event with one choice. `extra` are fields of the chunk itself."""
-        return self._event([choice], self._running_usage(), extra or {})
+    def chunk(self, choice: ChatChunkChoice | TextChunkChoice, tail: ChatChunkTail | None = None) -> bytes:
+        """An event with one choice."""
+        tail = tail or {}
+        if self._shape.include_usage:
+            tail = {**tail, "usage": self._counts.usage_sent() if self._shape.continuous_usage else None}
+        return self._event([choice], tail)
 
-    def end(self, extra: Json) -> bytes:
+    def end(self, extra: Extra) -> bytes:
         """[DONE], after a last chunk with usage and `extra` if the request includes usage."""
-        return (self._event([], self._counts.usage(), extra) if self._shape.include_usage else b"") + DONE
+        if not self._shape.include_usage:
+            return DONE
+        return self._event([], {**extra, "usage": self._counts.usage()}) + DONE
 
-    def _running_usage(self) -> Json | None:
-        return self._counts.usage_sent() if self._shape.continuous_usage else None
-
-    def _event(self, choices: list[Json], usage: Json | None, extra: Json) -> bytes:
-        tail = extra
-        if usage is not None or self._shape.include_usage:
-            tail = {**extra, "usage": usage}
+    def _event(self, choices: Sequence[ChatChunkChoice | TextChunkChoice], tail: ChunkTail) -> bytes:
         ending = b"," + dumps(tail)[1:] if tail else b"}"
         return sse.event(self._prefix + dumps(choices) + ending)
 
@@ -155,7 +152,7 @@ class ChunkRendering:
     def __init__(self, chunks: Chunks, request: GenerateRequest) -> None:
         self._chunks, self._builder = chunks, ResultBuilder(request)
 
-    def end(self, extra: Json) -> bytes:
+    def end(self, extra: Extra) -> bytes:
         return self._chunks.end(extra)
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:

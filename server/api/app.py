@@ -50,6 +50,7 @@ from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.lifecycle.freed_memory import FreedMemory
 from inferd.server.observability.metrics import Metrics
+from inferd.server.schema.answers.operation import Config
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.structured.checker import GrammarChecker
 from inferd.server.text.lanes import Lanes
@@ -81,7 +82,7 @@ class AppOptions:
     targets: Targets = NO_TARGETS
     e2e_target_s: float | None = None
     has_access_log: bool = True
-    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     """The answer of /config."""
 
     @classmethod
@@ -104,8 +105,7 @@ class AppOptions:
         )
 
 
-def settled(settings: Settings, config: EngineConfig | None) -> dict[str, dict[str, object]]:
-    """Setting -> {value as text, source, became}. `became` is null if the start had nothing to decide."""
+def settled(settings: Settings, config: EngineConfig | None) -> Config:
     return {
         name: {"value": value, "source": source, "became": getattr(config, _BECOMES.get(name, name), None)}
         for name, value, source in settings.explain()

@@ -7,7 +7,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
+from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import chat_logprobs, prompt_logprobs
 from inferd.server.api.respond import admit, respond, shape_of, while_asked
@@ -24,6 +24,18 @@ from inferd.server.generate.events import (
 )
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.results import ChoiceResult
+from inferd.server.schema.answers.chat import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatChunkHead,
+    ChatChunkTail,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatPrompt,
+    ToolCallDelta,
+)
+from inferd.server.schema.answers.generation import Extra
 from inferd.server.schema.chat import ChatRequest
 
 
@@ -47,7 +59,12 @@ class ChatRendering(ChunkRendering):
     """Chat chunks and answers."""
 
     def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
-        super().__init__(Chunks(head(service, taken, shape, "chat.completion.chunk"), shape, taken), taken)
+        begin: ChatChunkHead = {
+            "id": taken.response_id,
+            "object": "chat.completion.chunk",
+            **head(service, taken, shape),
+        }
+        super().__init__(Chunks(begin, shape, taken), taken)
         self._service, self._taken, self._shape = service, taken, shape
         self._table = service.model.tokenizer.bytes
         self._scores = taken.params.logprobs is not None
@@ -62,69 +79,81 @@ class ChatRendering(ChunkRendering):
                 self._chunks.count(event)
                 return role + self._text(event)
             case ReasoningDelta():
-                return self._delta(event.choice, _reasoning(event.text))
+                return self._delta(event.choice, {"reasoning": event.text, "reasoning_content": event.text})
             case ToolCallStart():
-                function = {"name": event.name, "arguments": ""}
-                call: Json = {"index": event.index, "id": event.id, "type": "function", "function": function}
+                call: ToolCallDelta = {
+                    "index": event.index,
+                    "id": event.id,
+                    "type": "function",
+                    "function": {"name": event.name, "arguments": ""},
+                }
                 return self._delta(event.choice, {"tool_calls": [call]})
             case ToolCallArguments():
                 call = {"index": event.index, "function": {"arguments": event.text}}
                 return self._delta(event.choice, {"tool_calls": [call]})
             case Finished():
                 self._chunks.ended(event.choice)
-                end: Json = {"delta": {}, "finish_reason": self._reason(event.reason), "stop_reason": event.stop_reason}
-                return self._role(event.choice) + self._chunk(event.choice, end)
+                end: ChatChunkChoice = {
+                    "index": event.choice,
+                    "logprobs": None,
+                    "delta": {},
+                    "finish_reason": self._reason(event.reason),
+                    "stop_reason": event.stop_reason,
+                }
+                return self._role(event.choice) + self._chunks.chunk(end)
 
-    def plain(self, extra: Json) -> Json:
+    def plain(self, extra: Extra) -> ChatCompletion:
         choices = self._builder.results()
-        answer = head(self._service, self._taken, self._shape, "chat.completion")
-        answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        answer["usage"] = usage_of(self._taken, choices)
+        prompt: ChatPrompt = {}
         if self._shape.return_token_ids:
-            answer["prompt_token_ids"] = self._taken.prompts[0].token_ids
+            prompt["prompt_token_ids"] = self._taken.prompts[0].token_ids
         if self._shape.num_prompt_logprobs is not None and choices[0].prompt is not None:
             scored = choices[0].prompt.scored
-            answer["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._shape.num_prompt_logprobs)
-        return {**answer, **extra}
+            prompt["prompt_logprobs"] = prompt_logprobs(self._table, scored, self._shape.num_prompt_logprobs)
+        return {
+            "id": self._taken.response_id,
+            "object": "chat.completion",
+            **head(self._service, self._taken, self._shape),
+            "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
+            "usage": usage_of(self._taken, choices),
+            **prompt,
+            **extra,
+        }
 
     def _role(self, choice: int) -> bytes:
         """The first chunk of a choice, which has the role; empty if it was sent."""
         if choice in self._introduced:
             return b""
         self._introduced.add(choice)
-        extra: Json = {}
+        tail: ChatChunkTail = {}
         if self._shape.return_token_ids and len(self._introduced) == 1:
-            extra["prompt_token_ids"] = self._taken.prompts[0].token_ids
+            tail["prompt_token_ids"] = self._taken.prompts[0].token_ids
         # If the answer has only calls, clients that add up deltas must not end with an empty text.
         content = "" if self._taken.parser_config is None else None
-        delta = {"role": "assistant", "content": content, "refusal": None}
-        return self._chunk(choice, {"delta": delta, "finish_reason": None}, extra)
+        return self._chunks.chunk(_growth(choice, {"role": "assistant", "content": content, "refusal": None}), tail)
 
     def _text(self, event: TextDelta) -> bytes:
         shows_tokens = bool(event.token_ids) and (self._scores or self._shape.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
         is_silent = self._taken.parser_config is not None and not event.text
-        choice: Json = {"delta": {} if is_silent else {"content": event.text}, "finish_reason": None}
+        choice = _growth(event.choice, {} if is_silent else {"content": event.text})
         if self._scores and event.scored:
             choice["logprobs"] = chat_logprobs(self._table, event.scored)
         if self._shape.return_token_ids:
             choice["token_ids"] = event.token_ids
-        return self._chunk(event.choice, choice)
+        return self._chunks.chunk(choice)
 
-    def _delta(self, choice: int, delta: Json) -> bytes:
-        return self._role(choice) + self._chunk(choice, {"delta": delta, "finish_reason": None})
-
-    def _chunk(self, choice: int, fields: Json, extra: Json | None = None) -> bytes:
-        return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, extra)
+    def _delta(self, choice: int, delta: ChatDelta) -> bytes:
+        return self._role(choice) + self._chunks.chunk(_growth(choice, delta))
 
     def _reason(self, reason: EndReason) -> EndReason:
         """The finish reason. If the caller named the function, the model did not decide to call: OpenAI says `stop`."""
         config = self._taken.parser_config
         return "stop" if reason == "tool_calls" and config is not None and config.names_function else reason
 
-    def _choice(self, index: int, result: ChoiceResult) -> Json:
-        choice: Json = {
+    def _choice(self, index: int, result: ChoiceResult) -> ChatChoice:
+        choice: ChatChoice = {
             "index": index,
             "message": _message(result),
             "logprobs": chat_logprobs(self._table, result.scored) if self._scores else None,
@@ -136,20 +165,20 @@ class ChatRendering(ChunkRendering):
         return choice
 
 
-def _message(result: ChoiceResult) -> Json:
+def _growth(choice: int, delta: ChatDelta) -> ChatChunkChoice:
+    """A choice that has not ended."""
+    return {"index": choice, "logprobs": None, "delta": delta, "finish_reason": None}
+
+
+def _message(result: ChoiceResult) -> ChatMessage:
     """The message of a choice. `content` is null if there are only calls."""
     content = None if result.calls and not result.text else result.text
-    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
     if result.reasoning:
-        message |= _reasoning(result.reasoning)
+        message["reasoning"] = message["reasoning_content"] = result.reasoning
     if result.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in result.calls
         ]
     return message
-
-
-def _reasoning(text: str) -> Json:
-    """The reasoning under both names that clients read."""
-    return {"reasoning": text, "reasoning_content": text}

@@ -8,7 +8,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inferd.server.api.answer import ChunkRendering, Chunks, Json, Shape, head, usage_of
+from inferd.server.api.answer import ChunkRendering, Chunks, Shape, head, usage_of
 from inferd.server.api.body import Body, body_of
 from inferd.server.api.logprobs import prompt_logprobs, text_logprobs
 from inferd.server.api.long_lists import Chained
@@ -26,9 +26,9 @@ from inferd.server.generate.events import (
 )
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.generate.results import ChoiceResult
+from inferd.server.schema.answers.completions import Completion, TextChoice, TextChunkChoice, TextHead
+from inferd.server.schema.answers.generation import Extra, TextLogprobs
 from inferd.server.schema.completions import CompletionRequest
-
-_KIND = "text_completion"
 
 
 class CompletionsApi:
@@ -53,7 +53,7 @@ class TextRendering(ChunkRendering):
     """Text chunks and answers."""
 
     def __init__(self, service: Service, taken: GenerateRequest, shape: Shape) -> None:
-        super().__init__(Chunks(head(service, taken, shape, _KIND), shape, taken), taken)
+        super().__init__(Chunks(_head(service, taken, shape), shape, taken), taken)
         self._service, self._taken, self._shape = service, taken, shape
         self._table = service.model.tokenizer.bytes
         self._num_top = taken.params.logprobs
@@ -68,46 +68,47 @@ class TextRendering(ChunkRendering):
                 return self._text(event)
             case Finished():
                 self._chunks.ended(event.choice)
-                end: Json = {"text": "", "finish_reason": event.reason, "stop_reason": event.stop_reason}
-                return self._chunk(event.choice, end)
+                end = _growth(event.choice, "", None)
+                end["finish_reason"], end["stop_reason"] = event.reason, event.stop_reason
+                return self._chunk(end)
             case ReasoningDelta() | ToolCallStart() | ToolCallArguments():
                 raise AssertionError("a completion is one text")
 
-    def plain(self, extra: Json) -> Json:
+    def plain(self, extra: Extra) -> Completion:
         choices = self._builder.results()
-        answer = head(self._service, self._taken, self._shape, _KIND)
-        answer["choices"] = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        answer["usage"] = usage_of(self._taken, choices)
-        return {**answer, **extra}
+        return {
+            **_head(self._service, self._taken, self._shape),
+            "choices": [self._choice(i, choice) for i, choice in enumerate(choices)],
+            "usage": usage_of(self._taken, choices),
+            **extra,
+        }
 
     def _prompt(self, event: PromptRead) -> bytes:
         """The echo, as the first chunk of its choice."""
         if not self._taken.echo:
             return b""
-        logprobs = self._logprobs(event.choice, event.scored)
-        return self._chunk(event.choice, {"text": event.text, "logprobs": logprobs, "finish_reason": None})
+        return self._chunk(_growth(event.choice, event.text, self._logprobs(event.choice, event.scored)))
 
     def _text(self, event: TextDelta) -> bytes:
         shows_tokens = bool(event.token_ids) and (self._num_top is not None or self._shape.return_token_ids)
         if not event.text and not shows_tokens:
             return b""
-        choice: Json = {"text": event.text, "finish_reason": None}
-        if event.scored:
-            choice["logprobs"] = self._logprobs(event.choice, event.scored)
+        choice = _growth(event.choice, event.text, self._logprobs(event.choice, event.scored) if event.scored else None)
         if self._shape.return_token_ids:
             choice["token_ids"] = event.token_ids
-        return self._chunk(event.choice, choice)
+        return self._chunk(choice)
 
-    def _chunk(self, choice: int, fields: Json) -> bytes:
-        if self._shape.return_token_ids and choice not in self._introduced:
-            self._introduced.add(choice)
-            fields = {**fields, "prompt_token_ids": self._taken.prompt_of(choice).token_ids}
-        return self._chunks.chunk({"index": choice, "logprobs": None, **fields}, None)
+    def _chunk(self, choice: TextChunkChoice) -> bytes:
+        index = choice["index"]
+        if self._shape.return_token_ids and index not in self._introduced:
+            self._introduced.add(index)
+            choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
+        return self._chunks.chunk(choice)
 
-    def _choice(self, index: int, result: ChoiceResult) -> Json:
+    def _choice(self, index: int, result: ChoiceResult) -> TextChoice:
         prompt = result.prompt
         echoed = prompt if self._taken.echo else None
-        choice: Json = {
+        choice: TextChoice = {
             "index": index,
             "text": (echoed.text if echoed else "") + result.text,
             "logprobs": self._logprobs(index, Chained(echoed.scored if echoed else (), result.scored)),
@@ -121,7 +122,16 @@ class TextRendering(ChunkRendering):
             choice["prompt_token_ids"] = self._taken.prompt_of(index).token_ids
         return choice
 
-    def _logprobs(self, choice: int, scored: Collection[ScoredToken | None]) -> Json | None:
+    def _logprobs(self, choice: int, scored: Collection[ScoredToken | None]) -> TextLogprobs | None:
         if self._num_top is None:
             return None
         return text_logprobs(self._table, scored, self._num_top, self._taken.prompt_of(choice).token_ids[0])
+
+
+def _head(service: Service, taken: GenerateRequest, shape: Shape) -> TextHead:
+    return {"id": taken.response_id, "object": "text_completion", **head(service, taken, shape)}
+
+
+def _growth(choice: int, text: str, logprobs: TextLogprobs | None) -> TextChunkChoice:
+    """A choice that has not ended."""
+    return {"index": choice, "logprobs": logprobs, "text": text, "finish_reason": None}

@@ -6,7 +6,7 @@ import base64
 import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, cast
 
 import orjson
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.embed import EmbedIntake, embed
+from inferd.server.schema.answers.tokens import Embedding, Embeddings
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.text.json_bytes import exact
 
@@ -55,11 +56,17 @@ class EmbeddingsApi:
 def written(name: str, vectors: Sequence[bytes], num_tokens: int, *, is_base64: bool) -> bytes:
     """The answer as JSON. Vectors become Python numbers one after another, because those take eight times the bytes."""
     items = [orjson.Fragment(_item(i, vector, is_base64)) for i, vector in enumerate(vectors)]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return exact(orjson.dumps({"object": "list", "data": items, "model": name, "usage": usage}))
+    answer: Embeddings = {
+        "object": "list",
+        "data": cast("list[Embedding]", items),
+        "model": name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return exact(orjson.dumps(answer))
 
 
 def _item(index: int, vector: bytes, is_base64: bool) -> bytes:
     count = len(vector) // _COMPONENT_BYTES
     value = base64.b64encode(vector).decode() if is_base64 else struct.unpack(f"<{count}f", vector)
-    return exact(orjson.dumps({"object": "embedding", "index": index, "embedding": value}))
+    item: Embedding = {"object": "embedding", "index": index, "embedding": value}
+    return exact(orjson.dumps(item))

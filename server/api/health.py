@@ -11,6 +11,7 @@ from starlette.responses import Response
 from inferd.server.api.respond import check_ready
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
+from inferd.server.schema.answers.operation import Liveness, Readiness, Version
 
 
 class HealthApi:
@@ -43,5 +44,5 @@ class HealthApi:
         return Response(body, headers={"Content-Type": content_type})
 
 
-def _json(value: dict[str, object]) -> Response:
+def _json(value: Liveness | Readiness | Version) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
+from inferd.server.schema.answers.operation import Model, ModelList
 
 
 class ModelsApi:
@@ -18,8 +19,8 @@ class ModelsApi:
 
     async def list(self, request: Request) -> Response:
         del request
-        cards = [self._card(name) for name in self._service.model.names]
-        return _json({"object": "list", "data": cards})
+        answer: ModelList = {"object": "list", "data": [self._card(name) for name in self._service.model.names]}
+        return _json(answer)
 
     async def get(self, request: Request) -> Response:
         """Raises `RequestError` for a name that is not served."""
@@ -29,7 +30,7 @@ class ModelsApi:
             raise errors.model_not_found(name, served[0])
         return _json(self._card(name))
 
-    def _card(self, name: str) -> dict[str, object]:
+    def _card(self, name: str) -> Model:
         model = self._service.model
         return {
             "id": name,
@@ -39,10 +40,9 @@ class ModelsApi:
             "root": model.root,
             "parent": None,
             "max_model_len": model.max_model_len,
-            # Coding agents read the context under this name.
             "context_length": model.max_model_len,
         }
 
 
-def _json(value: dict[str, object]) -> Response:
+def _json(value: Model | ModelList) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")

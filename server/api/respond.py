@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.answer import Json, Shape
+from inferd.server.api.answer import Shape
 from inferd.server.api.body import warned
 from inferd.server.api.long_lists import dumps, pieces
 from inferd.server.api.service import Service
@@ -29,6 +29,7 @@ from inferd.server.generate.deadline import Deadline, until, within
 from inferd.server.generate.events import Event, PromptRead, TextDelta
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
+from inferd.server.schema.answers.generation import Extra
 from inferd.server.schema.generation import GenerationFields, StreamOptions
 from inferd.server.schema.latency import TIMEOUT_HEADER, targets_of, timeout_of
 from inferd.server.text.json_bytes import exact
@@ -53,8 +54,8 @@ class Rendering(Protocol):
         """The stream's bytes for an event; may be empty. Runs on a thread if the event is a long prompt."""
         ...
 
-    def end(self, extra: Json) -> bytes:
-        """The last bytes of a successful stream. `extra` are fields of the whole answer."""
+    def end(self, extra: Extra) -> bytes:
+        """The last bytes of a successful stream."""
         ...
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
@@ -65,7 +66,7 @@ class Rendering(Protocol):
         """Collect an event of a plain answer."""
         ...
 
-    def plain(self, extra: Json) -> Json:
+    def plain(self, extra: Extra) -> Mapping[str, object]:
         """The plain answer, for `long_lists` to write. Runs on a thread if it is long."""
         ...
 
@@ -145,7 +146,7 @@ async def respond(
     streams = await ChoiceStreams.begin(service.router, taken, service.model.tokenizer.bytes)
     events = until(taken.deadline, streams.events())
 
-    def extra() -> Json:
+    def extra() -> Extra:
         return {"metrics": streams.metrics()} if shape.include_metrics else {}
 
     per_token = 1 + max(taken.params.logprobs or 0, taken.params.prompt_logprobs or 0)
@@ -163,7 +164,7 @@ async def respond(
 
 
 async def _streamed(
-    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Json], lanes: Lanes, per_token: int
+    events: AsyncGenerator[Event, None], rendering: Rendering, extra: Callable[[], Extra], lanes: Lanes, per_token: int
 ) -> AsyncGenerator[bytes, None]:
     """The stream's bytes. `per_token`: number of log probabilities of each scored token."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +11,7 @@ from inferd.server.dispatch.router import Router
 from inferd.server.generate.intake import Intake
 from inferd.server.generate.prompts import PromptReader
 from inferd.server.observability.metrics import Metrics
+from inferd.server.schema.answers.operation import Config
 from inferd.server.schema.latency import NO_TARGETS, Targets
 from inferd.server.text.lanes import Lanes
 from inferd.server.text.model import ServedModel
@@ -36,5 +36,5 @@ class Service:
     targets: Targets = NO_TARGETS
     """Targets of requests that set none."""
     e2e_target_s: float | None = None
-    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Setting -> {value, source, became} for /config, without secrets."""
+    config: Config = field(default_factory=dict)
+    """The answer of /config, without secrets."""

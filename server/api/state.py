@@ -15,7 +15,18 @@ from inferd.engine.api.cost.roofline import StepPhase
 from inferd.engine.api.errors import EngineDeadError
 from inferd.engine.api.wire.messages import EngineStats, Ready, StepCosts
 from inferd.server.api.service import Service
+from inferd.server.dispatch.router import Router
 from inferd.server.observability.efficiency import PHASES, PhaseSummary
+from inferd.server.schema.answers.operation import (
+    EngineState,
+    LoadState,
+    PhaseState,
+    State,
+    Status,
+    StepModelState,
+    StepTimes,
+    TargetsState,
+)
 
 _DIGITS = 4
 """Number of digits of ratios."""
@@ -36,33 +47,35 @@ class StateApi:
             ready = router.ready
         except EngineDeadError:
             ready = None
-        status = "ready" if router.is_ready else "starting" if ready is None else "unavailable"
-        status = "leaving" if router.is_leaving else "recovering" if router.is_recovering else status
         summaries = service.metrics.last_minute()
-        return Response(
-            orjson.dumps(
-                {
-                    "status": status,
-                    "version": service.version,
-                    "model": {
-                        "id": service.model.names[0],
-                        "max_model_len": service.model.max_model_len,
-                        "tool_format": service.model.format.tool_name,
-                        "reasoning_format": service.model.format.reasoning_name,
-                    },
-                    "engine": None if ready is None else _engine(ready),
-                    "restarts": service.metrics.num_restarts,
-                    **_load(router.stats),
-                    "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
-                    "targets": _targets(service),
-                    "step_model": _step_model(router.stats, summaries),
-                }
-            ),
-            media_type="application/json",
-        )
+        state: State = {
+            "status": _status(router, ready),
+            "version": service.version,
+            "model": {
+                "id": service.model.names[0],
+                "max_model_len": service.model.max_model_len,
+                "tool_format": service.model.format.tool_name,
+                "reasoning_format": service.model.format.reasoning_name,
+            },
+            "engine": None if ready is None else _engine(ready),
+            "restarts": service.metrics.num_restarts,
+            **_load(router.stats),
+            "last_minute": {phase: _phase(summaries.get(phase)) for phase in PHASES},
+            "targets": _targets(service),
+            "step_model": _step_model(router.stats, summaries),
+        }
+        return Response(orjson.dumps(state), media_type="application/json")
 
 
-def _engine(ready: Ready) -> dict[str, object]:
+def _status(router: Router, ready: Ready | None) -> Status:
+    if router.is_leaving:
+        return "leaving"
+    if router.is_recovering:
+        return "recovering"
+    return "ready" if router.is_ready else "starting" if ready is None else "unavailable"
+
+
+def _engine(ready: Ready) -> EngineState:
     return {
         "device": ready.device,
         "dtype": ready.dtype,
@@ -76,8 +89,7 @@ def _engine(ready: Ready) -> dict[str, object]:
     }
 
 
-def _load(stats: EngineStats) -> dict[str, object]:
-    """Requests and KV cache after the newest step."""
+def _load(stats: EngineStats) -> LoadState:
     return {
         "requests": {"running": stats.num_running, "waiting": stats.num_waiting},
         "kv_cache": {
@@ -89,14 +101,16 @@ def _load(stats: EngineStats) -> dict[str, object]:
     }
 
 
-def _targets(service: Service) -> dict[str, object]:
-    """The default targets in milliseconds; null means none."""
-    targets = {"ttft": service.targets.ttft_s, "tpot": service.targets.tpot_s, "e2e": service.e2e_target_s}
-    return {f"{name}_ms": None if target_s is None else round(target_s * 1e3, 3) for name, target_s in targets.items()}
+def _targets(service: Service) -> TargetsState:
+    targets = service.targets
+    return {"ttft_ms": _ms(targets.ttft_s), "tpot_ms": _ms(targets.tpot_s), "e2e_ms": _ms(service.e2e_target_s)}
 
 
-def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary]) -> dict[str, object]:
-    """The step-time model in words, and its errors."""
+def _ms(target_s: float | None) -> float | None:
+    return None if target_s is None else round(target_s * 1e3, 3)
+
+
+def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary]) -> StepModelState:
     model = stats.step_model
     return {
         "steps_without_chunks": _costs(model.decode),
@@ -106,16 +120,16 @@ def _step_model(stats: EngineStats, summaries: Mapping[StepPhase, PhaseSummary])
         "prefill_tokens_per_s": round(model.prefill_tokens_per_s),
         "waiting_prompt_tokens": stats.num_tokens_waiting,
         "refused_for_their_target": stats.num_shed,
-        "last_minute": {
-            phase: None
-            if summary is None
-            else {
-                "predicted_ms": round(summary.mean_predicted_s * 1e3, 3),
-                "measured_ms": round(summary.seconds / summary.num_steps * 1e3, 3),
-            }
-            for phase in PHASES
-            for summary in (summaries.get(phase),)
-        },
+        "last_minute": {phase: _times(summaries.get(phase)) for phase in PHASES},
+    }
+
+
+def _times(summary: PhaseSummary | None) -> StepTimes | None:
+    if summary is None:
+        return None
+    return {
+        "predicted_ms": round(summary.mean_predicted_s * 1e3, 3),
+        "measured_ms": round(summary.seconds / summary.num_steps * 1e3, 3),
     }
 
 
@@ -135,8 +149,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * factor:.3g} {unit}"
 
 
-def _phase(summary: PhaseSummary | None) -> dict[str, object] | None:
-    """The summary of a phase; None if it had no step in the last minute."""
+def _phase(summary: PhaseSummary | None) -> PhaseState | None:
     if summary is None:
         return None
     return {

@@ -19,6 +19,7 @@ from inferd.server.api.respond import caller_of, while_asked
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.request import Caller, GenerateRequest
+from inferd.server.schema.answers.tokens import RenderedPrompt, Tokenized
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
@@ -51,7 +52,7 @@ class TokensApi:
         def work() -> bytes:
             token = service.model.tokenizer.token
             strings = [token(token_id) for token_id in token_ids] if wire.return_token_strs else None
-            answer = {
+            answer: Tokenized = {
                 "count": len(token_ids),
                 "max_model_len": service.model.max_model_len,
                 "tokens": token_ids,
@@ -138,7 +139,7 @@ class RenderApi:
 
     async def _written(self, taken: GenerateRequest, *, is_list: bool) -> bytes:
         def work() -> bytes:
-            prompts = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
+            prompts: list[RenderedPrompt] = [{"token_ids": prompt.token_ids} for prompt in taken.prompts]
             return exact(orjson.dumps(prompts if is_list else prompts[0]))
 
         return await self._service.lanes.run(work, taken.num_prompt_tokens)

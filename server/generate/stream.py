@@ -18,6 +18,7 @@ from inferd.server.dispatch.token_stream import TokenStream
 from inferd.server.generate.choice import Choice
 from inferd.server.generate.events import Event
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.answers.generation import RequestTiming
 from inferd.server.text.token_bytes import TokenBytes
 
 _SHED = frozenset({"rate_limit_exceeded", "server_is_overloaded"})
@@ -28,8 +29,6 @@ _IDS_AT_ONCE, _CHOICES_AT_ONCE = 2**17, 64
 
 _SLICE = 512
 """Ids turned into text before other tasks of the event loop run (about 1 ms)."""
-
-RequestTiming = dict[str, float | None]
 
 
 class ChoiceStreams:
@@ -180,7 +179,7 @@ async def _merged(streams: list[TokenStream]) -> AsyncGenerator[tuple[int, Delta
 
 
 def timing_of(stream: TokenStream, arrival_s: float) -> RequestTiming:
-    """vLLM's timing metrics of one choice, under vLLM's names; None for what did not happen."""
+    """The timing of one choice."""
     scheduled_s, first_s, last_s = stream.scheduled_s, stream.first_token_s, stream.last_token_s
     num_tokens = stream.num_generated
     generation_s = _between(first_s, last_s)

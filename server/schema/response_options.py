@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, Tag, ValidationInfo, WithJsonSchema,
 
 from inferd.server.errors import table as errors
 from inferd.server.errors import validation
+from inferd.server.schema.answers.responses import FunctionTool
 from inferd.server.schema.chat import MAX_TOOLS, TOOL_WITHOUT_EFFECT, FunctionName, ReasoningEffort, Verbosity
 from inferd.server.schema.model import Part
 from inferd.server.schema.structured import AnswerFormat, NamedSchema, PlainFormat, format_of
@@ -85,12 +86,12 @@ _Tool = Annotated[
 ]
 
 
-def _tools(given: Sequence[_FunctionTool | JsonObject], where: str) -> tuple[Mapping[str, object], ...]:
+def _tools(given: Sequence[_FunctionTool | JsonObject], where: str) -> tuple[FunctionTool, ...]:
     del where
     return tuple(_flat(tool) for tool in given if isinstance(tool, _FunctionTool))
 
 
-def _flat(tool: _FunctionTool) -> Mapping[str, object]:
+def _flat(tool: _FunctionTool) -> FunctionTool:
     return {
         "type": "function",
         "name": tool.name,
@@ -101,7 +102,7 @@ def _flat(tool: _FunctionTool) -> Mapping[str, object]:
 
 
 Tools = Annotated[
-    tuple[Mapping[str, object], ...],
+    tuple[FunctionTool, ...],
     Converted(Annotated[tuple[_Tool, ...], Many(max_length=MAX_TOOLS)], _tools),
 ]
 
@@ -124,11 +125,11 @@ class _AllowedTools(Part):
 class AskedChoice:
     """`tool_choice` as given, and what it means."""
 
-    given: object
+    given: str | JsonObject
     means: ToolChoice
 
 
-def _choice(given: object, choice: Mode | _NamedTool | _AllowedTools, where: str) -> AskedChoice:
+def _choice(given: str | JsonObject, choice: Mode | _NamedTool | _AllowedTools, where: str) -> AskedChoice:
     if isinstance(choice, str):
         return AskedChoice(given, ToolChoice(choice))
     if isinstance(choice, _NamedTool):
@@ -233,7 +234,8 @@ Included = Annotated[
 """The names in `include`."""
 
 
-def _metadata(pairs: JsonObject, where: str) -> Mapping[str, object]:
+def _metadata(pairs: JsonObject, where: str) -> Mapping[str, str]:
+    texts: dict[str, str] = {}
     for key, text in pairs.items():
         if len(key) > MAX_METADATA_KEY:
             raise errors.string_too_long(f"{where}.{key}", MAX_METADATA_KEY, len(key))
@@ -241,11 +243,12 @@ def _metadata(pairs: JsonObject, where: str) -> Mapping[str, object]:
             raise errors.invalid_type(f"{where}.{key}", "a string", text)
         if len(text) > MAX_METADATA_VALUE:
             raise errors.string_too_long(f"{where}.{key}", MAX_METADATA_VALUE, len(text))
-    return pairs
+        texts[key] = text
+    return texts
 
 
 Metadata = Annotated[
-    Mapping[str, object],
+    Mapping[str, str],
     Converted(Annotated[JsonObject, Field(max_length=MAX_METADATA)], _metadata),
     WithJsonSchema(
         {

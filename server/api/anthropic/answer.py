@@ -15,9 +15,10 @@ import orjson
 from pydantic_core import from_json
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
-from inferd.server.api.answer import Counts, Json
+from inferd.server.api.answer import Counts
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.generate.events import (
+    EndReason,
     Event,
     Finished,
     PromptRead,
@@ -27,37 +28,43 @@ from inferd.server.generate.events import (
     ToolCallStart,
 )
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.answers.anthropic import (
+    BlockDelta,
+    BlockDeltaEvent,
+    ContentBlock,
+    Message,
+    MessageDeltaEvent,
+    MessageEvent,
+    MessageStop,
+    MessageUsage,
+    StopReason,
+)
+from inferd.server.schema.answers.generation import Extra
 from inferd.server.transport import sse
 
-_DELTAS = {"text": "text", "input_json": "partial_json", "thinking": "thinking"}
-"""Kind of a delta -> the key of its text."""
+_STOP_REASONS: dict[EndReason, StopReason] = {"stop": "end_turn", "tool_calls": "tool_use"}
 
 
 @dataclass(slots=True)
 class _Block:
     """A content block while it grows. `start` is the block in its first event."""
 
-    start: Json
+    start: ContentBlock
     pieces: list[str] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    @property
-    def kind(self) -> str:
-        return str(self.start["type"])
 
     @property
     def signature(self) -> str:
         """A digest of the reasoning. Clients expect a signature and send it back; the server never checks it."""
         return base64.b64encode(self.digest.digest()).decode()
 
-    def whole(self) -> Json:
-        text = "".join(self.pieces)
-        match self.kind:
-            case "text":
-                return {**self.start, "text": text}
-            case "thinking":
-                return {**self.start, "thinking": text, "signature": self.signature}
-        return {**self.start, "input": _input_of(text)}
+    def whole(self) -> ContentBlock:
+        start, text = self.start, "".join(self.pieces)
+        if start["type"] == "text":
+            return {**start, "text": text}
+        if start["type"] == "thinking":
+            return {**start, "thinking": text, "signature": self.signature}
+        return {**start, "input": _input_of(text)}
 
 
 class MessageRendering:
@@ -71,19 +78,15 @@ class MessageRendering:
         self._counts = Counts(taken.num_prompt_tokens)
         self._blocks: list[_Block] = []
         self._has_begun = self._is_open = False
-        self._stop: Json = {"stop_reason": None, "stop_sequence": None}
+        self._stop: MessageStop = {"stop_reason": None, "stop_sequence": None}
 
     def event(self, event: Event) -> bytes:
         return b"".join(map(_written, self._events(event, is_kept=False)))
 
-    def end(self, extra: Json) -> bytes:
+    def end(self, extra: Extra) -> bytes:
         del extra
-        usage = self._usage()
-        closing: tuple[Json, ...] = (
-            {"type": "message_delta", "delta": self._stop, "usage": usage},
-            {"type": "message_stop"},
-        )
-        return b"".join(map(_written, closing))
+        last: MessageDeltaEvent = {"type": "message_delta", "delta": self._stop, "usage": self._usage()}
+        return _written(last) + _written({"type": "message_stop"})
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         return sse.event(orjson.dumps(anthropic_errors.body_of(error, self._request_id)), "error")
@@ -92,11 +95,11 @@ class MessageRendering:
         for _ in self._events(event, is_kept=True):
             pass
 
-    def plain(self, extra: Json) -> Json:
+    def plain(self, extra: Extra) -> Message:
         del extra
         return {**self._message(), "content": [block.whole() for block in self._blocks]}
 
-    def _events(self, event: Event, *, is_kept: bool) -> Iterator[Json]:
+    def _events(self, event: Event, *, is_kept: bool) -> Iterator[MessageEvent]:
         """The stream's events for an event of the choice. `is_kept`: the text is collected for a plain answer."""
         if isinstance(event, TextDelta):
             self._counts.add(event, self._taken)
@@ -109,55 +112,56 @@ class MessageRendering:
         match event:
             case TextDelta() if event.text:
                 yield from self._block_of({"type": "text", "text": ""})
-                yield self._delta("text", event.text, is_kept)
+                yield self._delta({"type": "text_delta", "text": event.text}, event.text, is_kept)
             case ReasoningDelta():
                 yield from self._block_of({"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta("thinking", event.text, is_kept)
+                yield self._delta({"type": "thinking_delta", "thinking": event.text}, event.text, is_kept)
             case ToolCallStart():
                 yield from self._close()
                 yield self._open({"type": "tool_use", "id": _id_of(event.id), "name": event.name, "input": {}})
             case ToolCallArguments():
-                yield self._delta("input_json", event.text, is_kept)
+                yield self._delta({"type": "input_json_delta", "partial_json": event.text}, event.text, is_kept)
             case Finished():
                 yield from self._close()
                 self._stop = self._stop_of(event)
             case TextDelta() | PromptRead():
                 pass
 
-    def _block_of(self, start: Json) -> Iterator[Json]:
+    def _block_of(self, start: ContentBlock) -> Iterator[MessageEvent]:
         """Open a new block, unless the open one has this type."""
-        if self._is_open and self._blocks[-1].kind == start["type"]:
+        if self._is_open and self._blocks[-1].start["type"] == start["type"]:
             return
         yield from self._close()
         yield self._open(start)
 
-    def _open(self, start: Json) -> Json:
+    def _open(self, start: ContentBlock) -> MessageEvent:
         self._is_open = True
         self._blocks.append(_Block(start))
         return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": start}
 
-    def _delta(self, kind: str, text: str, is_kept: bool) -> Json:
+    def _delta(self, delta: BlockDelta, text: str, is_kept: bool) -> BlockDeltaEvent:
+        """The event for new text of the open block."""
         assert self._is_open
         block = self._blocks[-1]
         if is_kept:
             block.pieces.append(text)
-        if kind == "thinking":
+        if delta["type"] == "thinking_delta":
             block.digest.update(text.encode())
-        return self._block_delta({"type": f"{kind}_delta", _DELTAS[kind]: text})
+        return self._block_delta(delta)
 
-    def _block_delta(self, delta: Json) -> Json:
+    def _block_delta(self, delta: BlockDelta) -> BlockDeltaEvent:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
-    def _close(self) -> Iterator[Json]:
+    def _close(self) -> Iterator[MessageEvent]:
         if not self._is_open:
             return
         self._is_open = False
         block = self._blocks[-1]
-        if block.kind == "thinking":
+        if block.start["type"] == "thinking":
             yield self._block_delta({"type": "signature_delta", "signature": block.signature})
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
-    def _message(self) -> Json:
+    def _message(self) -> Message:
         return {
             "id": self._taken.response_id,
             "type": "message",
@@ -168,7 +172,7 @@ class MessageRendering:
             "usage": self._usage(),
         }
 
-    def _usage(self) -> Json:
+    def _usage(self) -> MessageUsage:
         """Anthropic's input tokens exclude cached ones. Filling the cache costs nothing here, so its count is 0."""
         counts = self._counts
         num_cached = sum(counts.cached_by_prompt.values())
@@ -180,16 +184,16 @@ class MessageRendering:
             "output_tokens_details": {"thinking_tokens": counts.num_reasoning},
         }
 
-    def _stop_of(self, end: Finished) -> Json:
+    def _stop_of(self, end: Finished) -> MessageStop:
         if isinstance(end.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
-        reason = {"stop": "end_turn", "tool_calls": "tool_use"}.get(end.reason, "max_tokens")
+        reason = _STOP_REASONS.get(end.reason, "max_tokens")
         if reason == "max_tokens" and self._taken.prompts[0].max_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _written(event: Json) -> bytes:
+def _written(event: MessageEvent) -> bytes:
     return sse.event(orjson.dumps(event), event["type"])
 
 

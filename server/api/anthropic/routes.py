@@ -17,6 +17,7 @@ from inferd.server.api.body import Body, body_of
 from inferd.server.api.respond import admit, caller_of, respond, while_asked
 from inferd.server.api.service import Service
 from inferd.server.generate.prompts import RENDER_LIMIT_S
+from inferd.server.schema.answers.tokens import TokenCount
 from inferd.server.schema.anthropic import CountTokensRequest, MessagesRequest
 from inferd.server.text.lanes import OvertimeError, TimeLimited
 
@@ -48,15 +49,15 @@ class MessagesApi:
     async def count_tokens(
         self, request: Request, body: Annotated[Body[CountTokensRequest], body_of(CountTokensRequest)]
     ) -> Response:
-        """`{"input_tokens": n}`, even if n exceeds the context. Needs no engine. Raises `RequestError`."""
+        """The count, even if it exceeds the context. Needs no engine. Raises `RequestError`."""
         service = self._service
         service.intake.check_model(body.wire.model)
         caller = caller_of(request)
         reads = await self._reads_late_system(body.wire)
         work = service.intake.read_chat(prompt_of(body.wire, service.model, reads_late_system=reads))
         token_ids, _ = await _in_anthropic_words(while_asked(request, caller.deadline, work))
-        data = orjson.dumps({"input_tokens": len(token_ids)})
-        return Response(data, headers=dict(body.headers), media_type="application/json")
+        answer: TokenCount = {"input_tokens": len(token_ids)}
+        return Response(orjson.dumps(answer), headers=dict(body.headers), media_type="application/json")
 
     async def _reads_late_system(self, wire: CountTokensRequest) -> bool:
         """Whether the template can read this conversation's system messages. The first late one tries it."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from inferd.server.api.answer import Json
 from inferd.server.api.responses.chat_request import Placed, chat_request
 from inferd.server.api.responses.draft import ResponseDraft
 from inferd.server.api.responses.store import Stored
 from inferd.server.errors import table as errors
+from inferd.server.schema.answers.responses import ResponseObject
 from inferd.server.schema.chat import ChatRequest
 from inferd.server.schema.response_items import Item
 from inferd.server.schema.responses import ResponsesRequest
@@ -55,7 +55,7 @@ def _history(previous: Stored | None) -> Iterator[Placed]:
     """The items up to the end of the previous response. Raises `RequestError` if that has failed or still runs."""
     if previous is None:
         return
-    response: Json = orjson.loads(previous.response)
+    response: ResponseObject = orjson.loads(previous.response)
     if response["status"] not in ("completed", "incomplete"):
         rule = f"Its status is '{response['status']}', but only a completed or incomplete response can be continued."
         raise errors.invalid_value(_PREVIOUS, previous.id, rule)

@@ -6,33 +6,47 @@ Its rendering writes it, as a stream of events with consecutive numbers or as a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import orjson
 
 from inferd.engine.api.errors import EngineDeadError, RequestError
 from inferd.server.api.answer import Counts, fingerprint
 from inferd.server.api.logprobs import chat_logprobs
-from inferd.server.api.responses.output import Output, OutputEvent, Style
+from inferd.server.api.responses.output import Output, Style
 from inferd.server.api.service import Service
 from inferd.server.errors import table as errors
 from inferd.server.generate.events import Event, TextDelta
 from inferd.server.generate.request import GenerateRequest
+from inferd.server.schema.answers.generation import Extra
+from inferd.server.schema.answers.response_events import (
+    ErrorEvent,
+    OutputEvent,
+    ResponseEvent,
+    ResponseEventType,
+    StreamedEvent,
+)
+from inferd.server.schema.answers.responses import (
+    ResponseFailure,
+    ResponseObject,
+    ResponseRequest,
+    ResponseStatus,
+    ResponseUsage,
+)
 from inferd.server.schema.response_options import SEALED_REASONING, TextOption
 from inferd.server.schema.responses import ResponsesRequest
 from inferd.server.transport import sse
-
-Json = dict[str, Any]
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ResponseDraft:
     """A response, from `queued` or `in_progress` to its final status."""
 
     def __init__(self, service: Service, wire: ResponsesRequest, taken: GenerateRequest, model: str) -> None:
-        self.status: Status = "queued" if wire.background else "in_progress"
+        self.status: ResponseStatus = "queued" if wire.background else "in_progress"
         self.id = taken.response_id
+        self.numbers = count()
+        """The numbers of the stream's events."""
         self.is_kept = wire.store is not False
         """Whether it is stored, or will be."""
         self._taken = taken
@@ -42,11 +56,12 @@ class ResponseDraft:
             Style(
                 logprobs=lambda scored: chat_logprobs(table, scored)["content"],
                 seals_reasoning=SEALED_REASONING in (wire.include or ()),
+                numbers=self.numbers,
             )
         )
-        self._error: Json | None = None
+        self._error: ResponseFailure | None = None
         self._completed_at: int | None = None
-        self._asked = _asked(wire, taken, model) | {"system_fingerprint": fingerprint(service)}
+        self._asked = _asked(wire, taken, model, fingerprint(service))
 
     def feed(self, event: Event) -> Iterator[OutputEvent]:
         """The stream's events for an event of the choice. Must be read to its end."""
@@ -64,12 +79,15 @@ class ResponseDraft:
     def fail(self, error: RequestError | EngineDeadError) -> None:
         self._output.stop()
         self.status = "failed"
-        body = errors.body_of(error)["error"]
-        assert isinstance(body, dict)
+        detail = errors.body_of(error)["error"]
         # OpenAI's clients know few codes here. More precise values stand beside the code.
         status = errors.row_of(error).status
-        code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error"
-        self._error = {"code": code, **{key: body[key] for key in ("message", "type", "param")}}
+        self._error = {
+            "code": "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status == 400 else "server_error",
+            "message": detail["message"],
+            "type": detail["type"],
+            "param": detail["param"],
+        }
 
     def cancel(self) -> None:
         self._output.stop()
@@ -80,8 +98,8 @@ class ResponseDraft:
         """Ids of the output's items."""
         return self._output.item_ids
 
-    def shown(self) -> Json:
-        """The response object as it is now, for orjson to write."""
+    def shown(self) -> ResponseObject:
+        """The response as it is now, for orjson to write."""
         end = self._output.end
         is_over = self.status not in ("queued", "in_progress")
         return {
@@ -98,7 +116,7 @@ class ResponseDraft:
             "stop_reason": end.stop_reason if end is not None else None,
         }
 
-    def _usage(self) -> Json:
+    def _usage(self) -> ResponseUsage:
         usage = self._counts.usage()
         return {
             "input_tokens": usage["prompt_tokens"],
@@ -117,53 +135,63 @@ class ResponsesRendering:
     def __init__(self, draft: ResponseDraft, keep: Callable[[ResponseDraft], None]) -> None:
         """`keep` stores the response after a successful end."""
         self._draft, self._keep = draft, keep
-        self._num_events = 0
+        self._has_begun = False
 
     def event(self, event: Event) -> bytes:
-        return self._written(self._begun()) + self._written(self._draft.feed(event))
+        return self._begun() + b"".join(map(_written, self._draft.feed(event)))
 
-    def end(self, extra: Json) -> bytes:
+    def end(self, extra: Extra) -> bytes:
+        del extra
         self._finish()
-        return self._written([(f"response.{self._draft.status}", {"response": {**self._draft.shown(), **extra}})])
+        is_whole = self._draft.status == "completed"
+        return self._state("response.completed" if is_whole else "response.incomplete")
 
     def failure(self, error: RequestError | EngineDeadError) -> bytes:
         """Two events, because some clients read the one and some the other."""
-        body = errors.body_of(error)["error"]
-        assert isinstance(body, dict)
-        begun = self._written(self._begun())
+        detail = errors.body_of(error)["error"]
+        begun = self._begun()
+        told: ErrorEvent = {
+            "type": "error",
+            "sequence_number": next(self._draft.numbers),
+            "code": detail["code"],
+            "message": detail["message"],
+            "param": detail["param"],
+            "error": detail,
+        }
         self._draft.fail(error)
-        flat = {key: body[key] for key in ("code", "message", "param")}
-        failed = {"response": self._draft.shown()}
-        return begun + self._written([("error", {**flat, "error": body}), ("response.failed", failed)])
+        return begun + _written(told) + self._state("response.failed")
 
     def add(self, event: Event) -> None:
         for _ in self._draft.feed(event):
             pass
 
-    def plain(self, extra: Json) -> Json:
+    def plain(self, extra: Extra) -> ResponseObject:
+        del extra
         self._finish()
-        return {**self._draft.shown(), **extra}
+        return self._draft.shown()
 
     def _finish(self) -> None:
         self._draft.finish()
         self._keep(self._draft)
 
-    def _begun(self) -> Iterator[OutputEvent]:
-        if self._num_events == 0:
-            for kind in ("response.created", "response.in_progress"):
-                yield kind, {"response": self._draft.shown()}
+    def _begun(self) -> bytes:
+        """The first events of the stream; empty if they were sent."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self._state("response.created") + self._state("response.in_progress")
 
-    def _written(self, events: Iterable[OutputEvent]) -> bytes:
-        return b"".join(self._one(kind, fields) for kind, fields in events)
+    def _state(self, kind: ResponseEventType) -> bytes:
+        """An event with the whole response."""
+        event: ResponseEvent = {
+            "type": kind,
+            "sequence_number": next(self._draft.numbers),
+            "response": self._draft.shown(),
+        }
+        return _written(event)
 
-    def _one(self, kind: str, fields: Json) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": self._num_events, **fields})
-        self._num_events += 1
-        return sse.event(data, kind)
 
-
-def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
-    """The request's fields that the response repeats, with defaults for those that were not given."""
+def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str, fingerprint: str) -> ResponseRequest:
     reasoning, text = wire.reasoning, wire.text or TextOption({"type": "text"}, None)
     return {
         "created_at": int(time.time()),
@@ -191,4 +219,9 @@ def _asked(wire: ResponsesRequest, taken: GenerateRequest, model: str) -> Json:
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
         "seed": taken.seed,
+        "system_fingerprint": fingerprint,
     }
+
+
+def _written(event: StreamedEvent) -> bytes:
+    return sse.event(orjson.dumps(event), event["type"])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import orjson
 
@@ -25,22 +25,34 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from inferd.server.schema.answers.generation import TokenLogprob
+from inferd.server.schema.answers.response_events import GrowthEvent, ItemEvent, OutputEvent, PartEvent, PartGrowthEvent
+from inferd.server.schema.answers.responses import (
+    ContentPart,
+    FunctionCallItem,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    SealedReasoning,
+)
 from inferd.server.schema.response_items import sealed
 
-Json = dict[str, Any]
 Scored = tuple[ScoredToken, ...]
-OutputEvent = tuple[str, Json]
-"""(type of an event, its fields without type and sequence number)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
     """Options for writing items."""
 
-    logprobs: Callable[[Scored], object]
+    logprobs: Callable[[Scored], Sequence[TokenLogprob]]
     """Makes the JSON of scored tokens, for `long_lists.dumps` to write."""
     seals_reasoning: bool
     """Whether reasoning has `encrypted_content` too."""
+    numbers: Iterator[int]
+    """The numbers of the stream's events, which must be sent in the order in which they are made."""
 
 
 class Output:
@@ -57,7 +69,7 @@ class Output:
     def item_ids(self) -> tuple[str, ...]:
         return tuple(item.id for item in self._items)
 
-    def items(self) -> list[Json]:
+    def items(self) -> list[OutputItem]:
         """The items as they are now, for orjson to write."""
         return [item.shown() for item in self._items]
 
@@ -79,7 +91,7 @@ class Output:
                 yield from self._begin(_Call(len(self._items), self._style, event))
             case ToolCallArguments():
                 self._pending = ()
-                yield from self._items[-1].more(event.text, ())
+                yield self._items[-1].more(event.text, ())
             case Finished():
                 self.end = event
                 if not self._items:
@@ -88,27 +100,35 @@ class Output:
 
     def stop(self) -> None:
         """Close the open item as incomplete, because no more events come."""
-        for _ in self._close("incomplete"):
-            pass
+        if (item := self._filled()) is not None:
+            item.status = "incomplete"
+
+    def _filled(self) -> _Item | None:
+        """The open item with all of its tokens; None if no item is open."""
+        if not self._items or self._items[-1].status != "in_progress":
+            return None
+        item, scored = self._items[-1], self._take_scored()
+        if isinstance(item, _Message):
+            item.add(scored)
+        return item
 
     def _more(self, kind: type[_Message | _Reasoning], text: str) -> Iterator[OutputEvent]:
         if not (self._items and isinstance(self._items[-1], kind)):
             yield from self._close("completed")
             yield from self._begin(kind(len(self._items), self._style))
-        yield from self._items[-1].more(text, self._take_scored())
+        yield self._items[-1].more(text, self._take_scored())
 
     def _begin(self, item: _Item) -> Iterator[OutputEvent]:
         self._items.append(item)
-        yield "response.output_item.added", {"output_index": item.index, "item": item.shown()}
-        yield from item.begin()
+        yield item.whole("response.output_item.added")
+        if isinstance(item, _Content):
+            yield item.whole_part("response.content_part.added")
 
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[OutputEvent]:
-        if not self._items or self._items[-1].status != "in_progress":
-            return
-        item = self._items[-1]
-        yield from item.close(self._take_scored())
-        item.status = status
-        yield "response.output_item.done", {"output_index": item.index, "item": item.shown()}
+        if (item := self._filled()) is not None:
+            yield from item.close()
+            item.status = status
+            yield item.whole("response.output_item.done")
 
     def _take_scored(self) -> Scored:
         taken, self._pending = self._pending, ()
@@ -120,121 +140,158 @@ class _Item(ABC):
 
     prefix: ClassVar[str]
     """Prefix of its id."""
-    growth: ClassVar[str]
-    """Prefix of the types of events that extend it."""
 
     def __init__(self, index: int, style: Style) -> None:
         self.index, self.style = index, style
-        self.status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+        self.status: ItemStatus = "in_progress"
         self.id = f"{self.prefix}_{secrets.token_hex(24)}"
         self.pieces: list[str] = []
-        self.place: Json = {"item_id": self.id, "output_index": index}
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
-    def begin(self) -> Iterator[OutputEvent]:
-        """Events after the item was added."""
-        yield from ()
+    def growth(self) -> GrowthEvent:
+        """The fields of a new event that say which item grows."""
+        return {"sequence_number": next(self.style.numbers), "item_id": self.id, "output_index": self.index}
 
-    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
-        """Events for more text. `scored`: the tokens since the last text."""
-        del scored
+    def whole(self, kind: Literal["response.output_item.added", "response.output_item.done"]) -> ItemEvent:
+        number = next(self.style.numbers)
+        return {"type": kind, "sequence_number": number, "output_index": self.index, "item": self.shown()}
+
+    def more(self, text: str, scored: Scored) -> OutputEvent:
+        """Add text. Returns its event. `scored`: the tokens since the last text."""
         self.pieces.append(text)
-        yield f"{self.growth}.delta", {**self.place, "delta": text}
+        return self.delta(text, scored)
 
     @abstractmethod
-    def close(self, scored: Scored) -> Iterator[OutputEvent]:
+    def delta(self, text: str, scored: Scored) -> OutputEvent:
+        """The event of more text."""
+
+    @abstractmethod
+    def close(self) -> Iterator[OutputEvent]:
         """Events before the item is done."""
 
     @abstractmethod
-    def shown(self) -> Json:
+    def shown(self) -> OutputItem:
         """The item as it is now."""
 
 
 class _Content(_Item):
     """An item with one part, which holds its text."""
 
-    def __init__(self, index: int, style: Style) -> None:
-        super().__init__(index, style)
-        self.place["content_index"] = 0
+    def part_growth(self) -> PartGrowthEvent:
+        return {**self.growth(), "content_index": 0}
 
-    def begin(self) -> Iterator[OutputEvent]:
-        yield "response.content_part.added", {**self.place, "part": self.part()}
+    def close(self) -> Iterator[OutputEvent]:
+        yield self.done()
+        yield self.whole_part("response.content_part.done")
 
-    def close(self, scored: Scored) -> Iterator[OutputEvent]:
-        yield f"{self.growth}.done", {**self.place, "text": self.text}
-        yield "response.content_part.done", {**self.place, "part": self.part()}
+    def whole_part(self, kind: Literal["response.content_part.added", "response.content_part.done"]) -> PartEvent:
+        return {"type": kind, **self.part_growth(), "part": self.part()}
+
+    @property
+    def has_part(self) -> bool:
+        """Whether the item shows its part. It does not before the first text."""
+        return bool(self.pieces) or self.status != "in_progress"
 
     @abstractmethod
-    def part(self) -> Json:
+    def part(self) -> ContentPart:
         """The part as it is now."""
 
-    def parts(self) -> list[Json]:
-        """The list of its part, which is empty before the first text."""
-        return [] if self.status == "in_progress" and not self.pieces else [self.part()]
+    @abstractmethod
+    def done(self) -> OutputEvent:
+        """The event with the whole text."""
 
 
 class _Message(_Content):
-    prefix, growth = "msg", "response.output_text"
+    prefix = "msg"
 
     def __init__(self, index: int, style: Style) -> None:
         super().__init__(index, style)
         self._logprobs: list[bytes] = []
         """The contents of JSON lists, each encoded once, because the whole list is sent five times."""
 
-    def more(self, text: str, scored: Scored) -> Iterator[OutputEvent]:
-        logprobs = self._add(scored)
-        for kind, fields in super().more(text, scored):
-            yield kind, {**fields, "logprobs": logprobs}
+    def delta(self, text: str, scored: Scored) -> OutputEvent:
+        logprobs = _list_of(self.add(scored))
+        return {"type": "response.output_text.delta", **self.part_growth(), "delta": text, "logprobs": logprobs}
 
-    def close(self, scored: Scored) -> Iterator[OutputEvent]:
-        self._add(scored)
-        done, part_done = super().close(scored)
-        yield done[0], {**done[1], "logprobs": _list_of(self._logprobs)}
-        yield part_done
+    def done(self) -> OutputEvent:
+        logprobs = _list_of(self._logprobs)
+        return {"type": "response.output_text.done", **self.part_growth(), "text": self.text, "logprobs": logprobs}
 
-    def _add(self, scored: Scored) -> orjson.Fragment:
+    def add(self, scored: Scored) -> list[bytes]:
+        """Add scored tokens. Returns the content of their list."""
         added = [dumps(self.style.logprobs(scored))[1:-1]] if scored else []
         self._logprobs += added
-        return _list_of(added)
+        return added
 
-    def part(self) -> Json:
+    def part(self) -> OutputText:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": _list_of(self._logprobs)}
 
-    def shown(self) -> Json:
-        item = {"id": self.id, "type": "message", "status": self.status, "role": "assistant"}
-        return {**item, "content": self.parts()}
+    def shown(self) -> OutputMessage:
+        return {
+            "id": self.id,
+            "type": "message",
+            "status": self.status,
+            "role": "assistant",
+            "content": [self.part()] if self.has_part else [],
+        }
 
 
-def _list_of(insides: list[bytes]) -> orjson.Fragment:
-    return orjson.Fragment(b"[" + b",".join(insides) + b"]")
+def _list_of(insides: list[bytes]) -> Sequence[TokenLogprob]:
+    """The list with these contents, for orjson to write."""
+    return cast("list[TokenLogprob]", orjson.Fragment(b"[" + b",".join(insides) + b"]"))
 
 
 class _Reasoning(_Content):
-    prefix, growth = "rs", "response.reasoning_text"
+    prefix = "rs"
 
-    def part(self) -> Json:
+    def delta(self, text: str, scored: Scored) -> OutputEvent:
+        return {"type": "response.reasoning_text.delta", **self.part_growth(), "delta": text}
+
+    def done(self) -> OutputEvent:
+        return {"type": "response.reasoning_text.done", **self.part_growth(), "text": self.text}
+
+    def part(self) -> ReasoningText:
         return {"type": "reasoning_text", "text": self.text}
 
-    def shown(self) -> Json:
-        item: Json = {"id": self.id, "type": "reasoning", "status": self.status, "summary": []}
-        if self.style.seals_reasoning:
-            item["encrypted_content"] = "" if self.status == "in_progress" else sealed(self.text)
-        return {**item, "content": self.parts()}
+    def shown(self) -> ReasoningItem:
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            **self._sealed(),
+            "content": [self.part()] if self.has_part else [],
+        }
+
+    def _sealed(self) -> SealedReasoning:
+        if not self.style.seals_reasoning:
+            return {}
+        return {"encrypted_content": "" if self.status == "in_progress" else sealed(self.text)}
 
 
 class _Call(_Item):
-    prefix, growth = "fc", "response.function_call_arguments"
+    prefix = "fc"
 
     def __init__(self, index: int, style: Style, start: ToolCallStart) -> None:
         super().__init__(index, style)
         self._start = start
 
-    def close(self, scored: Scored) -> Iterator[OutputEvent]:
-        yield f"{self.growth}.done", {**self.place, "name": self._start.name, "arguments": self.text}
+    def delta(self, text: str, scored: Scored) -> OutputEvent:
+        return {"type": "response.function_call_arguments.delta", **self.growth(), "delta": text}
 
-    def shown(self) -> Json:
-        item = {"id": self.id, "type": "function_call", "status": self.status}
-        return {**item, "call_id": self._start.id, "name": self._start.name, "arguments": self.text}
+    def close(self) -> Iterator[OutputEvent]:
+        name, text = self._start.name, self.text
+        yield {"type": "response.function_call_arguments.done", **self.growth(), "name": name, "arguments": text}
+
+    def shown(self) -> FunctionCallItem:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self._start.id,
+            "name": self._start.name,
+            "arguments": self.text,
+        }

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from inferd.engine.api.errors import RequestError
-from inferd.server.api.answer import Json, Shape
+from inferd.server.api.answer import Shape
 from inferd.server.api.body import Body, body_of, warned
 from inferd.server.api.query import query_of
 from inferd.server.api.respond import admit, respond, while_asked
@@ -25,6 +25,7 @@ from inferd.server.errors import table as errors
 from inferd.server.generate.deadline import until
 from inferd.server.generate.request import Caller, GenerateRequest
 from inferd.server.generate.stream import ChoiceStreams
+from inferd.server.schema.answers.responses import DeletedResponse, InputItem, InputItemList, ResponseObject
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from inferd.server.text.json_bytes import exact
 
@@ -81,7 +82,8 @@ class ResponsesApi:
         found = self._find(request)
         await self._background.cancel(request.state.tenant, found.id)
         self._store.delete(request.state.tenant, found.id)
-        return _json(orjson.dumps({"id": found.id, "object": "response", "deleted": True}))
+        answer: DeletedResponse = {"id": found.id, "object": "response", "deleted": True}
+        return _json(orjson.dumps(answer))
 
     async def input_items(
         self, request: Request, query: Annotated[InputItemsQuery, query_of(InputItemsQuery)]
@@ -122,7 +124,7 @@ class ResponsesApi:
         caller: Caller,
         conversation: ResponseContext,
         num_bytes: int,
-    ) -> Json:
+    ) -> ResponseObject:
         """Start a response in the background, and return its first state. `num_bytes`: size of its request. Raises
         `RequestError` if it cannot start."""
         if not self._store.keeps_any:
@@ -169,7 +171,7 @@ class ResponsesApi:
 
 def _page(context: bytes, query: InputItemsQuery) -> bytes:
     """A page of the list of items. Raises `RequestError` if the query's `after` names none of them."""
-    items: list[Json] = orjson.loads(context)
+    items: list[InputItem] = orjson.loads(context)
     if query.order != "asc":
         items.reverse()
     if query.after is not None:
@@ -178,8 +180,14 @@ def _page(context: bytes, query: InputItemsQuery) -> bytes:
             raise errors.invalid_value("after", query.after, "No input item of this response has this id.")
         items = items[place + 1 :]
     shown = items[: query.limit or _DEFAULT_LIMIT]
-    ends: Json = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return exact(orjson.dumps({"object": "list", "data": shown, **ends, "has_more": len(shown) < len(items)}))
+    page: InputItemList = {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(shown) < len(items),
+    }
+    return exact(orjson.dumps(page))
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> Response:
