@@ -11,7 +11,7 @@ import pytest
 
 from tests.mutants import run as mutants
 
-RUNNING_SET = mutants.ROOT / "engine" / "sched" / "running.py"
+WAITING_QUEUE = mutants.ROOT / "engine" / "sched" / "fairness" / "queue.py"
 
 JUDGE = """
 import json, sys
@@ -49,7 +49,7 @@ def test_every_target_has_tests() -> None:
 )
 def test_a_mistake_that_tests_see_is_killed_and_another_survives(limit_s: int, expected: dict[str, str]) -> None:
     """Without time no mutant is begun, and none is reported as broken."""
-    command = [sys.executable, "-c", JUDGE, str(RUNNING_SET), str(limit_s)]
+    command = [sys.executable, "-c", JUDGE, str(WAITING_QUEUE), str(limit_s)]
     done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == expected
