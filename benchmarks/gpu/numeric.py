@@ -147,12 +147,19 @@ def _paged_attention(inputs: Inputs) -> Numeric:
 
 
 def _linear(*, is_invariant: bool) -> Make:
+    """Few rows, and with results in fp32 also more than the kernel for few rows takes."""
+
     def make(inputs: Inputs) -> Numeric:
         linear = _op("linear", "linear")
         choices = _op("linear", "Choices")(is_invariant=is_invariant)
         implementation = "triton_invariant" if is_invariant else "triton_few_rows"
-        arguments = (inputs.randn(3, 260), inputs.randn(112, 260), inputs.randn(112))
-        return Numeric(lambda x, w, b: linear(w, b, choices)(x), arguments, op="linear", implementation=implementation)
+
+        def call(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+            wide = linear(weight, bias, choices, torch.float32)
+            return linear(weight, bias, choices)(x[:3]), wide(x[:3]), wide(x)
+
+        arguments = (inputs.randn(20, 260), inputs.randn(112, 260), inputs.randn(112))
+        return Numeric(call, arguments, op="linear", implementation=implementation)
 
     return make
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from inferd.engine.layers.parameter import Parameter
@@ -15,14 +16,22 @@ from inferd.kernels.linear.fused import FewRows, Gate
 
 
 class Linear:
-    """[T, in_size] -> [T, out_size]. Usable when all its parameters are written.
+    """[T, in_size] -> [T, out_size] in `out_dtype`: the placement's dtype (None), or float32. Usable when all its
+    parameters are written.
 
     Raises `QuantizationError` for a shape that the placement's scheme cannot store.
     """
 
-    def __init__(self, in_size: int, out_size: int, place: Placement, has_bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        place: Placement,
+        has_bias: bool = False,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
         place.scheme.check(out_size, in_size)
-        self._scheme = place.scheme
+        self._scheme, self._out_dtype = place.scheme, out_dtype
         self._apply: Apply | None = None
         self._few_rows: FewRows | None = None
         needed = dict(place.scheme.takes(out_size, in_size, place.dtype))
@@ -44,7 +53,7 @@ class Linear:
     def _take(self, name: str, tensor: Tensor) -> None:
         self._taken[name] = tensor
         if len(self._taken) == len(self._parameters):
-            self._apply = self._scheme.bind(**{"bias": None, **self._taken})
+            self._apply = self._scheme.bind(**{"bias": None, **self._taken}, out_dtype=self._out_dtype)
             self._taken.clear()
             if isinstance(self._apply, FewRows):
                 self._few_rows = self._apply

@@ -81,7 +81,8 @@ class Decoder:
         layers = range(arch.num_layers)
         self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
         self._norm = stream_norm(arch, place)
-        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, replace(place, scheme=recipe.head))
+        head = replace(place, scheme=recipe.head)
+        self._lm_head = Linear(arch.hidden_size, arch.vocab_size, head, out_dtype=torch.float32)
         self._kv_places = {
             layer: (group, plane)
             for group, members in enumerate(arch.cache_groups)
@@ -134,10 +135,11 @@ class Decoder:
         return self._norm(x) if residual is None else self._norm.add(x, residual)[0]
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. As transformers does, values are rounded to
-        the model's dtype first."""
-        rounded = self._lm_head(hidden)
-        logits = rounded.to(torch.float32) if out is None else out.copy_(rounded)
+        """[R, hidden] -> [R, vocab] fp32, written to `out` if it is given. They are the sums of the head's products and
+        never rounded to the model's dtype, because steps of 1/16 would make ties decide answers."""
+        logits = self._lm_head(hidden)
+        if out is not None:
+            logits = out.copy_(logits)
         if self.arch.logits_divisor != 1.0:
             logits = logits.div_(self.arch.logits_divisor)
         cap = self.arch.final_softcap

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec
+from inferd.engine.quant.scheme import Apply, FromWeight, TensorSpec, giving
 from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, quantize_weight
 
 
@@ -22,9 +23,10 @@ class Fp8(FromWeight):
     def check(self, out_size: int, in_size: int) -> None:
         """Every shape is allowed."""
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales = quantize_weight(weight)
-        return linear_fp8(q, scales, bias, weight.dtype, is_invariant=self._is_invariant)
+        bind = partial(linear_fp8, q, scales, bias, is_invariant=self._is_invariant)
+        return giving(out_dtype, weight.dtype, bind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,16 @@ class StoredFp8:
         return given
 
     def bind(
-        self, weight: Tensor, bias: Tensor | None, weight_scale: Tensor, input_scale: Tensor | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_scale: Tensor,
+        input_scale: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> Apply:
         """`input_scale` [out, 1] holds, for each row, the scale of the stored tensor that the row came from. Fused
         matrices see the same activations, so the largest of their scales holds for all."""
         scales = weight_scale if self.has_blocks else weight_scale.squeeze(1)
         quantize = None if input_scale is None else quantize_static(float(input_scale.max()))
-        return linear_fp8(weight, scales, bias, self.dtype, quantize, is_invariant=self.is_invariant)
+        bind = partial(linear_fp8, weight, scales, bias, quantize=quantize, is_invariant=self.is_invariant)
+        return giving(out_dtype, self.dtype, bind)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError, giving
 from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
@@ -21,9 +24,9 @@ class Int8(FromWeight):
                 f"{out_size} x {in_size} has more: serve it unquantized"
             )
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales = quantize_int8(weight)
-        return linear_int8(q, scales, bias, weight.dtype)
+        return giving(out_dtype, weight.dtype, partial(linear_int8, q, scales, bias))
 
 
 class Int4(FromWeight):
@@ -39,6 +42,6 @@ class Int4(FromWeight):
                 f"{in_size % GROUP_SIZE} left over: serve it in int8 or unquantized"
             )
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales = quantize_int4(weight)
-        return linear_int4(q, scales, bias, weight.dtype)
+        return giving(out_dtype, weight.dtype, partial(linear_int4, q, scales, bias))

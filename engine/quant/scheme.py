@@ -48,7 +48,7 @@ class Scheme(Protocol):
     @property
     def bind(self) -> Callable[..., Apply]:
         """A function that takes the tensors of `takes` and `bias` ([out] or None) as keywords, and returns the layer:
-        x [T, in] -> [T, out].
+        x [T, in] -> [T, out]. Its keyword `out_dtype` is the dtype of results: that of x (None), or float32.
 
         The tensors are needed during the call only, unless the scheme stores them unchanged.
         """
@@ -62,6 +62,15 @@ class FromWeight:
         return {"weight": TensorSpec((out_size, in_size), dtype)}
 
 
+def giving(out_dtype: torch.dtype | None, dtype: torch.dtype, bind: Callable[[torch.dtype], Apply]) -> Apply:
+    """The layer of x in `dtype` that gives `out_dtype`. `bind(d)` is a layer that quantizes x in d and gives d: from a
+    wider copy of x it computes the same."""
+    if out_dtype is None or out_dtype == dtype:
+        return bind(dtype)
+    apply = bind(out_dtype)
+    return lambda x: apply(x.to(out_dtype))
+
+
 class Dense(FromWeight):
     """The weight in the model's dtype."""
 
@@ -73,8 +82,8 @@ class Dense(FromWeight):
     def check(self, out_size: int, in_size: int) -> None:
         """Every shape is allowed."""
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
-        return linear(weight, bias, self._choices)
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
+        return linear(weight, bias, self._choices, out_dtype)
 
 
 DENSE = Dense()

@@ -11,6 +11,10 @@ fp32 has no such property.
 
 On a GPU a kernel of our own multiplies few rows, and the vendor's library many (`cuda.py`). The library's bits may
 depend on the number of rows; `Choices.is_invariant` takes one kernel for any number instead.
+
+Products are summed in fp32 and rounded to the inputs' dtype, or kept in fp32 for the logits' layer. oneDNN can only
+round, so it multiplies twice for that. The C++ kernel then takes a sixth to half of its time even without AVX-512 BF16,
+where oneDNN rounds faster (1 to 256 rows of 49152 x 576, 2 cores of the Zen 4, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -47,32 +51,50 @@ class Choices:
 
 
 ANY = Choices()
-Bind = Callable[[Tensor, Tensor | None, Choices], Apply]
+Bind = Callable[[Tensor, Tensor | None, Choices, torch.dtype], Apply]
 
 
 class Key(NamedTuple):
     device_type: str
     dtype: torch.dtype
     is_invariant: bool = False
+    is_wide: bool = False
+    """Whether results are float32 though inputs are narrower."""
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.float32 if self.is_wide else self.dtype
 
 
-def _bind_cpp(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
-    return cpu.bind(weight, bias)
+def _bind_cpp(weight: Tensor, bias: Tensor | None, _: Choices, out_dtype: torch.dtype) -> Apply:
+    return cpu.bind(weight, bias, out_dtype)
 
 
-def _bind_packed(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
+def _bind_packed(weight: Tensor, bias: Tensor | None, _: Choices, out_dtype: torch.dtype) -> Apply:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS_HINT)
 
     def apply(x: Tensor) -> Tensor:
         rows = x if x.shape[0] > 1 else torch.cat([x, x])
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+        if out_dtype != x.dtype:
+            # A second product subtracts the first before it rounds: twice the mantissa (relative error below 2^-17).
+            rest = torch.ops.mkldnn._linear_pointwise.binary(rows, -out, packed, bias, "add")
+            out = out.to(out_dtype).add_(rest)
         return out[: x.shape[0]]
 
     return apply
 
 
-def _bind_plain(weight: Tensor, bias: Tensor | None, _: Choices) -> Apply:
-    return lambda x: torch.nn.functional.linear(x, weight, bias)
+def _bind_plain(weight: Tensor, bias: Tensor | None, _: Choices, out_dtype: torch.dtype) -> Apply:
+    return lambda x: plain(x, weight, bias, out_dtype)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """x W^T + b by torch's own products, in the dtype of x or in float32."""
+    if out_dtype == x.dtype:
+        return torch.nn.functional.linear(x, weight, bias)
+    out = torch.mm(x, weight.T, out_dtype=out_dtype) if x.is_cuda else x.to(out_dtype) @ weight.to(out_dtype).T
+    return out if bias is None else out.add_(bias)
 
 
 def _refuses_packed(key: Key) -> str | None:
@@ -109,7 +131,7 @@ def _refuses_plain(key: Key) -> str | None:
 LINEAR: Op[Key, Bind] = Op(
     "linear",
     [
-        Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype)),
+        Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype, key.out_dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
         Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
         Implementation(
@@ -120,11 +142,13 @@ LINEAR: Op[Key, Bind] = Op(
 )
 
 
-def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY) -> Apply:
+def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY, out_dtype: torch.dtype | None = None) -> Apply:
     """The layer as a function of x [T, in] that gives [T, out], all in one dtype. weight [out, in], bias [out].
 
-    It may be more than a function: see `fused.FewRows`. Raises `KernelError` if `choices` require an invariant
-    product and no kernel for it can run.
+    With `out_dtype` float32 results are not rounded to the dtype of x. The layer may be more than a function: see
+    `fused.FewRows`. Raises `KernelError` if `choices` require an invariant product and no kernel for it can run.
     """
-    key = Key(weight.device.type, weight.dtype, choices.is_invariant)
-    return LINEAR.resolve(key)(weight, bias, choices)
+    out_dtype = out_dtype or weight.dtype
+    assert out_dtype in (weight.dtype, torch.float32)
+    key = Key(weight.device.type, weight.dtype, choices.is_invariant, out_dtype != weight.dtype)
+    return LINEAR.resolve(key)(weight, bias, choices, out_dtype)

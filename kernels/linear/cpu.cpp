@@ -47,6 +47,7 @@ struct Problem {
     const int32_t* packed;
     void* out;
     int64_t rows, x_stride, k, n;
+    bool is_wide;  // whether results are fp32, whatever the other dtypes
 };
 
 inline int64_t lanes_of(int64_t k, int size) { return (k + size - 1) / size; }
@@ -150,14 +151,22 @@ class Panel {
     }
 
     void put(int64_t row, int64_t column, vf value) {
-        T* place = static_cast<T*>(p_.out) + row * p_.n + column;
+        const int64_t place = row * p_.n + column;
         const T* bias = static_cast<const T*>(p_.bias);
         const int left = int(std::min<int64_t>(LANES, p_.n - column));
-        if (left == LANES) {
-            store(place, bias ? value + load(bias + column) : value);
-        } else {
-            store_part(place, bias ? value + load_part(bias + column, left) : value, left);
-        }
+        if (bias) value += left == LANES ? load(bias + column) : load_part(bias + column, left);
+        if (p_.is_wide)
+            write(static_cast<float*>(p_.out) + place, value, left);
+        else
+            write(static_cast<T*>(p_.out) + place, value, left);
+    }
+
+    template <class Out>
+    static void write(Out* place, vf value, int count) {
+        if (count == LANES)
+            store(place, value);
+        else
+            store_part(place, value, count);
     }
 };
 
@@ -229,10 +238,10 @@ static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, 
 INFERD_EXPORT(linear_pack)
 
 // x [rows, k], `x_stride` elements from row to row; the last lane of each row must be readable in full. bias [n] or
-// null; out [rows, n].
-static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows,
-                   int64_t x_stride, int64_t k, int64_t n, int64_t dtype, int64_t num_threads) {
-    Problem p{x, bias, static_cast<const int32_t*>(packed), out, rows, x_stride, k, n};
+// null; out [rows, n] of `out_dtype`: that of x, or fp32.
+static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows, int64_t x_stride,
+                   int64_t k, int64_t n, int64_t dtype, int64_t out_dtype, int64_t num_threads) {
+    Problem p{x, bias, static_cast<const int32_t*>(packed), out, rows, x_stride, k, n, out_dtype == 0};
     if (dtype == 0)
         run<float>(p, int(num_threads));
     else

@@ -12,11 +12,13 @@ from inferd.kernels import native
 _LANES = 16
 
 
-def refuses(device_type: str, dtype: torch.dtype) -> str | None:
+def refuses(device_type: str, dtype: torch.dtype, out_dtype: torch.dtype) -> str | None:
     """Why it cannot run; None if it can."""
-    reason = native.refuses(device_type, dtype)
+    reason = native.refuses(device_type, dtype, out_dtype)
     if reason is not None:
         return reason
+    if out_dtype != dtype:
+        return None  # oneDNN needs two products
     level = native.level()
     if not level.startswith("avx512"):
         return f"needs AVX-512; these kernels are compiled for {level}"
@@ -25,8 +27,8 @@ def refuses(device_type: str, dtype: torch.dtype) -> str | None:
     return None
 
 
-def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Pack `weight` [N, K], without keeping the original."""
+def bind(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Pack `weight` [N, K], without keeping the original. Results are in the weight's dtype or in float32."""
     out_size, in_size = weight.shape
     dtype = weight.dtype
     code, lane_size = native.DTYPE_CODES[dtype], 4 // weight.element_size()
@@ -44,7 +46,7 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
             x = torch.nn.functional.pad(x, (0, 1))
         elif x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=dtype)
+        out = torch.empty((x.shape[0], out_size), dtype=out_dtype)
         multiply(
             x.data_ptr(),
             packed.data_ptr(),
@@ -55,6 +57,7 @@ def bind(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
             in_size,
             out_size,
             code,
+            native.DTYPE_CODES[out_dtype],
             torch.get_num_threads(),
         )
         return out

@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from inferd.kernels.linear import Choices
+from inferd.kernels.linear import Choices, plain
 from inferd.kernels.linear.fused import Gate
 from inferd.kernels.linear.triton import few_rows
 from inferd.kernels.linear.tuning import FEW_ROWS, LIBRARY, Case, Table, bucket, cases
@@ -28,8 +28,8 @@ _RULE = Table("any")
 class Product:
     """x W^T + b. Offers the measurements of this weight to the table in `choices`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, choices: Choices) -> None:
-        self.weight, self.bias = weight.contiguous(), bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, choices: Choices, out_dtype: torch.dtype) -> None:
+        self.weight, self.bias, self._out_dtype = weight.contiguous(), bias, out_dtype
         self._table = choices.table or _RULE
         out_size, in_size = weight.shape
         self._cases = {case.num_rows: case for case in cases(out_size, in_size, str(weight.dtype))}
@@ -44,8 +44,8 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_few(x.shape[0]):
-            return few_rows(x, self.weight, self.bias)
-        return torch.nn.functional.linear(x, self.weight, self.bias)
+            return few_rows(x, self.weight, self.bias, out_dtype=self._out_dtype)
+        return plain(x, self.weight, self.bias, self._out_dtype)
 
 
 def norm_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -131,18 +131,19 @@ def few_rows(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """residual + act(norm(x) W^T + b), with the parts that are given; x [T, in], T at most `MAX_ROWS`.
 
     `gate`: apply silu or gelu to the results of the first half of the weight's rows, and multiply by those of the
-    second.
+    second. `out_dtype`: that of x by default, or float32.
     """
     num_rows, in_size = x.shape
     assert num_rows <= MAX_ROWS and weight.is_contiguous(), f"{num_rows} rows; at most {MAX_ROWS} are allowed"
     x = x if x.stride(1) == 1 else x.contiguous()
     out_size = weight.shape[0] // (1 if gate is None else 2)
-    out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
-    block_n, block_k = _few_rows_tile(out_size, gate is not None)
+    out = torch.empty((num_rows, out_size), dtype=out_dtype or x.dtype, device=x.device)
+    block_n, block_k = _few_rows_tile(out_size, gate is not None, out.dtype != x.dtype)
     _few_rows[(triton.cdiv(out_size, block_n),)](
         x,
         weight,
@@ -169,17 +170,19 @@ def few_rows(
     return out
 
 
-def bind_invariant(weight: Tensor, bias: Tensor | None, _: object = None) -> Callable[[Tensor], Tensor]:
+def bind_invariant(
+    weight: Tensor, bias: Tensor | None, _: object, out_dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
     weight = weight.contiguous()
     out_size, in_size = weight.shape
 
     def apply(x: Tensor) -> Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
         num_rows = x.shape[0]
-        out = torch.empty((num_rows, out_size), dtype=x.dtype, device=x.device)
+        out = torch.empty((num_rows, out_size), dtype=out_dtype, device=x.device)
         if not num_rows:
             return out
-        block_m, num_warps = _invariant_tile(num_rows, x.dtype)
+        block_m, num_warps = _invariant_tile(num_rows, x.dtype, out_dtype != x.dtype)
         _invariant[(triton.cdiv(num_rows, block_m) * triton.cdiv(out_size, _INVARIANT_N),)](
             x,
             weight,
@@ -201,19 +204,23 @@ def bind_invariant(weight: Tensor, bias: Tensor | None, _: object = None) -> Cal
     return apply
 
 
-def _few_rows_tile(out_size: int, has_gate: bool) -> tuple[int, int]:
-    """(weight rows, inputs) of a tile, by the weight's shape alone. Gives about two programs for each of 132
-    processors, and stages of 8 to 16 KiB of weights: at 4.8 TB/s a processor needs about 30 KiB on their way."""
+def _few_rows_tile(out_size: int, has_gate: bool, is_wide: bool) -> tuple[int, int]:
+    """(weight rows, inputs) of a tile, by the layer alone. Gives about two programs for each of 132 processors, and
+    stages of 8 to 16 KiB of weights: at 4.8 TB/s a processor needs about 30 KiB on their way. With wide results (fp32
+    from narrower inputs) the tile of 32 x 256 would spill on sm_100."""
     if has_gate:
         return (16, 128) if out_size <= 16384 else (32, 128)
     if out_size <= 8192:
         return 16, 256
-    return (32, 256) if out_size <= 16384 else (64, 128)
+    return (32, 256) if out_size <= 16384 and not is_wide else (64, 128)
 
 
-def _invariant_tile(num_rows: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(rows of a tile, warps), with a warp group for each 64 rows."""
-    return (64, 4) if num_rows <= 64 or dtype == torch.float32 else (128, 8)
+def _invariant_tile(num_rows: int, dtype: torch.dtype, is_wide: bool) -> tuple[int, int]:
+    """(rows of a tile, warps), with a warp group for each 64 rows. With wide results two groups would spill on
+    sm_100, so one computes both halves of a tile."""
+    if num_rows <= 64 or dtype == torch.float32:
+        return 64, 4
+    return 128, 4 if is_wide else 8
 
 
 def _invariant_step(dtype: torch.dtype) -> int:
@@ -223,10 +230,11 @@ def _invariant_step(dtype: torch.dtype) -> int:
 
 def shipped() -> Iterator[Shipped]:
     """Forms without a norm include float16, which `fused` refuses with one. A bias or a gate changes no instruction's
-    name. Norms of one plus their weight are in fp32."""
+    name. Norms of one plus their weight are in fp32. Layers that give fp32 have no bias."""
     parts: tuple[tuple[str, dict[str, bool]], ...] = (
         ("linear_few_rows", {}),
         ("linear_few_rows bias", {"HAS_BIAS": True}),
+        ("linear_few_rows out fp32", {}),
         ("norm_linear", {"HAS_NORM": True}),
         ("norm_linear bias", {"HAS_NORM": True, "HAS_BIAS": True}),
         ("linear_residual", {"HAS_RESIDUAL": True}),
@@ -237,10 +245,12 @@ def shipped() -> Iterator[Shipped]:
         ("norm_gate_up gelu norm fp32", {"HAS_NORM": True, "HAS_GATE": True}),
     )
     flags = dict.fromkeys(("HAS_BIAS", "HAS_NORM", "HAS_RESIDUAL", "HAS_GATE", "IS_SILU"), False)
-    in_half = [(name, given, "fp16") for name, given in parts if name in ("linear_few_rows", "linear_residual")]
+    halves = ("linear_few_rows", "linear_few_rows out fp32", "linear_residual")
+    in_half = [(name, given, "fp16") for name, given in parts if name in halves]
     for name, given, dtype_name in (*((name, given, "bf16") for name, given in parts), *in_half):
+        out = "fp32" if name.endswith("out fp32") else dtype_name
         for block_n, block_k in dict.fromkeys(
-            _few_rows_tile(size, "HAS_GATE" in given) for size in (4096, 16384, 65536)
+            _few_rows_tile(size, "HAS_GATE" in given, out != dtype_name) for size in (4096, 16384, 65536)
         ):
             yield _form(
                 name.split()[0],
@@ -249,16 +259,19 @@ def shipped() -> Iterator[Shipped]:
                 dtype_name,
                 {**flags, **given, "BLOCK_N": block_n, "BLOCK_K": block_k, "ROWS": MAX_ROWS},
                 4,
-                norm="fp32" if name.endswith("fp32") else dtype_name,
+                norm="fp32" if name.endswith("norm fp32") else dtype_name,
+                out=out,
             )
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
-            for block_m, num_warps in dict.fromkeys(_invariant_tile(num_rows, dtype) for num_rows in (64, 128)):
+        name = DTYPES[dtype]
+        forms = dict.fromkeys(((False, name), (dtype == torch.bfloat16, name), (False, "fp32")))
+        for has_bias, out in forms:
+            for block_m, num_warps in dict.fromkeys(_invariant_tile(rows, dtype, out != name) for rows in (64, 128)):
                 yield _form(
                     "linear_invariant",
-                    f"{DTYPES[dtype]}{' bias' if has_bias else ''} tile {block_m}",
+                    f"{name}{' bias' if has_bias else ''}{'' if out == name else ' out fp32'} tile {block_m}",
                     _invariant,
-                    DTYPES[dtype],
+                    name,
                     {
                         "HAS_BIAS": has_bias,
                         "BLOCK_M": block_m,
@@ -266,15 +279,18 @@ def shipped() -> Iterator[Shipped]:
                         "BLOCK_K": _invariant_step(dtype),
                     },
                     num_warps,
+                    out=out,
                 )
 
 
 def _form(
-    op: str, config: str, kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int, norm: str = ""
+    op: str, config: str, kernel: Any, dtype: str, constants: dict[str, Any], num_warps: int, out: str, norm: str = ""
 ) -> Shipped:
     names = [name for name in kernel.arg_names if name not in constants]
     others = {"num_rows": "i32", "out_size": "i32", "in_size": "i32", "x_stride": "i32", "eps": "fp32"}
-    others["norm"] = f"*{norm}"
+    others |= {"norm": f"*{norm}", "out": f"*{out}"}
+    if not constants.get("HAS_RESIDUAL"):
+        others["residual"] = f"*{out}"  # a launch passes `out` in its place
     return Shipped(
         op=op,
         config=config,

@@ -59,7 +59,7 @@ class Multiplied(FromWeight):
     def check(self, out_size: int, in_size: int) -> None:
         pass
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         def apply(x: Tensor) -> Tensor:
             q, scales = self._quantize(x)
             wide = scales.unsqueeze(1) if scales.dim() == 1 else scales.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]

@@ -23,8 +23,11 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 """Tolerance relative to the largest result."""
 
 
-def linear_of(weight: Tensor, bias: Tensor | None = None, scheme: Scheme = DENSE) -> Linear:
-    linear = Linear(weight.shape[1], weight.shape[0], Placement(weight.dtype, CPU, scheme), bias is not None)
+def linear_of(
+    weight: Tensor, bias: Tensor | None = None, scheme: Scheme = DENSE, out_dtype: torch.dtype | None = None
+) -> Linear:
+    place = Placement(weight.dtype, CPU, scheme)
+    linear = Linear(weight.shape[1], weight.shape[0], place, bias is not None, out_dtype)
     for name, parameter in linear.parameters():
         parameter.write(0, weight if name == "weight" or bias is None else bias)
     return linear
@@ -43,6 +46,19 @@ def test_equals_the_product(dtype: torch.dtype, has_bias: bool, in_size: int, ou
     assert (result.double() - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
 
+@pytest.mark.parametrize("scheme", [DENSE, Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_results_in_fp32_are_those_before_the_rounding(scheme: Scheme, has_bias: bool, num_rows: int) -> None:
+    weight, bias = torch.randn(77, 320).bfloat16(), torch.randn(77).bfloat16() if has_bias else None
+    x = torch.randn(num_rows, 320).bfloat16()
+    wide = linear_of(weight, bias, scheme, torch.float32)(x)
+    assert wide.dtype == torch.float32
+    expected = linear_of(weight.float(), None if bias is None else bias.float(), scheme)(x.float())
+    assert (wide - expected).abs().max() < 8e-6 * expected.abs().max()
+    assert (wide.bfloat16() - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
 @pytest.fixture(params=[1, 2, 3])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
@@ -52,8 +68,12 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (512, 1536), (1536, 512), (250, 77), (2048, 256)])
-def test_a_row_is_its_own(dtype: torch.dtype, in_size: int, out_size: int, num_threads: int) -> None:
-    linear = linear_of(torch.randn(out_size, in_size).to(dtype), torch.randn(out_size).to(dtype))
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_a_row_is_its_own(
+    dtype: torch.dtype, out_dtype: torch.dtype | None, in_size: int, out_size: int, num_threads: int
+) -> None:
+    weight, bias = torch.randn(out_size, in_size).to(dtype), torch.randn(out_size).to(dtype)
+    linear = linear_of(weight, bias, out_dtype=out_dtype)
     row = torch.randn(1, in_size).to(dtype)
     alone = linear(row)[0]
     for num_rows in (1, 2, 3, 8, 17, 64):

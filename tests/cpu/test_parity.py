@@ -49,6 +49,20 @@ def test_logits_are_as_near_to_fp64_as_transformers_own(case: Case, dtype: torch
     assert rms(broken - exact) > 2 * allowed
 
 
+def test_logits_keep_the_sums_of_the_head(case: Case, tmp_path: Path) -> None:
+    """Equal to transformers if its head is computed in fp32 from hidden states in bf16. Divided and capped, too."""
+    case.save(tmp_path, torch.bfloat16)
+    model = load_transformers(tmp_path, torch.bfloat16)
+    hidden: list[Tensor] = []
+    model.lm_head.register_forward_pre_hook(lambda _, args: (hidden.append(args[0][0]), (args[0].float(),))[1])
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.float())
+    theirs = model(torch.randint(0, 211, (1, NUM_TOKENS))).logits[0]
+    ours = load_decoder(tmp_path, torch.bfloat16, {}, case.max_positions).logits(hidden[0])
+    allowed = 8e-6 * rms(theirs)
+    assert theirs.dtype == torch.float32 and rms(ours - theirs) < allowed
+    assert rms(ours.bfloat16() - theirs) > 50 * allowed
+
+
 def test_greedy_ids_equal_generate(case: Case, tmp_path: Path) -> None:
     case.save(tmp_path)
     prompt = torch.randint(0, 211, (19,)).tolist()

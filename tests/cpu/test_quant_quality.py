@@ -47,7 +47,7 @@ class BrokenInt8(Int8):
     def __init__(self, change: Change) -> None:
         self._change = change
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         return linear_int8(*self._change(*quantize_int8(weight)), bias, weight.dtype)
 
 
@@ -55,7 +55,7 @@ class BrokenInt4(Int4):
     def __init__(self, change: Change) -> None:
         self._change = change
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         return linear_int4(*self._change(*quantize_int4(weight)), bias, weight.dtype)
 
 
@@ -63,7 +63,7 @@ class BrokenFp8(Fp8):
     def __init__(self, change: Change) -> None:
         self._change = change
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         return linear_fp8(*self._change(*quantize_weight(weight)), bias, weight.dtype)
 
 
@@ -119,7 +119,7 @@ def test_the_bound_sees_broken_floating_8_bits(change: str) -> None:
 class PlainInt4(Int4):
     """Int4 with the usual scale: max |w| / 7."""
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         groups = weight.unflatten(1, (-1, GROUP_SIZE))
         scales = (groups.abs().amax(2) / 7).to(torch.bfloat16)
         q = (groups / scales.unsqueeze(2)).round().clamp(-8, 7) + 8

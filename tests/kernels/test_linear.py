@@ -39,8 +39,8 @@ def kernel(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def layer(weight: Tensor, bias: Tensor | None, kernel: str) -> Any:
-    return linear(weight, bias, Choices(is_invariant=kernel == "triton_invariant"))
+def layer(weight: Tensor, bias: Tensor | None, kernel: str, out_dtype: torch.dtype | None = None) -> Any:
+    return linear(weight, bias, Choices(is_invariant=kernel == "triton_invariant"), out_dtype)
 
 
 def error(result: Tensor, expected: Tensor) -> float:
@@ -57,6 +57,17 @@ def test_equals_the_product(kernel: str, dtype: torch.dtype, out_size: int, in_s
     for x, added in ((wide[:, :in_size], None), (wide[:1, 3:], bias)):
         expected = x.double() @ weight.double().T + (0 if added is None else added.double())
         assert error(layer(weight, added, kernel)(x), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_in_fp32_are_not_rounded(kernel: str, dtype: torch.dtype) -> None:
+    weight, bias, x = torch.randn(35, 96).to(dtype), torch.randn(35).to(dtype), torch.randn(5, 96).to(dtype)
+    expected = x.double() @ weight.double().T + bias.double()
+    result = layer(weight, bias, kernel, torch.float32)(x)
+    assert result.dtype == torch.float32 and error(result, expected) < 2e-6
+    assert error(result.to(dtype), expected) > 100 * 2e-6
+    if kernel == "triton_few_rows":
+        assert torch.equal(result.to(dtype), layer(weight, bias, kernel)(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -77,7 +77,7 @@ def working_parts(arch: Arch, precision: Precision, work: Workload) -> tuple[Par
         Part("slots", _slots(arch, work)),
         Part("activations", _activations(arch, precision, work)),
         Part("partial sums", _partials(arch, work)),
-        Part("logits", _logits(arch, precision, work)),
+        Part("logits", _logits(arch, work)),
         Part("recorded steps", _recorded(arch, precision, work)),
         Part("standby", _standby(work)),
         Part("processes", term(BASE_BYTES, "B")),
@@ -131,16 +131,18 @@ def _partials(arch: Arch, work: Workload) -> Formula:
 
 
 def _recorded(arch: Arch, precision: Precision, work: Workload) -> Formula:
-    """Memory that a GPU's recorded decode steps share: logits in the dtype and in fp32, and tensors between layers."""
+    """Memory that a GPU's recorded decode steps share: logits as the head gives them and as they are kept, and tensors
+    between layers."""
     if work.device == "cpu":
         return NOTHING
     num_rows = next((rows for rows in GPU_ROW_BUCKETS if rows >= work.num_seqs), GPU_ROW_BUCKETS[-1])
     width = term(3) * term(arch.hidden_size) + term(arch.qkv_size)
-    width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size) + term(arch.vocab_size)
-    return term(num_rows, "rows") * (width * precision.dtype_bytes + term(arch.vocab_size) * term(_FP32_BYTES, "B"))
+    width += term(3 if arch.has_gate else 2) * term(arch.intermediate_size)
+    logits = term(2) * term(arch.vocab_size) * term(_FP32_BYTES, "B")
+    return term(num_rows, "rows") * (width * precision.dtype_bytes + logits)
 
 
-def _logits(arch: Arch, precision: Precision, work: Workload) -> Formula:
+def _logits(arch: Arch, work: Workload) -> Formula:
     num_rows = min(work.num_seqs, work.step_tokens)
-    copies = precision.dtype_bytes + term(_LOGITS_COPIES) * term(_FP32_BYTES, "B")
+    copies = term(_LOGITS_COPIES, "copies") * term(_FP32_BYTES, "B")
     return term(num_rows, "rows") * term(arch.vocab_size) * copies
