@@ -1,7 +1,8 @@
-"""A checkpoint as files: its config.json, and the tensors that its safetensors headers list.
+"""A checkpoint as files: its config.json, and the tensors that its safetensors headers list. Or one GGUF file, whose
+header holds the same.
 
 It reads no tensor data and imports no torch, so that a wrong checkpoint is refused in seconds, before an engine exists.
-It reads safetensors only, because a pickled checkpoint can carry code.
+It reads no pickles, because a pickled checkpoint can carry code.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
+from inferd.engine.arch.gguf.tensors import StoredTensor
 from inferd.engine.arch.weights import named_in_full
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
@@ -30,29 +34,34 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor, as a safetensors header states it."""
+    """One tensor, as the header of its file states it."""
 
     name: str
     """Name in the file."""
     dtype: str
-    """Dtype in the header's spelling: "BF16", "F32", ..."""
+    """Dtype in the header's spelling: "BF16", "F32", ..., or a type of blocks in a GGUF file: "Q4_0"."""
     shape: tuple[int, ...]
     file: Path
     num_bytes: int
+    gguf: StoredTensor | None = None
+    """Place and form in a GGUF file; None in a safetensors file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory with a `config.json` and the headers of its safetensors files."""
+    """A directory with a `config.json` and the headers of its safetensors files, or a GGUF file."""
 
     path: Path
     config: dict[str, Any]
+    """Content of config.json. A GGUF file's is made from its metadata."""
     tensors: dict[str, TensorInfo]
     """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out."""
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
         """Read config and headers. Raises a `ModelError` that names the file and its fault."""
+        if is_gguf(path):
+            return cls._of_gguf(path)
         config = read_json(path / "config.json")
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(path):
@@ -62,6 +71,16 @@ class Checkpoint:
                 tensors[info.name] = info
         _check_num_layers(path, config, len(tensors))
         return cls(path, config, named_in_full(tensors))
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Checkpoint:
+        file = read_gguf(path)
+        tensors = {}
+        for name, stored in file.tensors.items():
+            tensor = stored.tensor
+            kind = tensor.type.name
+            tensors[name] = TensorInfo(tensor.name, kind, tensor.shape, stored.file, tensor.num_bytes, stored)
+        return cls(path, file.config, tensors)
 
     @property
     def is_embedded(self) -> bool:
@@ -76,7 +95,7 @@ class Checkpoint:
             return stated.removeprefix("torch.")
         bytes_by_dtype: dict[str, int] = {}
         for info in self.tensors.values():
-            if _DTYPE_BYTES[info.dtype] > 1:
+            if _DTYPE_BYTES.get(info.dtype, 0) > 1:
                 bytes_by_dtype[info.dtype] = bytes_by_dtype.get(info.dtype, 0) + info.num_bytes
         most = max(bytes_by_dtype, key=lambda name: bytes_by_dtype[name], default="F32")
         return {"BF16": "bfloat16", "F16": "float16"}.get(most, "float32")
@@ -84,6 +103,22 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(info.num_bytes for info in self.tensors.values())
+
+
+def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
+    """A function from the name of a JSON file to its content, or to None if the checkpoint has no such file.
+
+    A GGUF file is read once, and config.json, generation_config.json, tokenizer.json and tokenizer_config.json are made
+    from its metadata. Both functions raise `ModelError`.
+    """
+    if is_gguf(path):
+        return read_gguf(path).document
+    return lambda name: read_json(path / name) if (path / name).exists() else None
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold the weights. Raises `ModelError` if there are none, or one is missing."""
+    return parts_of(path) if is_gguf(path) else _weight_files(path)
 
 
 def read_json(file: Path) -> dict[str, Any]:

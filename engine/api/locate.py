@@ -1,10 +1,11 @@
-"""Finds a model's directory: the embedded model, a local directory, or a model of the hub, which is downloaded.
+"""Finds a model: the embedded one, a local directory or GGUF file, or a model of the hub, which is downloaded.
 
-The engine gets the directory and does not import this module: importing the hub's library takes a tenth of a second.
+The engine gets the path and does not import this module: importing the hub's library takes a tenth of a second.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf
 
 EMBEDDED_NAME = "tiny"
 """Name of the embedded model on the command line."""
@@ -20,38 +22,45 @@ EMBEDDED_NAME = "tiny"
 _FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
 """A name with such an ending is a file. No hub id has one."""
 
+_HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)", re.ASCII)
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
 
 def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_FILES) -> Path:
-    """The directory of `model`: the embedded one, a local directory, or a hub id (downloaded, with progress on stderr).
+    """The path of `model`: the embedded one, a local directory or GGUF file, or a model of the hub (downloaded, with
+    progress on stderr): its id, or `id:quant` for the one GGUF file that has `quant` in its name.
 
     `files` are patterns of the files to download. With `HF_HUB_OFFLINE=1` only cached files are used. Raises
     `ModelError`.
     """
     if model == EMBEDDED_NAME:
         return EMBEDDED_PATH
-    directory = _local_directory(model)
-    if directory is not None:
-        return directory
+    found = _local(model)
+    if found is not None:
+        return found
     if model.endswith(_FILE_SUFFIXES):
         raise ModelError(f"no file {model}; give a directory, a hub id (organisation/name) or `{EMBEDDED_NAME}`")
     if model.startswith((".", "/", "~")):
         raise ModelError(f"no directory {model}")
+    hub_gguf = _HUB_GGUF.fullmatch(model)
+    if hub_gguf is not None:
+        return _download_gguf(hub_gguf[1], hub_gguf[2], revision)
     if model.count("/") != 1:
         hint = "" if "/" in model else f"; the embedded model is `{EMBEDDED_NAME}`"
         raise ModelError(f"{model} is neither a directory nor a hub id (organisation/name){hint}")
     return _download(model, revision, files)
 
 
-def _local_directory(model: str) -> Path | None:
-    """The directory named `model`; None if nothing has that name. Raises `ModelError` for a file, and if the path
-    cannot be read."""
+def _local(model: str) -> Path | None:
+    """The directory or GGUF file named `model`; None if nothing has that name. Raises `ModelError` for another file,
+    and if the path cannot be read."""
     path = local_path(model)
     if path is None:
         return None
-    if not path.is_dir():
-        raise ModelError(f"{model} is a file; give the directory that holds its config.json")
+    if not path.is_dir() and not is_gguf(path):
+        raise ModelError(f"{model} is a file; give a GGUF file, or the directory that holds its config.json")
     return path.resolve()
 
 
@@ -65,6 +74,36 @@ def local_path(model: str) -> Path | None:
         raise ModelError(f"{model} begins with the home of a user who has no home; give the whole path") from error
     except OSError as error:
         raise ModelError(f"cannot look at {model}: {error.strerror}") from error
+
+
+def _download_gguf(repo_id: str, quant: str, revision: str | None) -> Path:
+    """The GGUF file of the hub that has `quant` in its name; the first part if it is split."""
+    try:
+        asked = snapshot_download(repo_id, revision=revision, allow_patterns=["*.gguf"], dry_run=True)
+        names = [info.filename for info in asked]
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError):
+        # Out of reach, or refused: what is cached may do, and otherwise `_download` says why not.
+        folder = _download(repo_id, revision, ())
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    chosen = _with_quant(repo_id, names, quant)
+    return _download(repo_id, revision, chosen) / chosen[0]
+
+
+def _with_quant(repo_id: str, names: Sequence[str], quant: str) -> list[str]:
+    """The one GGUF file of `names` with `quant` as a part of its name, or all parts of the one split file. Raises
+    `ModelError` if there are none or several."""
+    is_part = re.compile(rf"(?:^|[-./_ ]){re.escape(quant)}(?:[-./]|$)", re.IGNORECASE)
+    models = [name for name in names if not Path(name).name.startswith("mmproj")]
+    found: dict[str, list[str]] = {}
+    for name in sorted(models):
+        whole = _PART.sub("", name.removesuffix(".gguf"))
+        if is_part.search(whole):
+            found.setdefault(whole, []).append(name)
+    if len(found) != 1:
+        listed = ", ".join(list(found) or sorted(_PART.sub("", name.removesuffix(".gguf")) for name in models))
+        why = f"{len(found)} GGUF files" if found else "no GGUF file"
+        raise ModelError(f"{repo_id} has {why} with {quant} as a part of the name; it has: {listed or 'no GGUF file'}")
+    return next(iter(found.values()))
 
 
 def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:

@@ -33,7 +33,7 @@ class ModelFacts:
         contradictions = weights(arch).compare({name: info.shape for name, info in checkpoint.tensors.items()})
         if contradictions:
             raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
-        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items()}
+        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
         for name, found, known in weights(arch).wrong_dtypes(dtypes):
             raise ModelError(
                 f"{checkpoint.path}: {name} is stored as {found}; by config.json it is one of: {', '.join(known)}"

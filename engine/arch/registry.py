@@ -85,6 +85,11 @@ def _as_stored(arch: Arch, fields: Fields, family: Family) -> Arch:
     return arch
 
 
+def tensor_names(architecture: str) -> TensorNames:
+    """Names of the tensors of a known architecture."""
+    return _FAMILIES[architecture].names
+
+
 def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
     return weight_map(arch, _FAMILIES[arch.architecture].names)

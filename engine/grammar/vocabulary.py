@@ -1,39 +1,47 @@
 """The checkpoint's vocabulary for llguidance: the bytes of every token, and the tokenizer for text.
 
-Built from tokenizer.json, plus the tokens that only tokenizer_config.json adds. Embedding rows without a token are
-never allowed.
+Built from tokenizer.json, plus the tokens that only tokenizer_config.json adds, or from a GGUF file. Embedding rows
+without a token are never allowed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLTokenizer
 
-from inferd.engine.api.checkpoint import read_json
+from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.grammar.ports import GrammarError
 
 
 def load_vocabulary(path: Path, vocab_size: int) -> LLTokenizer:
-    """`path`: the checkpoint's folder. `vocab_size`: number of embedding rows. Raises `GrammarError` for a tokenizer it
-    cannot read."""
-    file = path / "tokenizer.json"
-    if not file.is_file():
-        raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")
+    """`path`: the checkpoint's folder, or its GGUF file. `vocab_size`: number of embedding rows. Raises `GrammarError`
+    for a tokenizer it cannot read."""
     try:
-        text = _with_added_tokens(file.read_text(encoding="utf-8"), path / "tokenizer_config.json")
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=_eos_ids(path))
+        read = documents_of(path)
+        return LLTokenizer(_text_of(path, read), n_vocab=vocab_size, eos_token=_eos_ids(read))
     except (ValueError, KeyError, TypeError, ModelError) as error:
         raise GrammarError(f"the tokenizer of {path.name} cannot constrain output: {str(error)[:200]}") from error
 
 
-def _with_added_tokens(text: str, config_file: Path) -> str:
+def _text_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> str:
+    """The text of tokenizer.json. That of a folder is not parsed if it is complete."""
+    if is_gguf(path):
+        return json.dumps(read("tokenizer.json"))
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise GrammarError(f"{path.name} has no tokenizer.json, which constrained output is built from")
+    return _with_added_tokens(file.read_text(encoding="utf-8"), read("tokenizer_config.json") or {})
+
+
+def _with_added_tokens(text: str, config: Mapping[str, Any]) -> str:
     """The text of tokenizer.json, with the tokens that the configuration adds."""
-    if not config_file.is_file():
-        return text
-    added = read_json(config_file).get("added_tokens_decoder")
+    added = config.get("added_tokens_decoder")
     if not isinstance(added, dict) or not added:
         return text
     tokenizer = json.loads(text)
@@ -45,12 +53,11 @@ def _with_added_tokens(text: str, config_file: Path) -> str:
     return json.dumps(tokenizer)
 
 
-def _eos_ids(path: Path) -> list[int] | None:
+def _eos_ids(read: Callable[[str], dict[str, Any] | None]) -> list[int] | None:
     """The ids that end an answer according to the checkpoint; None leaves them to the tokenizer's own names."""
     ids: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
-        file = path / name
-        given = read_json(file).get("eos_token_id") if file.is_file() else None
+        given = (read(name) or {}).get("eos_token_id")
         for token_id in given if isinstance(given, list) else [given]:
             if type(token_id) is int:
                 ids[token_id] = None

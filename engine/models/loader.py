@@ -1,7 +1,7 @@
-"""Loads a checkpoint's safetensors into a decoder: tensor by tensor, each copied once, every parameter proven complete.
+"""Loads a checkpoint's weights into a decoder: tensor by tensor, each copied once, every parameter proven complete.
 
-It reads safetensors only, because a pickled checkpoint can carry code. Before it reads any weights, it compares the
-headers with the architecture and reports every difference at once.
+It reads safetensors and GGUF only, because a pickled checkpoint can carry code. Before it reads any weights, it
+compares the headers with the architecture and reports every difference at once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from inferd.engine.arch.registry import weights
 from inferd.engine.arch.weights import Part, QuantizedSource, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
+from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Rows
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.recipe import Recipe, recipes
@@ -100,7 +101,8 @@ class _Load:
         """Rows of our parameters. Raises `CheckpointError` for numbers that no checkpoint should hold."""
         source = self.source
         if isinstance(source, Source):
-            yield _floats(source, _read(self.tensors[""]), parameters[source.parameter].dtype)
+            for row, values in _parts(self.tensors[""]):
+                yield _floats(source, row, values, parameters[source.parameter].dtype)
             return
         tensors = {suffix: _read(tensor) for suffix, tensor in self.tensors.items()}
         for name, row, values in READERS[source.format.name](source, tensors):
@@ -111,7 +113,8 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
     differences = weight_map.compare({name: tensor.shape for name, tensor in stored.items()})
     if differences:
         raise CheckpointError(f"the weights contradict config.json: {differences}")
-    for name, dtype, known in weight_map.wrong_dtypes({name: tensor.dtype for name, tensor in stored.items()}):
+    dtypes = {name: tensor.dtype for name, tensor in stored.items() if tensor.gguf is None}
+    for name, dtype, known in weight_map.wrong_dtypes(dtypes):
         raise CheckpointError(
             f"{name} in {stored[name].file} is stored as {dtype}; by config.json it is one of: {', '.join(known)}"
         )
@@ -122,12 +125,24 @@ def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:
             )
 
 
-def _floats(source: Source, values: Tensor, dtype: torch.dtype) -> Rows:
-    """The rows of a parameter in `dtype`. Raises `CheckpointError` for NaN and infinities."""
+def _parts(tensor: TensorInfo) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows) of a tensor. That of a GGUF file is dequantized part by part."""
+    if tensor.gguf is None:
+        yield 0, _read(tensor)
+        return
+    try:
+        yield from gguf.parts(tensor.gguf)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {tensor.file}: {error}") from error
+
+
+def _floats(source: Source, row: int, values: Tensor, dtype: torch.dtype) -> Rows:
+    """The rows of a parameter in `dtype`, from row `row` of the source on. Raises `CheckpointError` for NaN and
+    infinities."""
     if torch.finfo(values.dtype).max > torch.finfo(dtype).max:
         values = values.to(dtype)  # a large number becomes infinite here
     _check_finite(source.tensor, values)
-    return Rows(source.parameter, source.row, values)
+    return Rows(source.parameter, source.row + row, values)
 
 
 def _check_finite(name: str, values: Tensor) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from inferd.engine.api.checkpoint import weight_files
 from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.messages import STANDBY, Phase
 
@@ -38,7 +39,7 @@ def _prefetch_weights(checkpoint: Path) -> None:
     """Read weights that the file cache dropped now, so that the next engine's requests do not wait for them."""
     if sys.platform != "linux":
         return
-    for file in checkpoint.glob("*.safetensors"):
+    for file in weight_files(checkpoint):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from inferd.engine.api.checkpoint import Checkpoint, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.api.locate import EMBEDDED_NAME, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part, Workload
@@ -128,15 +129,14 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
 
 
 def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
-    """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone."""
+    """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone; a
+    GGUF file of the Hub is downloaded."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
-    if found is not None and found.is_file():
+    if found is not None and found.is_file() and not is_gguf(found):
         return ModelFacts.of_config(found, read_json(found)), None
-    if asked.model != EMBEDDED_NAME and found is None:
-        path = locate(asked.model, asked.revision, files=("config.json",)) / "config.json"
-        return ModelFacts.of_config(path, read_json(path)), None
-    path = locate(asked.model)
-    if not any(path.glob("*.safetensors*")):
+    path = locate(asked.model, asked.revision, files=("config.json",))
+    is_hub = asked.model != EMBEDDED_NAME and found is None
+    if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
         return ModelFacts.of_config(path, read_json(path / "config.json")), None
     checkpoint = Checkpoint.read(path)
     by_dtype = Counter[str]()

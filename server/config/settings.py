@@ -53,7 +53,7 @@ class Settings(BaseSettings):
 
     model: str = setting(
         "tiny",
-        "Hugging Face Hub id or local directory of the model, or tiny: the small model that comes with inferd.",
+        "Hugging Face Hub id, directory or GGUF file of the model, or tiny: the small model that comes with inferd.",
         panel=_MODEL,
     )
     revision: str | None = setting(None, "Branch, tag or commit of a Hub model.", panel=_MODEL)
@@ -257,11 +257,12 @@ class Settings(BaseSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names that clients may ask for. Answers carry the first. A local path shows only its last part."""
+        """Names that clients may ask for. Answers carry the first. A local path shows only its last part, and a GGUF
+        file its name without the ending."""
         if self.served_model_name:
             return self.served_model_name
-        is_path = self.model.startswith(("/", "./", "../", "~"))
-        return (Path(self.model).expanduser().resolve().name if is_path else self.model,)
+        is_path = self.model.startswith(("/", "./", "../", "~")) or self.model.endswith(".gguf")
+        return (Path(self.model).expanduser().resolve().name.removesuffix(".gguf") if is_path else self.model,)
 
     @property
     def trusts_this_machine(self) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from inferd.engine.api.checkpoint import read_json
+from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf
 from inferd.server.errors import table as errors
 from inferd.server.text.json_bytes import any_json
 from inferd.server.text.lanes import OvertimeError, TimeLimited
 from inferd.server.text.template import ChatTemplate
-from inferd.server.text.tokenizer import Tokenizer, load_pretrained
+from inferd.server.text.tokenizer import Pretrained, Tokenizer, load_pretrained, made_pretrained
 from inferd.server.tools.builtin import PLAIN_SYNTAX
 from inferd.server.tools.detect import AUTO, NO_FORMAT, Clues, detect
 from inferd.server.tools.fallback import Fallback, ToolSupport
@@ -45,7 +47,7 @@ class ServedModel:
 
     names: tuple[str, ...]
     path: Path
-    """The checkpoint's folder."""
+    """The checkpoint's folder, or its GGUF file."""
     root: str
     created: int
     """Unix seconds."""
@@ -73,13 +75,15 @@ class ServedModel:
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
     ) -> Self:
-        """Read the tokenizer and generation_config.json of a checkpoint folder. Raises `ModelError`."""
-        pretrained = load_pretrained(path)
-        tokenizer = Tokenizer(pretrained.backend_tokenizer, pretrained.special_tokens_map, pretrained.eos_token_id)
+        """Read the tokenizer and generation_config.json of a checkpoint folder, or those in a GGUF file. Raises
+        `ModelError`."""
+        read = documents_of(path)
+        pretrained = _pretrained_of(path, read)
+        tokenizer = Tokenizer(pretrained.backend, pretrained.special_tokens, pretrained.eos_token_id)
         templates = _templates_of(pretrained.chat_template)
         template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
         support = _tool_support(template)
-        generation, config = _generation_of(path), read_json(path / "config.json")
+        generation, config = read("generation_config.json") or {}, read("config.json") or {}
         clues = Clues(
             chat_template=templates if isinstance(templates, str) else "\n".join((templates or {}).values()),
             tokens=tokenizer.added_tokens,
@@ -90,7 +94,7 @@ class ServedModel:
         found = detect(clues, tool_format, reasoning_format)
         if template is not None:
             template = template.with_fallback(Fallback(support, found.call_syntax or PLAIN_SYNTAX))
-        info = {"tokenizer_class": type(pretrained).__name__, **_json_of(path / "tokenizer_config.json")}
+        info = {"tokenizer_class": pretrained.class_name, **(read("tokenizer_config.json") or {})}
         return cls(
             names=names,
             path=path,
@@ -105,6 +109,12 @@ class ServedModel:
             format=found,
             tokenizer_info=_written({**info, "chat_template": template.source if template else None}),
         )
+
+
+def _pretrained_of(path: Path, read: Callable[[str], dict[str, Any] | None]) -> Pretrained:
+    if is_gguf(path):
+        return made_pretrained(path, read("tokenizer.json") or {}, read("tokenizer_config.json") or {})
+    return load_pretrained(path)
 
 
 def _tool_support(template: ChatTemplate | None) -> ToolSupport:
@@ -132,16 +142,6 @@ def _object_or_none(name: str, given: object) -> dict[str, Any] | None:
     if given is None or isinstance(given, dict):
         return given
     raise ModelError(f"tokenizer_config.json: {name} must be an object, but is {errors.shown(given)}")
-
-
-def _generation_of(path: Path) -> dict[str, object]:
-    """The content of generation_config.json. Raises `ModelError` if it is no JSON object."""
-    return _json_of(path / "generation_config.json")
-
-
-def _json_of(file: Path) -> dict[str, object]:
-    """The content of an optional file. Raises `ModelError` if it is no JSON object."""
-    return read_json(file) if file.exists() else {}
 
 
 def _written(info: dict[str, object]) -> bytes:

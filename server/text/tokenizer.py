@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -214,19 +216,57 @@ _MAX_FILE_BYTES = 128 * 2**20
 _READ_WHOLE = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
-def load_pretrained(path: Path) -> TokenizersBackend:
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A checkpoint's tokenizer, and what its configuration says about it."""
+
+    backend: Backend
+    special_tokens: Mapping[str, object]
+    """Tokens that chat templates may name, such as "bos_token"."""
+    eos_token_id: int | None
+    class_name: str
+    chat_template: object
+    response_template: object = None
+
+
+def load_pretrained(path: Path) -> Pretrained:
     """The checkpoint's tokenizer as transformers reads it. Raises `ModelError`."""
     for file in (file for pattern in _READ_WHOLE for file in path.glob(pattern) if file.is_file()):
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise ModelError(f"{file} is larger than {_MAX_FILE_BYTES} bytes: no file of a tokenizer is")
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")):
         raise ModelError(f"{path.name} holds no tokenizer: expected tokenizer.json beside the weights")
+    with _refused(path):
+        loaded = TokenizersBackend.from_pretrained(path, local_files_only=True)
+    if not isinstance(loaded, TokenizersBackend):
+        raise ModelError(f"the tokenizer of {path.name} is a {type(loaded).__name__}, which is not served")
+    return Pretrained(
+        loaded.backend_tokenizer,
+        loaded.special_tokens_map,
+        loaded.eos_token_id,
+        type(loaded).__name__,
+        loaded.chat_template,
+        loaded.response_template,
+    )
+
+
+def made_pretrained(path: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> Pretrained:
+    """The tokenizer of a GGUF file, from the content of tokenizer.json and tokenizer_config.json. Raises
+    `ModelError`."""
+    with _refused(path):
+        backend = Backend.from_str(json.dumps(tokenizer))
+    special = {name: token for name, token in config.items() if name.endswith("_token") and isinstance(token, str)}
+    eos = special.get("eos_token")
+    eos_token_id = None if eos is None else backend.token_to_id(eos)
+    return Pretrained(backend, special, eos_token_id, "TokenizersBackend", config.get("chat_template"))
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Raises `ModelError` for whatever a library raises for a tokenizer."""
     try:
-        pretrained = TokenizersBackend.from_pretrained(path, local_files_only=True)
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # Rust's panics are no `Exception`
         raise ModelError(f"the tokenizer of {path.name} cannot be loaded: {str(error)[:300]}") from error
-    if not isinstance(pretrained, TokenizersBackend):
-        raise ModelError(f"the tokenizer of {path.name} is a {type(pretrained).__name__}, which is not served")
-    return pretrained

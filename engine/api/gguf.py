@@ -1,0 +1,155 @@
+"""Opens a GGUF file, or the parts of a split one, and gives what the files of a checkpoint directory would hold."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import stat
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inferd.engine.api.errors import ModelError
+from inferd.engine.arch.gguf.config import FACTOR_TENSORS, Metadata, config_of, family_of
+from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
+from inferd.engine.arch.gguf.tensors import OriginalNames, StoredTensor
+from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
+from inferd.engine.arch.registry import tensor_names
+
+SUFFIX = ".gguf"
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_PARTS = 1000
+_MAX_FACTORS = 2**12
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The content of one file, or of all parts of a split one, without the weights."""
+
+    path: Path
+    metadata: Mapping[str, Value]
+    config: Json
+    tensors: Mapping[str, StoredTensor]
+    """Tensors by the names of the original checkpoint."""
+
+    def document(self, name: str) -> Json | None:
+        """The file `name` of the original checkpoint; None if it is not made from the metadata. Raises `ModelError`."""
+        if name == "config.json":
+            return self.config
+        try:
+            return _DOCUMENTS[name](self.metadata) if name in _DOCUMENTS else None
+        except GgufError as error:
+            raise ModelError(f"{self.path}: {error}") from error
+
+
+_DOCUMENTS: dict[str, Callable[[Mapping[str, Value]], Json]] = {
+    "tokenizer.json": tokenizer_of,
+    "tokenizer_config.json": tokenizer_config_of,
+    "generation_config.json": generation_config_of,
+}
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether this path is a GGUF file by its name. A checkpoint with another name is a directory."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the headers. Raises `ModelError` with the file, the rule and the value that breaks it."""
+    files = parts_of(path)
+    headers = [_header(file) for file in files]
+    _check_parts(files, headers)
+    found: dict[str, tuple[GgufTensor, Path]] = {}
+    for file, header in zip(files, headers, strict=True):
+        for tensor in header.tensors:
+            if tensor.name in found:
+                raise ModelError(f"tensor {tensor.name} is in both {found[tensor.name][1].name} and {file.name}")
+            found[tensor.name] = tensor, file
+    factors = {name: _values(*found[name]) for name in FACTOR_TENSORS if name in found}
+    try:
+        of = Metadata(headers[0].metadata, {name: tensor for name, (tensor, _) in found.items()}, factors)
+        config = config_of(of)
+        return GgufFile(path, of.values, config, _by_original_names(of, config, found))
+    except GgufError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of the model that `path` is the first part of. Raises `ModelError` if one is missing."""
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    count = int(part[3])
+    names = [f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, min(count, _MAX_PARTS) + 1)]
+    if count > _MAX_PARTS or path.name != names[0]:
+        raise ModelError(f"{path} is one of {count} parts, at most {_MAX_PARTS}: give the first, {part[1]}-00001-...")
+    missing = [name for name in names if not (path.parent / name).is_file()]
+    if missing:
+        raise ModelError(f"{path} has {count} parts, of which {len(missing)} are missing: {missing[0]}")
+    return [path.parent / name for name in names]
+
+
+def _check_parts(files: list[Path], headers: list[Header]) -> None:
+    """Raises `ModelError` if the headers contradict the names of the parts."""
+    for index, (file, header) in enumerate(zip(files, headers, strict=True)):
+        stated = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 1) or 1)
+        if stated != (index, len(files)):
+            raise ModelError(
+                f"{file}: by its metadata it is part {stated[0]!r} of {stated[1]!r}, counted from 0; by its name it is "
+                f"part {index} of {len(files)}. All parts must have the names that they were made with"
+            )
+
+
+def _header(file: Path) -> Header:
+    try:
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ModelError(f"{file} must be a regular file")
+        if not about.st_size:
+            raise ModelError(f"{file} is empty")
+        with file.open("rb") as stream:
+            num_bytes = min(about.st_size, MAX_HEADER_BYTES)
+            with mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ) as data:
+                return parse_header(data, about.st_size)
+    except FileNotFoundError as error:
+        raise ModelError(f"no file {file}") from error
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    except GgufError as error:
+        raise ModelError(f"{file}: {error}") from error
+
+
+def _values(tensor: GgufTensor, file: Path) -> tuple[float, ...]:
+    """The values of a short tensor in F32."""
+    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
+        rule = f"must be one row of at most {_MAX_FACTORS} values in F32"
+        raise ModelError(f"{file}: {tensor.name} {rule}, but is {tensor.type.name} {list(tensor.shape)}")
+    try:
+        with file.open("rb") as stream:
+            stream.seek(tensor.begin)
+            return struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.num_bytes))
+    except (OSError, struct.error) as error:
+        raise ModelError(f"cannot read {tensor.name} of {file}: {error}") from error
+
+
+def _by_original_names(
+    of: Metadata, config: Json, found: Mapping[str, tuple[GgufTensor, Path]]
+) -> dict[str, StoredTensor]:
+    names = tensor_names(config["architectures"][0])
+    heads = [config[name] for name in ("num_attention_heads", "num_key_value_heads")]
+    if not all(type(count) is int and count > 0 for count in heads):
+        raise GgufError(f"{of.architecture}.attention.head_count and head_count_kv must be above 0, but are {heads}")
+    original = OriginalNames(family_of(of), names, *heads)
+    tensors: dict[str, StoredTensor] = {}
+    for name, (tensor, file) in found.items():
+        named = original.of(name)
+        if named is not None:
+            if named[0] in tensors:
+                raise GgufError(f"{name} and {tensors[named[0]].tensor.name} are both {named[0]}")
+            tensors[named[0]] = StoredTensor(tensor, file, named[1])
+    return tensors

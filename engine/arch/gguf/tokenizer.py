@@ -1,0 +1,309 @@
+"""Turns the metadata of a GGUF file into tokenizer.json, tokenizer_config.json and generation_config.json.
+
+It knows byte-level BPE ("gpt2") and SentencePiece's BPE ("llama"). It knows no tokenizer library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from inferd.engine.arch.gguf.header import GgufError, Value
+from inferd.engine.arch.gguf.splitters import SPLITTERS, Splitter
+
+Json = dict[str, Any]
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_SPACE = "\u2581"
+"""Character that stands for a space in SentencePiece's tokens."""
+
+_ENDS = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
+     "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
+)  # fmt: skip
+"""Tokens that end an answer. A file states one or two of those that its model uses, so llama.cpp knows them by name."""
+
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+             "repetition_penalty": "penalty_repeat"}  # fmt: skip
+
+
+class Vocabulary:
+    """The keys `tokenizer.ggml.*` of one file, checked."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        """Raises `GgufError` for a key of another type, and for lists of different lengths."""
+        self._values = values
+        self.kind: str = self._get("model", str, None)
+        self.tokens = self._tokens()
+        size = len(self.tokens)
+        self.types: Sequence[int] = self._list("token_type", size) or (_NORMAL,) * size
+        self.scores: Sequence[float] = self._list("scores", size)
+
+    def flag(self, name: str, default: bool) -> bool:
+        found: bool = self._get(name, bool, default)
+        return found
+
+    def token_id(self, name: str, default: int | None = None) -> int | None:
+        """The id that `name` states. Raises `GgufError` if it is outside of the vocabulary."""
+        key = f"tokenizer.ggml.{name}"
+        found = self._values.get(key, default)
+        if found is None or (key not in self._values and not self._is_id(found)):
+            return None
+        if not self._is_id(found):
+            raise GgufError(f"{key} must be an id from 0 to {len(self.tokens) - 1}, but is {found!r}")
+        assert isinstance(found, int)
+        return found
+
+    def merges(self) -> list[list[str]] | None:
+        """The file's merges as pairs of tokens; None if it has none."""
+        if "tokenizer.ggml.merges" not in self._values:
+            return None
+        pairs = []
+        for merge in self._get("merges", list, None):
+            cut = merge.find(" ", 1)
+            if cut < 0:
+                raise GgufError(f"tokenizer.ggml.merges must hold two tokens in each item, but holds {merge[:80]!r}")
+            pairs.append([merge[:cut], merge[cut + 1 :]])
+        return pairs
+
+    def text(self, name: str) -> str | None:
+        found = self._values.get(f"tokenizer.ggml.{name}")
+        return found if isinstance(found, str) else None
+
+    def _is_id(self, value: object) -> bool:
+        return type(value) is int and 0 <= value < len(self.tokens)
+
+    def _tokens(self) -> list[str]:
+        tokens: list[str] = self._get("tokens", list, None)
+        if not tokens or not isinstance(tokens[0], str):
+            raise GgufError("tokenizer.ggml.tokens must be a list of texts")
+        named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+        if len(set(named)) < len(named):
+            seen: dict[str, int] = {}
+            for index, token in enumerate(named):
+                if seen.setdefault(token, index) != index:
+                    raise GgufError(
+                        f"tokenizer.ggml.tokens holds {token[:80]!r} twice, as {seen[token]} and as {index}"
+                    )
+        return named
+
+    def _list(self, name: str, size: int) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._get(name, tuple, ())
+        if found and len(found) != size:
+            raise GgufError(f"tokenizer.ggml.{name} must have an item for each of {size} tokens, but has {len(found)}")
+        return found
+
+    def _get(self, name: str, kind: type, default: Any) -> Any:
+        found = self._values.get(f"tokenizer.ggml.{name}", default)
+        if found is None:
+            raise GgufError(f"the metadata lacks tokenizer.ggml.{name}")
+        if not isinstance(found, kind):
+            raise GgufError(f"tokenizer.ggml.{name} must be a {kind.__name__}, but is {str(found)[:80]!r}")
+        return found
+
+
+def tokenizer_of(values: Mapping[str, Value]) -> Json:
+    """tokenizer.json of the model. Raises `GgufError` for a kind of tokenizer or a splitter that is not known."""
+    vocabulary = Vocabulary(values)
+    kinds: dict[str, Callable[[Vocabulary, str], Json]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if vocabulary.kind not in kinds:
+        raise GgufError(f"tokenizer.ggml.model must be one of {', '.join(kinds)}, but is {vocabulary.kind[:80]!r}")
+    architecture = str(values.get("general.architecture", ""))
+    made = kinds[vocabulary.kind](vocabulary, architecture)
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": list(_added_tokens(vocabulary, architecture)),
+        **made,
+        "post_processor": _post_processor(vocabulary),
+    }  # fmt: skip
+
+
+def tokenizer_config_of(values: Mapping[str, Value]) -> Json:
+    """tokenizer_config.json: special tokens and the chat template. Raises `GgufError` for a template that is none."""
+    vocabulary = Vocabulary(values)
+    ids = {name: vocabulary.token_id(key, default) for name, key, default in _special(vocabulary)}
+    return {
+        **{name: vocabulary.tokens[token_id] for name, token_id in ids.items() if token_id is not None},
+        "add_bos_token": _adds_bos(vocabulary),
+        "add_eos_token": vocabulary.flag("add_eos_token", False),
+        "chat_template": _chat_template(values),
+    }
+
+
+def generation_config_of(values: Mapping[str, Value]) -> Json:
+    """generation_config.json: the ids that end an answer, and the recommended sampling."""
+    vocabulary = Vocabulary(values)
+    eos = vocabulary.token_id("eos_token_id", 2 if vocabulary.kind == "llama" else None)
+    ids = [eos, vocabulary.token_id("eot_token_id"), vocabulary.token_id("eom_token_id")]
+    ids += [
+        index
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if token in _ENDS and kind in (_CONTROL, _USER_DEFINED)
+    ]
+    sampling = {name: values.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+    found: Json = {name: value for name, value in sampling.items() if value is not None}
+    return {"eos_token_id": [token_id for token_id in dict.fromkeys(ids) if token_id is not None], **found}
+
+
+def _special(vocabulary: Vocabulary) -> tuple[tuple[str, str, int | None], ...]:
+    """(name in tokenizer_config.json, key of the id, id if the file does not state it)."""
+    bos, eos, unknown = (1, 2, 0) if vocabulary.kind == "llama" else (None, None, None)
+    return (
+        ("bos_token", "bos_token_id", bos),
+        ("eos_token", "eos_token_id", eos),
+        ("unk_token", "unknown_token_id", unknown),
+        ("pad_token", "padding_token_id", None),
+    )
+
+
+def _chat_template(values: Mapping[str, Value]) -> str | Json | None:
+    """One template, or several by name. A text without any tag is the name of a template, as old files have it."""
+    named = {"default": values.get("tokenizer.chat_template")}
+    listed = values.get("tokenizer.chat_templates", [])
+    names = listed if isinstance(listed, list) else []
+    named |= {name: values.get(f"tokenizer.chat_template.{name}") for name in names}
+    for name, text in named.items():
+        key = "tokenizer.chat_template" + ("" if name == "default" else f".{name}")
+        if text is not None and (not isinstance(text, str) or ("{{" not in text and "{%" not in text)):
+            raise GgufError(f"{key} must be a Jinja template, but is {str(text)[:80]!r}")
+    found = {name: text for name, text in named.items() if text is not None}
+    return found["default"] if list(found) == ["default"] else found or None  # type: ignore[return-value]
+
+
+def _byte_level(vocabulary: Vocabulary, _: str) -> Json:
+    splitter = _splitter_of(vocabulary)
+    merges = vocabulary.merges()
+    if merges is None:
+        raise GgufError("the metadata lacks tokenizer.ggml.merges")
+    return {
+        "normalizer": None if splitter.normalizer is None else {"type": splitter.normalizer},
+        "pre_tokenizer": splitter.json(),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _model(vocabulary.tokens, vocabulary.types, merges, ignore_merges=splitter.keeps_known_words),
+    }
+
+
+def _splitter_of(vocabulary: Vocabulary) -> Splitter:
+    name = vocabulary.text("pre")
+    if name in (None, "default"):
+        raise GgufError(
+            "the metadata lacks tokenizer.ggml.pre, which says how texts are cut into words: an old converter made the "
+            "file; convert the model again, or fetch a newer file"
+        )
+    if name not in SPLITTERS:
+        raise GgufError(f"tokenizer.ggml.pre {name[:80]!r} is not known; known are: {', '.join(SPLITTERS)}")
+    return SPLITTERS[name]
+
+
+def _sentencepiece(vocabulary: Vocabulary, architecture: str) -> Json:
+    tokens, types, scores = vocabulary.tokens, list(vocabulary.types), vocabulary.scores
+    has_prefix = vocabulary.flag("add_space_prefix", True)
+    if architecture.startswith("gemma"):
+        # The file writes tokens of several spaces as spaces. Its scores do not follow the order of merges; ids do.
+        spaces = [index for index, token in enumerate(tokens) if " " in token and not token.strip(" ")]
+        tokens = [_SPACE * len(token) if index in set(spaces) else token for index, token in enumerate(tokens)]
+        types = [_NORMAL if kind == _USER_DEFINED else kind for kind in types]
+        scores = range(0, -len(tokens), -1)
+    merges = vocabulary.merges()
+    if merges is None:
+        if not scores:
+            raise GgufError("the metadata lacks tokenizer.ggml.scores, and has no merges")
+        merges = _merges_of(tokens, types, scores)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    steps: list[Json] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if has_prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = vocabulary.token_id("unknown_token_id", 0)
+    prefix = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    model = _model(tokens, types, merges, unk_token=None if unknown is None else tokens[unknown])
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, replace]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": {**model, "fuse_unk": True, "byte_fallback": True},
+    }
+
+
+def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+    """Every pair of tokens that makes a token, the one with the highest score first.
+
+    SentencePiece merges whatever makes the token with the highest score, and writes no merges.
+    """
+    ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
+    found: list[tuple[float, int, int, int, int]] = []
+    for token, index in ids.items():
+        for cut in range(1, len(token)):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
+            if left is not None and right is not None:
+                found.append((-scores[index], -cut, cut - len(token), left, right))
+    found.sort()
+    return [[tokens[left], tokens[right]] for *_, left, right in found]
+
+
+def _model(
+    tokens: Sequence[str],
+    types: Sequence[int],
+    merges: list[list[str]],
+    *,
+    ignore_merges: bool = False,
+    unk_token: str | None = None,
+) -> Json:
+    """`model` of tokenizer.json. Rows of the embedding without a token, which files call [PAD17], stay without."""
+    vocab = {
+        token: index
+        for index, token in enumerate(tokens)
+        if types[index] != _UNUSED or token not in (f"[PAD{index}]", f"[EMPTY_{index}]")
+    }
+    return {
+        "type": "BPE", "dropout": None, "unk_token": unk_token, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": ignore_merges,
+        "vocab": vocab, "merges": merges,
+    }  # fmt: skip
+
+
+def _added_tokens(vocabulary: Vocabulary, architecture: str) -> Iterator[Json]:
+    """Tokens that are found in a text before it is cut into words."""
+    is_phi3 = architecture == "phi3" and vocabulary.kind == "llama"
+    is_gemma = architecture.startswith("gemma")
+    for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind not in (_CONTROL, _UNKNOWN, _USER_DEFINED) or (is_gemma and not token.strip(" ")):
+            continue
+        # No file says which tokens swallow the blanks behind them; Phi-3's do.
+        rstrip = is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>")
+        yield {
+            "id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": rstrip,
+            "normalized": False, "special": kind != _USER_DEFINED,
+        }  # fmt: skip
+
+
+def _adds_bos(vocabulary: Vocabulary) -> bool:
+    splitter = SPLITTERS.get(vocabulary.text("pre") or "")
+    default = vocabulary.kind == "llama" or (splitter is not None and splitter.begins_with_bos)
+    return vocabulary.flag("add_bos_token", default)
+
+
+def _post_processor(vocabulary: Vocabulary) -> Json | None:
+    """Adds BOS before a text and EOS behind it, if the file asks for them."""
+    is_llama = vocabulary.kind == "llama"
+    bos = vocabulary.token_id("bos_token_id", 1 if is_llama else None) if _adds_bos(vocabulary) else None
+    ends = vocabulary.flag("add_eos_token", False)
+    eos = vocabulary.token_id("eos_token_id", 2 if is_llama else None) if ends else None
+    if bos is None and eos is None:
+        return None
+
+    def template(name: str, type_id: int) -> list[Json]:
+        added = [
+            None if token_id is None else {"SpecialToken": {"id": vocabulary.tokens[token_id], "type_id": type_id}}
+            for token_id in (bos, eos)
+        ]
+        parts = (added[0], {"Sequence": {"id": name, "type_id": type_id}}, added[1])
+        return [part for part in parts if part is not None]
+
+    used = {vocabulary.tokens[token_id]: token_id for token_id in (bos, eos) if token_id is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": template("A", 0),
+        "pair": [*template("A", 0), *template("B", 1)],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]} for token, index in used.items()},
+    }
