@@ -51,12 +51,13 @@ class Joined:
 
     @property
     def bind(self) -> Callable[..., Apply]:
-        def bind(bias: Tensor | None, **tensors: Tensor) -> Apply:
+        def bind(bias: Tensor | None, out_dtype: torch.dtype | None = None, **tensors: Tensor) -> Apply:
             applies, row = [], 0
             for number, (scheme, num_rows) in enumerate(self.parts):
                 prefix = f"part{number}."
                 own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-                applies.append(scheme.bind(bias=None if bias is None else bias[row : row + num_rows], **own))
+                part_bias = None if bias is None else bias[row : row + num_rows]
+                applies.append(scheme.bind(bias=part_bias, out_dtype=out_dtype, **own))
                 row += num_rows
             return lambda x: torch.cat([apply(x) for apply in applies], 1)
 
