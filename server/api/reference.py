@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from inferd.server.api.routes import ROUTES
+from inferd.server.api import routes
 from inferd.server.errors import anthropic as anthropic_errors
 from inferd.server.errors import table as errors
 from inferd.server.observability.metrics import Metrics
@@ -22,7 +23,7 @@ from inferd.server.schema.chat import TOOL_WITHOUT_EFFECT, ChatRequest
 from inferd.server.schema.completions import CompletionRequest
 from inferd.server.schema.embeddings import EmbeddingRequest
 from inferd.server.schema.generation import OUTPUT, PROMPT, REQUEST, SAMPLING, STOPPING, TOOLS
-from inferd.server.schema.json_schema import Schema, schema_of, types_of
+from inferd.server.schema.json_schema import Schema, inlined, schema_of, schemas_of_answers, types_of
 from inferd.server.schema.model import RequestModel
 from inferd.server.schema.response_items import ITEM_WITHOUT_EFFECT
 from inferd.server.schema.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
@@ -49,6 +50,12 @@ _NESTED_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "input[]": ITEM_WITHOUT_EFFECT,
     "input[].content[]": messages.PART_WITHOUT_EFFECT,
 }
+_ANSWERS: dict[str, Any] = {
+    "chat": routes.CHAT.answer, "chat stream": routes.CHAT.events, "completions": routes.COMPLETIONS.answer,
+    "completions stream": routes.COMPLETIONS.events, "responses": routes.RESPONSES.answer,
+    "messages": routes.MESSAGES.answer, "embeddings": routes.EMBEDDINGS.answer, "/tokenize": routes.TOKENIZE.answer,
+    "/v1/models": routes.MODELS.answer, "/state": routes.STATE.answer,
+}  # fmt: skip
 _COLUMNS = ("Field", "Type and bounds", "Default", "What it does", "APIs")
 
 
@@ -128,7 +135,7 @@ def _number(value: float | None) -> str:
 
 def _routes() -> str:
     rows = []
-    for route in ROUTES:
+    for route in routes.ROUTES:
         about = f"Not served (501). {route.missing}" if route.missing else route.about
         rows.append((f"`{route.method}`", f"`{route.path.replace(':path}', '}')}`", route.access.value, about))
     return _table(("Method", "Path", "Access", "What it does"), rows)
@@ -151,6 +158,33 @@ def _rows(types: dict[str, type[RequestModel]], is_wanted: Callable[[Schema], bo
     names = list(dict.fromkeys(row[0] for row in rows))
     for row, apis in sorted(rows.items(), key=lambda item: (item[0][2] != "required", names.index(item[0][0]))):
         yield (*row, ", ".join(apis))
+
+
+def _answers() -> str:
+    """Fields of answers that have a description."""
+    schemas, objects = schemas_of_answers(list(_ANSWERS.values()), "{model}")
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for api, schema in zip(_ANSWERS, schemas, strict=True):
+        for path, field in _fields_within(inlined(schema, objects), ""):
+            if "description" in field:
+                row = (f"`{path}`", " or ".join(map(rule_of, _options(field))), field["description"])
+                rows.setdefault(row, []).append(api)
+    return _table(("Field", "Type", "What it is", "Answers"), ((*row, ", ".join(apis)) for row, apis in rows.items()))
+
+
+def _fields_within(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
+    """(path, schema) of every field within a value, as in `choices[].index`."""
+    for option in _options(schema):
+        if "items" in option:
+            yield from _fields_within(option["items"], f"{path}[]")
+        for name, field in option.get("properties", {}).items():
+            where = f"{path}.{name}" if path else name
+            yield where, field
+            yield from _fields_within(field, where)
+
+
+def _options(schema: Schema) -> list[Schema]:
+    return [*schema.get("anyOf", ()), *schema.get("oneOf", ())] or [schema]
 
 
 def _embeddings() -> str:
@@ -247,6 +281,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "nested-without-effect": _nested_without_effect,
     "refused": lambda: _refused(_GENERATING | _EMBEDDING),
     "aliases": _aliases,
+    "answers": _answers,
     "errors": _errors,
     "limits": _limits,
     "metrics": _metrics,

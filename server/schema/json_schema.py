@@ -28,7 +28,7 @@ def schema_of(model: type[RequestModel]) -> Schema:
     """
     made = model.model_json_schema(schema_generator=_Generator)
     shared = made.pop("$defs", {})
-    schema: Schema = _inlined(made, shared)
+    schema: Schema = inlined(made, shared)
     properties = schema["properties"]
     for alias, name in model.aliases.items():
         properties[alias] = {**properties[name], "description": f"Another name of `{name}`."}
@@ -38,15 +38,15 @@ def schema_of(model: type[RequestModel]) -> Schema:
     return {**schema, "required": list(model.required), **({"allOf": only_one} if only_one else {})}
 
 
-def _inlined(value: Any, shared: Schema) -> Any:
+def inlined(value: Any, shared: Schema) -> Any:
     """`value` with the definition in place of every reference to one."""
     if isinstance(value, list):
-        return [_inlined(item, shared) for item in value]
+        return [inlined(item, shared) for item in value]
     if not isinstance(value, dict):
         return value
     if "$ref" in value:
-        return _inlined(shared[value["$ref"].rpartition("/")[2]], shared)
-    return {key: _inlined(item, shared) for key, item in value.items()}
+        return inlined(shared[value["$ref"].rpartition("/")[2]], shared)
+    return {key: inlined(item, shared) for key, item in value.items()}
 
 
 class _Generator(GenerateJsonSchema):
