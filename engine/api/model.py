@@ -10,7 +10,7 @@ from typing import Any
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.description import Arch, ArchError
-from inferd.engine.arch.registry import describe, weights
+from inferd.engine.arch.registry import as_found, describe, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
 
@@ -29,11 +29,11 @@ class ModelFacts:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
         """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict the config."""
-        arch = _describe(checkpoint.path, checkpoint.config)
+        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
+        arch = as_found(_describe(checkpoint.path, checkpoint.config), dtypes)
         contradictions = weights(arch).compare({name: info.shape for name, info in checkpoint.tensors.items()})
         if contradictions:
             raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
-        dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
         for name, found, known in weights(arch).wrong_dtypes(dtypes):
             raise ModelError(
                 f"{checkpoint.path}: {name} is stored as {found}; by config.json it is one of: {', '.join(known)}"

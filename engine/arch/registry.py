@@ -24,7 +24,8 @@ from inferd.engine.arch import (
 )
 from inferd.engine.arch.description import Arch, ArchError
 from inferd.engine.arch.fields import Fields
-from inferd.engine.arch.quantization import read_quantization
+from inferd.engine.arch.quantization.read import read_quantization
+from inferd.engine.arch.stored import Stored
 from inferd.engine.arch.weights import LLAMA_NAMES, TensorNames, WeightMap, weight_map
 
 
@@ -93,3 +94,19 @@ def tensor_names(architecture: str) -> TensorNames:
 def weights(arch: Arch) -> WeightMap:
     """The tensors that a checkpoint of `arch` must hold."""
     return weight_map(arch, _FAMILIES[arch.architecture].names)
+
+
+def as_found(arch: Arch, dtypes: Mapping[str, str]) -> Arch:
+    """`arch` with what config.json does not say of a quantized checkpoint: the dtypes of its scales. `dtypes` has the
+    dtype of each tensor, as safetensors headers name it."""
+    if arch.stored is None:
+        return arch
+    found = {
+        source.module: source.format.found(
+            {tensor.suffix: dtypes[name] for name, tensor in source.tensors.items() if name in dtypes}
+        )
+        for source in weights(arch).quantized
+    }
+    head = found.pop("lm_head", None)
+    plain = {module: None for module, form in arch.stored.exceptions if form is None}
+    return replace(arch, stored=Stored.of({**plain, **found}, head))

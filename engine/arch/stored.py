@@ -1,4 +1,4 @@
-"""The description of a quantized checkpoint: the format of each matrix, and the layout that a kernel gets from it.
+"""The types that describe a quantized checkpoint: the format of each matrix, and the layout that a kernel gets from it.
 
 A `Format` says which tensors hold a matrix in the files. A `Layout` says in which form a kernel multiplies by it. Many
 formats share one layout. This file knows no names of config.json and no tensor library.
@@ -6,8 +6,9 @@ formats share one layout. This file knows no names of config.json and no tensor 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal, Protocol
 
 BLOCK = 128
@@ -15,6 +16,9 @@ BLOCK = 128
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes of numbers that are not quantized, as safetensors headers name them."""
+
+GROUP_SIZES = (16, 32, 64, 128)
+"""Numbers of inputs that may share a scale in a kernel. The other choice is one scale for a whole row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +29,40 @@ class Fp8Layout:
     has_input_scale: bool = False
     """Whether the checkpoint holds the scale of the activations."""
 
-    kind: Literal["fp8"] = "fp8"
+    @property
+    def kind(self) -> Literal["fp8"]:
+        return "fp8"
 
     def may_begin_at(self, row: int) -> bool:
         """Whether a stored matrix can become the rows from `row` on of a fused matrix."""
         return not self.has_blocks or row % BLOCK == 0
 
 
-Layout = Fp8Layout
+@dataclass(frozen=True, slots=True)
+class IntLayout:
+    """Integers of 4 or 8 bits, with a scale for each group of inputs of an output row."""
+
+    bits: Literal[4, 8]
+    group_size: int | None
+    """Number of inputs that share a scale; None: an output row has one scale."""
+    scale_dtype: str
+    """Dtype of the scales, as safetensors headers name it."""
+    offsets: Literal["none", "zeros", "minimums"] = "none"
+    """The part of a weight beside scale x integer: none, -zero point x scale, or a minimum in the scales' dtype."""
+    table: Literal["centred", "e2m1", "iq4nl"] = "centred"
+    """The 16 values of a number of 4 bits."""
+    has_order: bool = False
+    """Whether the inputs of a group may be any inputs."""
+
+    @property
+    def kind(self) -> Literal["int4", "int8"]:
+        return "int4" if self.bits == 4 else "int8"
+
+    def may_begin_at(self, row: int) -> bool:
+        return True
+
+
+Layout = Fp8Layout | IntLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,47 +101,13 @@ class Format(Protocol):
         """Why a matrix of this shape cannot be stored so; None if it can."""
         ...
 
-
-class Scales(StrEnum):
-    """The part of an FP8 matrix that shares a scale."""
-
-    TENSOR = "tensor"
-    ROW = "channel"
-    BLOCK = "block"
+    def found(self, dtypes: Mapping[str, str]) -> Format:
+        """The same format with what config.json does not say: the dtypes of a matrix's tensors, by their suffixes."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """e4m3 numbers in `weight`, and scales."""
-
-    scales: Scales
-    weight_scale: str
-    """Name of the scales."""
-    input_scale: str | None = None
-    """Name of the one scale that calibration found for the matrix's activations; None if activations are quantized with
-    scales found in each step."""
-    name: Literal["fp8"] = "fp8"
-
-    @property
-    def layout(self) -> Fp8Layout:
-        return Fp8Layout(self.scales is Scales.BLOCK, self.input_scale is not None)
-
-    def tensors(self, out_size: int, in_size: int) -> tuple[StoredTensor, ...]:
-        scales = {
-            Scales.TENSOR: (1, 1),
-            Scales.ROW: (out_size, 1),
-            Scales.BLOCK: (-(-out_size // BLOCK), -(-in_size // BLOCK)),
-        }
-        found = [
-            StoredTensor("weight", (out_size, in_size), ("F8_E4M3",)),
-            StoredTensor(self.weight_scale, scales[self.scales], FLOATS, has_free_axes=True),
-        ]
-        if self.input_scale is not None:
-            found.append(StoredTensor(self.input_scale, (1, 1), FLOATS, has_free_axes=True))
-        return tuple(found)
-
-    def refuses(self, out_size: int, in_size: int) -> str | None:
-        return None
+FormatOf = Callable[[str], Format | None]
+"""Gives the format of a module by the checkpoint's name for it; None for numbers that are not quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +121,10 @@ class Stored:
     exceptions: tuple[tuple[str, Format | None], ...] = ()
     """Formats of those modules of the layers that have another one than `layers`. Modules have the checkpoint's names,
     without `.weight`: `model.layers.0.mlp.down_proj`."""
+
+    @classmethod
+    def of(cls, formats: Mapping[str, Format | None], head: Format | None) -> Stored:
+        """From the format of each module of the layers."""
+        counts = Counter(form for form in formats.values() if form is not None)
+        most = counts.most_common(1)[0][0] if counts else None
+        return cls(most, head, tuple((module, form) for module, form in formats.items() if form != most))

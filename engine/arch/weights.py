@@ -56,6 +56,8 @@ class QuantizedSource:
     row: int = 0
     index: int = 0
     """Number of sources of `matrix` before this one."""
+    has_bias: bool = False
+    """Whether the module has a bias, which is a `Source`. Some formats store zeros as a bias for one that has none."""
 
     @property
     def parameter(self) -> str:
@@ -64,16 +66,22 @@ class QuantizedSource:
     @property
     def tensors(self) -> dict[str, StoredTensor]:
         """By their names in the checkpoint."""
-        return {f"{self.module}.{tensor.suffix}": tensor for tensor in self.format.tensors(*self.shape)}
+        found = (t for t in self.format.tensors(*self.shape) if not (self.has_bias and t.suffix == "bias"))
+        return {f"{self.module}.{tensor.suffix}": tensor for tensor in found}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one of our matrices that one kernel multiplies by."""
+    """Rows of one of our matrices, from modules that have one layout."""
 
-    num_rows: int
+    rows: tuple[int, ...]
+    """Number of rows of each module."""
     layout: Layout | None
     """None: numbers that are not quantized."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +120,14 @@ class WeightMap:
 
     def parts(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each of our matrices but the embedding. Most have one part."""
-        layouts, found = self.layouts(), dict[str, list[Part]]()
-        for name, shape in self.parameters().items():
-            matrix = name.removesuffix(".weight")
-            if len(shape) == 2 and matrix != "embed":
-                whole = _PART.sub("", matrix)
-                found.setdefault(whole, []).append(Part(shape[0], layouts.get(matrix)))
+        layouts, rows = self.layouts(), dict[str, list[int]]()
+        for source in self.all_sources:
+            matrix = source.parameter.removesuffix(".weight")
+            if len(source.shape) == 2 and matrix != "embed":
+                rows.setdefault(matrix, []).append(source.shape[0])
+        found: dict[str, list[Part]] = {}
+        for matrix, own in sorted(rows.items()):
+            found.setdefault(_PART.sub("", matrix), []).append(Part(tuple(own), layouts.get(matrix)))
         return {matrix: tuple(parts) for matrix, parts in found.items()}
 
     @property
@@ -286,7 +296,7 @@ def _linear(
     sizes = out_sizes if len(tensors) > 1 else (sum(out_sizes),)
     modules = [f"{theirs}.{name}" for name in tensors]
     pairs = list(zip(modules, sizes, strict=True))
-    yield from _matrix([(module, formats.of(module), size) for module, size in pairs], in_size, ours)
+    yield from _matrix([(module, formats.of(module), size) for module, size in pairs], in_size, ours, has_bias)
     if has_bias:
         row = 0
         for module, size in pairs:
@@ -295,7 +305,7 @@ def _linear(
 
 
 def _matrix(
-    modules: list[tuple[str, Format | None, int]], in_size: int, ours: str
+    modules: list[tuple[str, Format | None, int]], in_size: int, ours: str, has_bias: bool = False
 ) -> Iterator[Source | QuantizedSource]:
     """Sources of one of our matrices from (module, its format, its number of rows). Modules that follow one another in
     one layout are one part of it."""
@@ -317,5 +327,5 @@ def _matrix(
                 reason = form.refuses(size, in_size)
                 if reason is not None:
                     raise ArchError(f"{module} [{size}, {in_size}] {reason}")
-                yield QuantizedSource(module, form, (size, in_size), matrix, row, index)
+                yield QuantizedSource(module, form, (size, in_size), matrix, row, index, has_bias)
             row += size

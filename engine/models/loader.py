@@ -20,13 +20,14 @@ from torch import Tensor
 from inferd.engine.api.checkpoint import TensorInfo
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
-from inferd.engine.arch.weights import Part, QuantizedSource, Source, WeightMap
+from inferd.engine.arch.weights import QuantizedSource, Source, WeightMap
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.checkpoints import gguf
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Rows
 from inferd.engine.quant.checkpoints.registry import READERS
 from inferd.engine.quant.recipe import Recipe, recipes
+from inferd.engine.quant.scheme import Dense
 from inferd.engine.quant.stored import scheme_of
 from inferd.kernels.linear import ANY, Choices
 
@@ -42,16 +43,13 @@ def recipe_of(arch: Arch, quantization: str, dtype: torch.dtype, choices: Choice
     """
     if arch.stored is None:
         return recipes(choices)[quantization]
-    parts = weights(arch).parts()
-    head = parts.pop("lm_head", (Part(arch.vocab_size, None),))
-    layouts = Counter(own[0].layout for own in parts.values() if len(own) == 1)
-    most = layouts.most_common(1)[0][0] if layouts else None
-    others = {matrix: own for matrix, own in parts.items() if [part.layout for part in own] != [most]}
-    return Recipe(
-        scheme_of((Part(0, most),), dtype, choices),
-        scheme_of(head, dtype, choices),
-        {matrix: scheme_of(own, dtype, choices) for matrix, own in others.items()},
-    )
+    plain = Dense(choices)
+    schemes = {
+        matrix: scheme_of(parts, dtype, plain, choices.is_invariant) for matrix, parts in weights(arch).parts().items()
+    }
+    head = schemes.pop("lm_head", plain)
+    most = Counter(schemes.values()).most_common(1)[0][0]
+    return Recipe(most, head, {matrix: scheme for matrix, scheme in schemes.items() if scheme != most})
 
 
 def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress | None = None) -> int:
@@ -64,6 +62,8 @@ def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress 
     _check(weight_map, stored)
     parameters = decoder.parameters()
     loads = [_Load.of(source, stored) for source in weight_map.all_sources]
+    for own in loads:
+        own.check()
     total, done = sum(own.num_bytes for own in loads), 0
     for own in sorted(loads, key=lambda own: (own.file, own.source.parameter)):
         for name, row, values in own.rows(parameters):
@@ -104,9 +104,16 @@ class _Load:
             for row, values in _parts(self.tensors[""]):
                 yield _floats(source, row, values, parameters[source.parameter].dtype)
             return
-        tensors = {suffix: _read(tensor) for suffix, tensor in self.tensors.items()}
-        for name, row, values in READERS[source.format.name](source, tensors):
+        for name, row, values in READERS[source.format.name].read(source, self._read()):
             yield Rows(f"{source.matrix}.{name}", row, values)
+
+    def check(self) -> None:
+        """Raises `CheckpointError` for a quantized matrix whose tensors beside the weights are wrong."""
+        if isinstance(self.source, QuantizedSource):
+            READERS[self.source.format.name].check(self.source, self._read())
+
+    def _read(self) -> dict[str, Tensor]:
+        return {suffix: _read(tensor) for suffix, tensor in self.tensors.items()}
 
 
 def _check(weight_map: WeightMap, stored: Mapping[str, TensorInfo]) -> None:

@@ -4,29 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from inferd.engine.arch.stored import Layout
+from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
-from inferd.engine.quant.scheme import Apply, Dense, Scheme, TensorSpec
-from inferd.kernels.linear import ANY, Choices
+from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec, giving
+from inferd.kernels.linear_int4 import linear_int4
+from inferd.kernels.linear_int8 import linear_int8
+
+_SCALES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
-def scheme_of(parts: Sequence[Part], dtype: torch.dtype, choices: Choices = ANY) -> Scheme:
-    """The scheme of a matrix with these parts. `dtype` is the activations' dtype."""
-    schemes = [_scheme(part.layout, dtype, choices) for part in parts]
-    return (
-        schemes[0] if len(parts) == 1 else Joined(tuple(zip(schemes, (part.num_rows for part in parts), strict=True)))
-    )
+def scheme_of(parts: Sequence[Part], dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+    """The scheme of a matrix with these parts. `dtype` is the activations' dtype, `plain` the scheme of parts that are
+    not quantized."""
+    schemes = [_scheme(part, dtype, plain, is_invariant) for part in parts]
+    if len(parts) == 1:
+        return schemes[0]
+    return Joined(tuple(zip(schemes, (part.num_rows for part in parts), strict=True)))
 
 
-def _scheme(layout: Layout | None, dtype: torch.dtype, choices: Choices) -> Scheme:
-    if layout is None:
-        return Dense(choices)
-    return StoredFp8(dtype, layout.has_blocks, layout.has_input_scale, choices.is_invariant)
+def _scheme(part: Part, dtype: torch.dtype, plain: Scheme, is_invariant: bool) -> Scheme:
+    match part.layout:
+        case None:
+            return plain
+        case Fp8Layout(has_blocks, has_input_scale):
+            return StoredFp8(dtype, has_blocks, has_input_scale, is_invariant)
+        case IntLayout():
+            return StoredIntegers(dtype, part.layout, part.rows if part.layout.has_order else ())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIntegers:
+    """Integers of a checkpoint as a kernel takes them. Activations are quantized to 8 bits in groups."""
+
+    dtype: torch.dtype
+    """Dtype of activations and results."""
+    layout: IntLayout
+    modules: tuple[int, ...]
+    """With an order of inputs: numbers of rows of the stored matrices, each of which may have its own order."""
+
+    @property
+    def name(self) -> str:
+        return f"stored {self.layout.kind}"
+
+    def check(self, out_size: int, in_size: int) -> None:
+        """The format has refused other shapes."""
+
+    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        layout, scale_dtype = self.layout, _SCALES[self.layout.scale_dtype]
+        groups = (out_size, 1 if layout.group_size is None else in_size // layout.group_size)
+        is_short = layout.bits == 4
+        given = {
+            "q": TensorSpec((out_size, in_size), torch.uint8 if is_short else torch.int8),
+            "scales": TensorSpec(groups, scale_dtype),
+        }
+        if layout.offsets == "zeros":
+            given["zeros"] = TensorSpec(groups, torch.uint8 if is_short else torch.int16)
+        if layout.offsets == "minimums":
+            given["minimums"] = TensorSpec(groups, scale_dtype)
+        if layout.has_order:
+            given["order"] = TensorSpec((len(self.modules), in_size), torch.int32)
+        return given
+
+    @property
+    def bind(self) -> Callable[..., Apply]:
+        return self._bind
+
+    def _bind(
+        self,
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+        order: Tensor | None = None,
+        **tensors: Tensor,
+    ) -> Apply:
+        """`order` [modules, in] has each module's order of inputs. If all have one order, one kernel serves all."""
+        orders = None if order is None else [None if _is_sorted(row) else row for row in order]
+        if order is None or orders is None or (order == order[0]).all():
+            parts = [(slice(None), None if orders is None else orders[0])]
+        else:
+            starts = _starts(self.modules)
+            parts = [(slice(row, row + own), o) for row, own, o in zip(starts, self.modules, orders, strict=True)]
+
+        def bind(dtype: torch.dtype) -> Apply:
+            return joined([self._linear(dtype, rows, bias, own, tensors) for rows, own in parts])
+
+        return giving(out_dtype, self.dtype, bind)
+
+    def _linear(
+        self, dtype: torch.dtype, rows: slice, bias: Tensor | None, order: Tensor | None, tensors: dict[str, Tensor]
+    ) -> Apply:
+        own = {name: tensor[rows] for name, tensor in tensors.items()}
+        q, scales, zeros, minimums = own["q"], own["scales"], own.get("zeros"), own.get("minimums")
+        bias = None if bias is None else bias[rows]
+        if self.layout.bits == 8:
+            return linear_int8(q, scales, bias, dtype, zeros=zeros, minimums=minimums, order=order)
+        table = self.layout.table
+        return linear_int4(q, scales, bias, dtype, zeros=zeros, minimums=minimums, table=table, order=order)
+
+
+def _is_sorted(order: Tensor) -> bool:
+    return torch.equal(order, torch.arange(len(order), dtype=order.dtype, device=order.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +133,24 @@ class Joined:
 
     @property
     def bind(self) -> Callable[..., Apply]:
-        def bind(bias: Tensor | None, out_dtype: torch.dtype | None = None, **tensors: Tensor) -> Apply:
-            applies, row = [], 0
-            for number, (scheme, num_rows) in enumerate(self.parts):
-                prefix = f"part{number}."
-                own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-                part_bias = None if bias is None else bias[row : row + num_rows]
-                applies.append(scheme.bind(bias=part_bias, out_dtype=out_dtype, **own))
-                row += num_rows
-            return lambda x: torch.cat([apply(x) for apply in applies], 1)
+        return self._bind
 
-        return bind
+    def _bind(self, bias: Tensor | None, out_dtype: torch.dtype | None = None, **tensors: Tensor) -> Apply:
+        applies, starts = [], _starts([num_rows for _, num_rows in self.parts])
+        for number, ((scheme, num_rows), row) in enumerate(zip(self.parts, starts, strict=True)):
+            prefix = f"part{number}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            part_bias = None if bias is None else bias[row : row + num_rows]
+            applies.append(scheme.bind(bias=part_bias, out_dtype=out_dtype, **own))
+        return joined(applies)
+
+
+def joined(applies: Sequence[Apply]) -> Apply:
+    """A layer whose outputs are those of several layers, one after another."""
+    if len(applies) == 1:
+        return applies[0]
+    return lambda x: torch.cat([apply(x) for apply in applies], 1)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return list(accumulate(sizes, initial=0))[:-1]

@@ -15,13 +15,12 @@ from typing import Literal
 from inferd.engine.api.memory.activations import BASE_BYTES, Part, Workload, working_parts
 from inferd.engine.api.memory.formula import NOTHING, Formula, sum_of, term
 from inferd.engine.api.memory.precision import (
-    FP8,
-    FP8_BLOCKS,
     HEAD_STORED_AS,
     LINEARS_STORED_AS,
     Precision,
     Quantization,
     StoredAs,
+    stored_as,
 )
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
@@ -153,7 +152,7 @@ def _stored_as(arch: Arch, precision: Precision, parameter: str) -> StoredAs | N
     layout = _layouts(arch).get(parameter.removesuffix(".weight"))
     if layout is None:
         return None
-    return FP8_BLOCKS if layout.has_blocks else FP8
+    return stored_as(layout)
 
 
 @lru_cache(maxsize=8)

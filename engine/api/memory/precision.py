@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from inferd.engine.api.memory.formula import Formula, term
+from inferd.engine.api.memory.formula import NOTHING, Formula, term
+from inferd.engine.arch.stored import Fp8Layout, Layout
 
 Quantization = Literal["none", "fp8", "int8", "int4"]
 
@@ -33,17 +34,22 @@ class StoredAs:
     """Most inputs whose products can be summed in 32 bits; None: no such limit."""
     group_rows: int = 1
     """Number of output rows that share the scales of their groups."""
+    offset_bytes: int = 0
+    """Bytes of a group's zero point or minimum."""
+    column_bytes: int = 0
+    """Bytes that each column takes once: its place in an order."""
 
     def num_bytes(self, rows: int, columns: int) -> Formula:
         packed = term(columns) // term(self.weights_per_byte) if self.weights_per_byte > 1 else term(columns)
-        scales = term(self.scale_bytes)
+        scales = term(self.scale_bytes + self.offset_bytes)
         if self.group_rows > 1:
             assert self.group_size is not None
             blocks = term(-(-rows // self.group_rows), "blocks") * term(-(-columns // self.group_size))
             return term(rows) * packed + blocks * scales
         if self.group_size is not None:
             scales = term(columns) // term(self.group_size) * scales
-        return term(rows) * (packed + scales)
+        order = term(columns) * term(self.column_bytes) if self.column_bytes else NOTHING
+        return term(rows) * (packed + scales) + order
 
     def refuses(self, columns: int) -> str | None:
         """Why a matrix with so many inputs cannot be stored so; None if it can."""
@@ -59,6 +65,25 @@ FP8_BLOCKS = StoredAs(weights_per_byte=1, group_size=128, scale_bytes=4, group_r
 """Format of some checkpoints."""
 INT8 = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4, max_inputs=65536)
 INT4 = StoredAs(weights_per_byte=2, group_size=32, scale_bytes=2)
+_ZERO_BYTES = {4: 1, 8: 2}
+"""Bytes of a zero point, by the bits of the weights."""
+_SCALE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+
+
+def stored_as(layout: Layout) -> StoredAs:
+    """Format of a matrix of a quantized checkpoint."""
+    if isinstance(layout, Fp8Layout):
+        return FP8_BLOCKS if layout.has_blocks else FP8
+    scale_bytes = _SCALE_BYTES[layout.scale_dtype]
+    offset_bytes = {"none": 0, "zeros": _ZERO_BYTES[layout.bits], "minimums": scale_bytes}[layout.offsets]
+    return StoredAs(
+        weights_per_byte=8 // layout.bits,
+        group_size=layout.group_size,
+        scale_bytes=scale_bytes,
+        offset_bytes=offset_bytes,
+        column_bytes=4 if layout.has_order else 0,
+    )
+
 
 LINEARS_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": FP8, "int8": INT8, "int4": INT4}
 """Format of the matrices of attention and MLP. The embedding, norms and biases stay in the dtype."""

@@ -1,0 +1,213 @@
+"""Quantized checkpoints as models: each convention gives the logits of its dequantized weights, the plan is what layers
+hold, and damage is refused by the tensor's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from inferd.engine.api.checkpoint import Checkpoint as Files
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.memory.planner import weight_parts
+from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch.registry import weights
+from inferd.engine.models.decoder import Decoder
+from inferd.engine.models.loader import load, recipe_of
+from inferd.engine.quant.checkpoints.reader import CheckpointError
+from inferd.engine.quant.checkpoints.registry import READERS
+from tests.cpu.paging import prompt_logits
+from tests.cpu.quantized_checkpoints import CHECKPOINTS, CONFIG, Checkpoint, Saved, save
+
+Change = Callable[[dict[str, Tensor]], Any]
+IDS = list(range(3, 90, 2))
+TOLERANCE = 0.04
+"""Root of the mean squared distance, relative to that of the logits. Activations are rounded to 8 bits, which moves
+the logits of these models by 0.010 to 0.026. One wrong module moves them by 0.17 and more."""
+
+
+@pytest.fixture(params=CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    chosen: Checkpoint = request.param
+    return chosen
+
+
+def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    files = Files.read(directory)
+    arch = ModelFacts.of(files).arch
+    decoder = Decoder(arch, dtype, "cpu", recipe=recipe_of(arch, "none", dtype))
+    load(decoder, files.tensors)
+    return decoder
+
+
+def oracle(saved: Saved) -> Tensor:
+    """Logits of transformers with the dequantized weights, in fp32."""
+    config = LlamaConfig(**{name: value for name, value in CONFIG.items() if name not in ("architectures", "dtype")})
+    model: Any = LlamaForCausalLM(config)
+    model.load_state_dict(saved.plain)
+    with torch.inference_mode():
+        return model.eval()(torch.tensor([IDS])).logits[0]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def test_logits_are_those_of_the_dequantized_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    expected = oracle(save(checkpoint, tmp_path))
+    decoder = loaded(tmp_path)
+    assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < TOLERANCE
+
+
+@pytest.mark.sampled(keep=3)
+@pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"])
+def test_the_tolerance_sees_one_wrong_module(checkpoint: Checkpoint, module: str, tmp_path: Path) -> None:
+    """In one of two layers, a tensor of the module has its rows in reverse."""
+    saved = save(checkpoint, tmp_path)
+    expected = oracle(saved)
+    names = [n for layer in (0, 1) for n in saved.tensors if n.startswith(f"model.layers.{layer}.{module}.")]
+    for name in names:
+        tensor = saved.tensors[name]
+        if tensor.dim() < 2 or min(tensor.shape) < 2 or torch.equal(tensor, tensor.flip(0)):
+            continue
+        save_file({**saved.tensors, name: tensor.flip(0)}, tmp_path / "model.safetensors")
+        assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > 2 * TOLERANCE, name
+
+
+def test_bits_are_the_same_in_any_chunks(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save(checkpoint, tmp_path)
+    decoder = loaded(tmp_path, torch.bfloat16)
+    whole = prompt_logits(decoder, IDS, [len(IDS)])
+    for chunks in ([1] * len(IDS), [5, len(IDS) - 5]):
+        assert torch.equal(prompt_logits(decoder, IDS, chunks), whole)
+
+
+def test_the_plan_is_what_the_layers_hold(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Integers as they are packed; scales in their dtype, those of 8 bits wider; a byte or two for a zero point."""
+    saved = save(checkpoint, tmp_path)
+    facts = ModelFacts.of(Files.read(tmp_path))
+    assert facts.dtype == "bfloat16" and facts.num_params == sum(tensor.numel() for tensor in saved.plain.values())
+    wide = {torch.float8_e4m3fn: 4, torch.uint8: 2}
+    is_symmetric = checkpoint.quantization.get("sym", False)
+    held = 0
+    for name, tensor in saved.tensors.items():
+        match name.rpartition(".")[2]:
+            case "weight_scale" | "scales":
+                held += tensor.numel() * wide.get(tensor.dtype, tensor.element_size())
+            case "qzeros" | "weight_zero_point":
+                held += 0 if is_symmetric else 2 * tensor.nbytes
+            case "weight" | "weight_packed" | "qweight":
+                held += tensor.nbytes
+    if checkpoint.quantization.get("desc_act"):
+        held += CONFIG["num_hidden_layers"] * 4 * (3 * CONFIG["hidden_size"] + CONFIG["intermediate_size"])
+    assert sum(part.num_bytes for part in weight_parts(facts.arch, Precision("bfloat16", "int4"))) == held
+
+
+@contextmanager
+def changed(name: str, directory: Path, change: Change) -> Iterator[None]:
+    chosen = next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.name == name)
+    save(chosen, directory)
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    yield
+
+
+K = "model.layers.1.self_attn.k_proj"
+OUT = "model.layers.0.self_attn.o_proj"
+
+
+def filled(name: str, value: float) -> Change:
+    """One number of a tensor replaced."""
+    return lambda tensors: tensors[name].view(-1)[5:6].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("W4A16", filled(f"{K}.weight_scale", float("nan")), f"{K}.weight_scale must hold finite numbers other than 0"),
+        ("W4A16", filled(f"{K}.weight_scale", float("inf")), f"{K}.weight_scale must hold finite numbers other than 0"),
+        ("W4A16", filled(f"{K}.weight_scale", 0), f"{K}.weight_scale must hold finite numbers other than 0"),
+        ("W4A16", lambda t: t[f"{K}.weight_shape"].fill_(128),
+         rf"{K}.weight_shape is \[128, 128\], but by config.json the matrix is \[64, 128\]"),
+        ("W8A8", filled(f"{K}.weight_scale", 0), f"{K}.weight_scale must hold finite numbers other than 0"),
+        ("GPTQ", filled(f"{K}.scales", float("nan")), f"{K}.scales must hold finite numbers other than 0"),
+        ("GPTQ", filled(f"{K}.qzeros", 0), f"{K}.qzeros must hold 7 only, because config.json says sym, but holds 0"),
+        ("GPTQ", filled(f"{K}.g_idx", 1), f"{K}.g_idx must put 32 inputs into each group, but puts 31 to 33"),
+        ("GPTQ", filled(f"{K}.g_idx", 4), f"{K}.g_idx must hold integers from 0 to 3, but holds 0 to 4"),
+        ("GPTQ", filled(f"{K}.g_idx", -1), f"{K}.g_idx must hold integers from 0 to 3, but holds -1 to 3"),
+        ("GPTQ", lambda t: t[f"{K}.g_idx"].copy_(t[f"{K}.g_idx"].flip(0)),
+         f"{K}.g_idx orders the inputs, but config.json says that they have their own order"),
+        ("GPTQ, one order", filled(f"{K}.g_idx", 2**31 - 1), f"{K}.g_idx must hold integers from 0 to 3"),
+        ("GPTQ", filled(f"{K}.bias", 1), f"{K}.bias must hold 0 only, because this module has no bias"),
+        ("AWQ", filled(f"{OUT}.scales", float("nan")), f"{OUT}.scales must hold finite numbers other than 0"),
+        ("NVFP4", filled(f"{OUT}.weight_scale", float("nan")),
+         f"{OUT}.weight_scale must hold finite numbers of at least 0"),
+        ("NVFP4", lambda t: t[f"{OUT}.weight_scale"].view(torch.uint8).zero_(),
+         f"{OUT}.weight_scale must hold finite numbers of at least 0, and others than 0"),
+        ("NVFP4", lambda t: t[f"{OUT}.weight_global_scale"].zero_(),
+         f"{OUT}.weight_global_scale must hold finite numbers above 0"),
+        ("NVFP4 of ModelOpt", lambda t: t[f"{OUT}.weight_scale_2"].fill_(torch.inf), f"{OUT}.weight_scale_2 must"),
+        ("MXFP4", filled(f"{OUT}.weight_scale", 255), f"{OUT}.weight_scale must hold powers of two, but holds NaN"),
+    ],
+)  # fmt: skip
+def test_damage_is_refused_before_memory_is_taken(tmp_path: Path, name: str, change: Change, match: str) -> None:
+    with changed(name, tmp_path, change):
+        files = Files.read(tmp_path)
+    arch = ModelFacts.of(files).arch
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
+    with pytest.raises(CheckpointError, match=match):
+        load(decoder, files.tensors)
+    assert all(parameter.missing_rows for parameter in decoder.parameters().values()), "weights were loaded"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("W4A16", lambda t: t.pop(f"{K}.weight_scale"), f"1 missing: {K}.weight_scale"),
+        ("W4A16", lambda t: t.update({f"{K}.weight_zero_point": torch.zeros(8, 4, dtype=torch.int32)}),
+         f"1 unexpected: {K}.weight_zero_point"),
+        ("W4A16", lambda t: t.update({f"{K}.weight_packed": t[f"{K}.weight_packed"][:, :-1]}),
+         rf"{K}.weight_packed is \[64, 15\], by config.json \[64, 16\]"),
+        ("W4A16", lambda t: t.update({f"{K}.weight_packed": t[f"{K}.weight_packed"].to(torch.int64)}),
+         f"{K}.weight_packed is stored as I64; by config.json it is one of: I32"),
+        ("W4A16", lambda t: t.update({f"{K}.weight_scale": t[f"{K}.weight_scale"][:, ::2]}),
+         rf"{K}.weight_scale is \[64, 2\], by config.json \[64, 4\]"),
+        ("GPTQ", lambda t: t.update({f"{K}.qweight": t[f"{K}.qweight"].T}),
+         rf"{K}.qweight is \[64, 16\], by config.json \[16, 64\]"),
+        ("GPTQ, one order", lambda t: t.pop(f"{K}.g_idx"), f"1 missing: {K}.g_idx"),
+        ("AWQ", lambda t: t.update({f"{K}.qweight": t.pop(f"{OUT}.qweight")}), f"1 missing: {OUT}.qweight; 1 of"),
+        ("AWQ", lambda t: t.pop(f"{OUT}.qzeros"), f"1 missing: {OUT}.qzeros"),
+        ("MXFP4", lambda t: t.update({f"{OUT}.weight_scale": t[f"{OUT}.weight_scale"].float()}),
+         f"{OUT}.weight_scale is stored as F32; by config.json it is one of: U8, F8_E8M0"),
+    ],
+)  # fmt: skip
+def test_wrong_packing_is_refused_from_the_headers(tmp_path: Path, name: str, change: Change, match: str) -> None:
+    with changed(name, tmp_path, change), pytest.raises(ModelError, match=match):
+        ModelFacts.of(Files.read(tmp_path))
+
+
+def test_zero_points_of_version_1_borrow_from_their_neighbours(tmp_path: Path) -> None:
+    """A zero point of 0 is stored as 15, and the subtraction of 1 from each place takes 1 more from the next."""
+    words = {"GPTQ, an order for each module": 0x76543210}
+    name, whole = next(iter(words.items()))
+    stored = whole - 0x11111111
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{OUT}.qzeros"].fill_(stored)
+
+    with changed(name, tmp_path, change):
+        arch = ModelFacts.of(Files.read(tmp_path)).arch
+        source = next(source for source in weights(arch).quantized if source.module == OUT)
+        tensors = load_file(tmp_path / "model.safetensors")
+        own = {suffix: tensors[f"{OUT}.{suffix}"] for suffix in ("qweight", "qzeros", "scales", "g_idx")}
+        zeros = next(rows.values for rows in READERS["gptq"].read(source, own) if rows.name == "zeros")
+    assert zeros[:8, 0].tolist() == list(range(8)) and torch.equal(zeros, zeros[:8, :1].repeat(16, 4))
