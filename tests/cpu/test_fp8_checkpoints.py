@@ -95,7 +95,7 @@ class ByRows(FromWeight):
     def check(self, out_size: int, in_size: int) -> None:
         pass
 
-    def bind(self, weight: Tensor, bias: Tensor | None) -> Apply:
+    def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         weights = torch.split(weight, self._rows)
         applies = [part.bind(own, None) for part, own in zip(self._parts, weights, strict=True)]
         return lambda x: torch.cat([apply(x) for apply in applies], 1)
