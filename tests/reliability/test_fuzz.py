@@ -1,4 +1,4 @@
-"""Thousands of faulty requests. Each gets an answer in the right shape, and leaves nothing behind."""
+"""Thousands of faulty requests. Each gets an answer of its route's type or an error, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 
-from inferd.server.api.routes import ROUTES
+from inferd.server.api.routes import ROUTES, Route
 from inferd.server.errors import anthropic as anthropic_errors
 from tests.e2e.conftest import Daemon
 from tests.e2e.test_boundaries import check_anthropic_error, check_error
@@ -62,6 +65,29 @@ def check(request: Request, status: int, answer: bytes) -> None:
     if status >= 400 and request.method != "HEAD":
         is_theirs = anthropic_errors.is_anthropic(request.path.partition("?")[0])
         (check_anthropic_error if is_theirs else check_error)(request.body or b"", answer)
+    if status == 200 and request.method != "HEAD":
+        check_type(request, answer)
+
+
+def check_type(request: Request, answer: bytes) -> None:
+    """Checks the body of an answer, or the events of its stream, against the types of its route."""
+    path = request.path.partition("?")[0]
+    route = next((one for one in ROUTES if (one.method, one.path) == (request.method, path)), None)
+    if route is None or route.answer in (str, bytes):
+        return
+    body, event = adapters(route)
+    if not answer.startswith((b"data: ", b"event: ", b": ")):
+        body.validate_python(json.loads(answer), strict=True)
+        return
+    for line in answer.splitlines():
+        if line.startswith(b"data: {"):
+            event.validate_python(json.loads(line.removeprefix(b"data: ")), strict=True)
+
+
+@cache
+def adapters(route: Route) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """(of its body, of an event)."""
+    return TypeAdapter(route.answer), TypeAdapter(route.events)
 
 
 def num_open(daemon: Daemon, grammar: str) -> int:
@@ -123,6 +149,8 @@ def test_no_two_fields_together_are_more_than_each(start: Callable[..., Daemon],
     [
         ("/v1/completions", 500, b'{"error":{"message":"x","type":"server_error","param":null,"code":null}}'),
         ("/v1/completions", 200, b'data: {"error":{"message":"x","type":"server_error","param":null,"code":null}}'),
+        ("/v1/completions", 200, b'{"object":"text_completion"}'),
+        ("/v1/completions", 200, b'data: {"object":"text_completion"}'),
         ("/v1/completions", 400, b"Invalid HTTP request received."),
         ("/v1/completions", 400, b'{"detail":"x"}'),
         ("/v1/completions", 400, b'{"error":{"message":"x","type":"invalid_request_error","param":null,"code":"new"}}'),
