@@ -62,9 +62,7 @@ class Asking:
     def generate(self, route: Route, script: Script, **body: Any) -> Any:
         """The body of a plain answer. The same is streamed, too."""
         self.router.will(script)
-        options = {} if "messages" not in body and "prompt" not in body else {"stream_options": USAGE}
-        if route is routes.MESSAGES:
-            options = {}
+        options = {"stream_options": USAGE} if route in (routes.CHAT, routes.COMPLETIONS) else {}
         self.ask(route, **body, stream=True, **options)
         return self.ask(route, **body)
 
@@ -277,14 +275,10 @@ def is_valid(adapter: TypeAdapter[Any], value: Any) -> bool:
 @pytest.mark.parametrize(
     ("route", "inner"),
     [
-        (routes.CHAT, "usage"),
-        (routes.COMPLETIONS, "usage"),
-        (routes.RESPONSES, "reasoning"),
-        (routes.MESSAGES, "usage"),
-        (routes.EMBEDDINGS, "usage"),
-        (routes.STATE, "kv_cache"),
+        (routes.CHAT, "usage"), (routes.COMPLETIONS, "usage"), (routes.RESPONSES, "reasoning"),
+        (routes.MESSAGES, "usage"), (routes.EMBEDDINGS, "usage"), (routes.STATE, "kv_cache"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_answer_is_seen(
     asked: Asking, document: dict[str, Any], validator: Draft202012Validator, route: Route, inner: str
 ) -> None:
