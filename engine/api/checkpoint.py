@@ -131,7 +131,9 @@ def read_json(file: Path) -> dict[str, Any]:
             raise ModelError(f"{file} must have at most {_MAX_JSON_BYTES} bytes, but has {about.st_size}")
         value = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise ModelError(f"{file.parent} holds no {file.name}: it is not a checkpoint directory") from error
+        found = sorted(found.name for found in file.parent.glob("*.gguf"))
+        hint = f"; give one of its GGUF files: {', '.join(found[:8])}" if found else ""
+        raise ModelError(f"{file.parent} holds no {file.name}: it is not a checkpoint directory{hint}") from error
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

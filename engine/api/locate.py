@@ -53,7 +53,10 @@ def locate(model: str, revision: str | None = None, files: Sequence[str] = _HUB_
     if model.count("/") != 1:
         hint = "" if "/" in model else f"; models with a name of their own are `{EMBEDDED_NAME}` and `{smollm2.NAME}`"
         raise ModelError(f"{model} is neither a directory nor a hub id (organisation/name){hint}")
-    return _download(model, revision, files)
+    folder = _download(model, revision, files)
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{model} has no config.json; one of its GGUF files is served as {model}:Q4_K_M, for example")
+    return folder
 
 
 def _fetch_smollm2(revision: str | None, files: Sequence[str]) -> Path:
@@ -78,7 +81,8 @@ def _local(model: str) -> Path | None:
         return None
     if not path.is_dir() and not is_gguf(path):
         raise ModelError(f"{model} is a file; give a GGUF file, or the directory that holds its config.json")
-    return path.resolve()
+    # The hub's cache links names of files to hashes, which have no ending and no other parts beside them.
+    return path.resolve() if path.is_dir() else path.absolute()
 
 
 def local_path(model: str) -> Path | None:
@@ -110,16 +114,15 @@ def _with_quant(repo_id: str, names: Sequence[str], quant: str) -> list[str]:
     """The one GGUF file of `names` with `quant` as a part of its name, or all parts of the one split file. Raises
     `ModelError` if there are none or several."""
     is_part = re.compile(rf"(?:^|[-./_ ]){re.escape(quant)}(?:[-./]|$)", re.IGNORECASE)
-    models = [name for name in names if not Path(name).name.startswith("mmproj")]
-    found: dict[str, list[str]] = {}
-    for name in sorted(models):
-        whole = _PART.sub("", name.removesuffix(".gguf"))
-        if is_part.search(whole):
-            found.setdefault(whole, []).append(name)
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if not Path(name).name.startswith("mmproj"):
+            models.setdefault(_PART.sub("", name.removesuffix(".gguf")), []).append(name)
+    found = {model: files for model, files in models.items() if is_part.search(model)}
     if len(found) != 1:
-        listed = ", ".join(list(found) or sorted(_PART.sub("", name.removesuffix(".gguf")) for name in models))
+        listed = ", ".join(found or models) or "none"
         why = f"{len(found)} GGUF files" if found else "no GGUF file"
-        raise ModelError(f"{repo_id} has {why} with {quant} as a part of the name; it has: {listed or 'no GGUF file'}")
+        raise ModelError(f"{repo_id} has {why} with {quant} as a part of the name; its GGUF files: {listed}")
     return next(iter(found.values()))
 
 

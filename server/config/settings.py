@@ -261,8 +261,10 @@ class Settings(BaseSettings):
         file its name without the ending."""
         if self.served_model_name:
             return self.served_model_name
-        is_path = self.model.startswith(("/", "./", "../", "~")) or self.model.endswith(".gguf")
-        return (Path(self.model).expanduser().resolve().name.removesuffix(".gguf") if is_path else self.model,)
+        if self.model.endswith(".gguf"):
+            return (Path(self.model).stem,)
+        is_path = self.model.startswith(("/", "./", "../", "~"))
+        return (Path(self.model).expanduser().resolve().name if is_path else self.model,)
 
     @property
     def trusts_this_machine(self) -> bool:
