@@ -74,9 +74,20 @@ def read_gguf(path: Path) -> GgufFile:
     try:
         of = Metadata(headers[0].metadata, {name: tensor for name, (tensor, _) in found.items()}, factors)
         config = config_of(of)
+        _check_vocabulary(of, config)
         return GgufFile(path, of.values, config, _by_original_names(of, config, found))
     except GgufError as error:
         raise ModelError(f"{path}: {error}") from error
+
+
+def _check_vocabulary(of: Metadata, config: Json) -> None:
+    """Refuse more tokens than the embedding has rows, before anything is made of them."""
+    tokens, rows = of.values.get("tokenizer.ggml.tokens", ()), config["vocab_size"]
+    if isinstance(tokens, list | tuple) and len(tokens) > rows:
+        raise GgufError(
+            f"tokenizer.ggml.tokens must have at most {rows} items, one for each row of the embedding, but has "
+            f"{len(tokens)}"
+        )
 
 
 def parts_of(path: Path) -> list[Path]:

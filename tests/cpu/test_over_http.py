@@ -26,6 +26,7 @@ from transformers import (
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import Daemon, start
+from tests.gguf_files import as_bf16, convert
 
 __all__ = ["start"]
 
@@ -77,6 +78,37 @@ def test_ids_are_those_of_generate(family: str, start: Callable[..., Daemon], tm
     assert ask(prompts[7]) == expected[7]
     with ThreadPoolExecutor(32) as threads:
         assert list(threads.map(ask, prompts)) == expected
+
+
+def test_a_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    file = convert(EMBEDDED_PATH, tmp_path / "tiny.gguf", lambda _: as_bf16)
+    clients = [start(*arguments).client() for arguments in ((str(file), "--dtype", "float32"), ())]
+    assert [client.models.list().data[0].id for client in clients] == ["tiny", "tiny"]
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]
+    }}}  # fmt: skip
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {
+        "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False
+    }}}  # fmt: skip
+    for fields in ({}, {"response_format": schema}, {"tools": [tool], "tool_choice": "required"}, {"logprobs": True}):
+        ours, original = (
+            client.chat.completions.create(  # type: ignore[call-overload]
+                model="tiny",
+                messages=[{"role": "user", "content": "What are you?"}],
+                temperature=0,
+                max_tokens=60,
+                **fields,
+            )
+            .choices[0]
+            .model_dump()
+            for client in clients
+        )
+        for choice in (ours, original):
+            for call in choice["message"]["tool_calls"] or ():
+                del call["id"]
+        assert ours == original
 
 
 def test_vectors_are_those_of_transformers(start: Callable[..., Daemon]) -> None:

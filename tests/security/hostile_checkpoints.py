@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from tests import gguf_files
 
 Edit = Callable[[Path], None]
 
@@ -30,6 +31,8 @@ class Case:
     edit: Edit
     words: str
     """Regular expression for a part of the refusal's line."""
+    file: str = ""
+    """The file in the folder that is served; empty for the folder."""
 
 
 class Payload:
@@ -258,6 +261,65 @@ def _precompiled(value: dict[str, Any]) -> None:
     value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AA=="}
 
 
+# -- GGUF files --------------------------------------------------------------------------------------------------------
+
+GGUF = "model.gguf"
+
+
+def _content() -> tuple[dict[str, Any], dict[str, gguf_files.Stored]]:
+    return gguf_files.content_of(EMBEDDED_PATH, lambda _: gguf_files.as_q8_0)
+
+
+def gguf_keys(**changes: object) -> Edit:
+    """The embedded model as a GGUF file with other metadata: `general__name` is `general.name`."""
+
+    def edit(path: Path) -> None:
+        metadata, tensors = _content()
+        changed = {**metadata, **{key.replace("__", "."): value for key, value in changes.items()}}
+        gguf_files.write(path / GGUF, {key: value for key, value in changed.items() if value is not None}, tensors)
+
+    return edit
+
+
+def gguf_bytes(change: Callable[[bytes], bytes]) -> Edit:
+    def edit(path: Path) -> None:
+        gguf_keys()(path)
+        (path / GGUF).write_bytes(change((path / GGUF).read_bytes()))
+
+    return edit
+
+
+def gguf_count(at: int, value: int) -> Edit:
+    """Another number at byte `at` of the header: 4 is the version, 8 the number of tensors, 16 that of keys."""
+    width = 4 if at == 4 else 8
+    return gguf_bytes(lambda raw: raw[:at] + value.to_bytes(width, "little") + raw[at + width :])
+
+
+def gguf_tensor(name: str, offset: int) -> Edit:
+    """Another offset of one tensor."""
+
+    def change(raw: bytes) -> bytes:
+        at = raw.index(gguf_files.text(name)) + 8 + len(name)
+        at += 4 + 8 * int.from_bytes(raw[at : at + 4], "little") + 4
+        return raw[:at] + offset.to_bytes(8, "little") + raw[at + 8 :]
+
+    return gguf_bytes(change)
+
+
+def gguf_part(path: Path) -> None:
+    gguf_keys()(path)
+    (path / GGUF).rename(path / "m-00001-of-00003.gguf")
+
+
+def gguf_scale(path: Path) -> None:
+    """The last block of Q8_0 gets NaN as its scale."""
+    metadata, tensors = _content()
+    name = next(name for name, stored in reversed(tensors.items()) if stored.type == gguf_files.Q8_0)
+    stored = tensors[name]
+    tensors[name] = stored._replace(data=stored.data[:-34] + b"\x00\x7e" + stored.data[-32:])
+    gguf_files.write(path / GGUF, metadata, tensors)
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +385,37 @@ REFUSED: dict[str, Case] = {
     "a template that is a number": Case(tokenizer_config(chat_template=5), "chat_template must be a text"),
     "a reading that is no object": Case(tokenizer_config(response_template="{% for %}"), "must be an object"),
     "a reading of no fields": Case(tokenizer_config(response_template={"fields": 7}), "fields must be an object"),
+    "a GGUF of 2^62 tensors": Case(gguf_count(8, 2**62), "number of tensors must be at most 65536", GGUF),
+    "a GGUF of too many tensors": Case(gguf_count(8, 65536), "model.gguf: .* (must|needs|has|lacks)", GGUF),
+    "a GGUF of 2^62 keys": Case(gguf_count(16, 2**62), "number of metadata keys must be at most 4096", GGUF),
+    "a GGUF of too few keys": Case(gguf_count(16, 1), "model.gguf: .* (must|needs|has|lacks)", GGUF),
+    "a GGUF of another version": Case(gguf_count(4, 9), "the version must be one of 2, 3, but is 9", GGUF),
+    "a GGUF offset past the end": Case(gguf_tensor("output_norm.weight", 2**62), "without overlap", GGUF),
+    "GGUF tensors in one place": Case(gguf_tensor("output_norm.weight", 0), "without overlap", GGUF),
+    "a GGUF that is cut off": Case(gguf_bytes(lambda raw: raw[:-1000]), "the file is truncated", GGUF),
+    "a GGUF with bytes of nobody": Case(gguf_bytes(lambda raw: raw + bytes(999)), "belong to no tensor", GGUF),
+    "a GGUF that is a device": Case(device(GGUF), "must be a regular file", GGUF),
+    "a GGUF that is a pipe": Case(pipe(GGUF), "must be a regular file", GGUF),
+    "a GGUF of 64 GiB of zeros": Case(sparse(GGUF), "begins with b'GGUF', but this one with", GGUF),
+    "a GGUF of a thousand million layers": Case(gguf_keys(llama__block_count=10**9), "llama.block_count must be", GGUF),
+    "a GGUF of no heads": Case(gguf_keys(llama__attention__head_count=0), "attention.head_count", GGUF),
+    "a GGUF of wrong sizes": Case(gguf_keys(llama__feed_forward_length=641), "the weights contradict", GGUF),
+    "a GGUF of an unknown kind": Case(gguf_keys(general__architecture="x" * 10_000), "unknown architecture", GGUF),
+    "a GGUF of a token of a megabyte": Case(
+        gguf_keys(tokenizer__ggml__tokens=["x" * 2**20] + [str(n) for n in range(3071)]), "characters in a token", GGUF
+    ),
+    "a GGUF of too many tokens": Case(
+        gguf_keys(tokenizer__ggml__tokens=[str(n) for n in range(4000)]), "must have at most 3072 items", GGUF
+    ),
+    "a GGUF of merges of no tokens": Case(gguf_keys(tokenizer__ggml__merges=["no such"]), "cannot be loaded", GGUF),
+    "a GGUF without a splitter": Case(gguf_keys(tokenizer__ggml__pre="default"), "lacks tokenizer.ggml.pre", GGUF),
+    "a GGUF whose template is a name": Case(gguf_keys(tokenizer__chat_template="chatml"), "Jinja template", GGUF),
+    "a GGUF whose template does not parse": Case(gguf_keys(tokenizer__chat_template="{% if %}"), "not parse", GGUF),
+    "a GGUF part without the others": Case(
+        gguf_part,
+        "has 3 parts, of which 2 are missing",
+        "m-00001-of-00003.gguf",
+    ),
 }
 """Checkpoints with which no server may start."""
 
@@ -330,6 +423,7 @@ UNREADABLE: dict[str, Case] = {
     "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ values are NaN or infinite"),
     "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
     "infinity": Case(no_number(0x7F80), "must hold finite numbers"),
+    "a NaN as the scale of a GGUF block": Case(gguf_scale, "must hold finite numbers, but 32 of its", GGUF),
 }
 """Checkpoints whose fault is found when their weights are read."""
 

@@ -20,7 +20,17 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import known_architectures
 from tests.e2e.conftest import INFERD, Daemon, start
 
-from .hostile_checkpoints import CANARY, REFUSED, SERVED, UNREADABLE, config, copy_of_tiny, remote_tokenizer, tokenizer
+from .hostile_checkpoints import (
+    CANARY,
+    REFUSED,
+    SERVED,
+    UNREADABLE,
+    Case,
+    config,
+    copy_of_tiny,
+    remote_tokenizer,
+    tokenizer,
+)
 
 __all__ = ["start"]
 
@@ -32,9 +42,10 @@ Outcomes = dict[str, tuple[str, str]]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
-    for name, edit in {**{name: case.edit for name, case in REFUSED.items()}, **SERVED}.items():
-        made[name] = copy_of_tiny(tmp_path_factory.mktemp("hostile") / "model")
-        edit(made[name])
+    for name, case in {**REFUSED, **{name: Case(edit, "") for name, edit in SERVED.items()}}.items():
+        folder = copy_of_tiny(tmp_path_factory.mktemp("hostile") / "model")
+        case.edit(folder)
+        made[name] = folder / case.file
     return made
 
 
@@ -77,7 +88,7 @@ def test_the_refusal_is_one_line_of_bounded_length(tmp_path: Path, change: dict[
 def test_weights_that_are_no_numbers_end_the_start(tmp_path: Path, name: str) -> None:
     folder = copy_of_tiny(tmp_path / "model")
     UNREADABLE[name].edit(folder)
-    command = [INFERD, "serve", str(folder), "--port", "0"]
+    command = [INFERD, "serve", str(folder / UNREADABLE[name].file), "--port", "0"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 3, run.stderr[-2_000:]
     assert re.search(UNREADABLE[name].words, run.stderr.splitlines()[-1]), run.stderr[-2_000:]

@@ -17,6 +17,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPACE = "\u2581"
 """Character that stands for a space in SentencePiece's tokens."""
 
+_MAX_TOKEN_CHARS, _MAX_CHARS = 2**10, 2**22
+"""Most characters of a token, and of all. A vocabulary of 262,144 tokens has 2 million. Merges are found by cutting
+each token at each place, which takes time to the square of its length."""
+
 _ENDS = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
      "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
@@ -77,6 +81,12 @@ class Vocabulary:
         tokens: list[str] = self._get("tokens", list, None)
         if not tokens or not isinstance(tokens[0], str):
             raise GgufError("tokenizer.ggml.tokens must be a list of texts")
+        longest, total = max(map(len, tokens)), sum(map(len, tokens))
+        if longest > _MAX_TOKEN_CHARS or total > _MAX_CHARS:
+            raise GgufError(
+                f"tokenizer.ggml.tokens must have at most {_MAX_TOKEN_CHARS} characters in a token and {_MAX_CHARS} in "
+                f"all, but has {longest} and {total}"
+            )
         named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
         if len(set(named)) < len(named):
             seen: dict[str, int] = {}

@@ -1,0 +1,219 @@
+"""Metadata of GGUF files: published files describe the models that they were converted from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferd.engine.api.errors import ModelError
+from inferd.engine.api.model import ModelFacts
+from inferd.engine.arch.description import Arch, LinearScaling, LongRopeScaling, Rope, YarnScaling
+from inferd.engine.arch.gguf.config import FAMILIES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, Metadata, config_of
+from inferd.engine.arch.gguf.header import GgufError, GgufTensor
+from inferd.engine.arch.gguf.tensors import OriginalNames
+from inferd.engine.arch.gguf.types import TYPES
+from inferd.engine.arch.registry import describe, known_architectures, tensor_names, weights
+
+from .test_families import PUBLISHED
+
+Keys = dict[str, Any]
+
+FILES: dict[str, tuple[str, Keys, int]] = {
+    "Mistral-7B-v0.1": ("llama", {
+        "block_count": 32, "context_length": 32768, "embedding_length": 4096, "feed_forward_length": 14336,
+        "rope.dimension_count": 128, "attention.head_count": 32, "attention.head_count_kv": 8,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0, "attention.sliding_window": 4096,
+        "vocab_size": 32000,
+    }, 32000),
+    "Qwen2.5-0.5B": ("qwen2", {
+        "block_count": 24, "context_length": 32768, "embedding_length": 896, "feed_forward_length": 4864,
+        "attention.head_count": 14, "attention.head_count_kv": 2, "rope.freq_base": 1e6,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }, 151936),
+    "gemma-2-2b": ("gemma2", {
+        "block_count": 26, "context_length": 8192, "embedding_length": 2304, "feed_forward_length": 9216,
+        "attention.head_count": 8, "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.key_length": 256, "attention.value_length": 256, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "attention.sliding_window": 4096,
+    }, 256000),
+    "gemma-3-1b-it": ("gemma3", {
+        "block_count": 26, "context_length": 32768, "embedding_length": 1152, "feed_forward_length": 6912,
+        "attention.head_count": 4, "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.key_length": 256, "attention.value_length": 256, "rope.freq_base": 1e6,
+        "attention.sliding_window": 512,
+    }, 262144),
+    "Phi-3-mini-4k-instruct": ("phi3", {
+        "block_count": 32, "context_length": 4096, "embedding_length": 3072, "feed_forward_length": 8192,
+        "attention.head_count": 32, "attention.head_count_kv": 32, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 96, "rope.freq_base": 10000.0, "attention.sliding_window": 2047,
+        "rope.scaling.original_context_length": 4096,
+    }, 32064),
+    "OLMo-2-1124-7B": ("olmo2", {
+        "block_count": 32, "context_length": 4096, "embedding_length": 4096, "feed_forward_length": 11008,
+        "attention.head_count": 32, "attention.head_count_kv": 32, "rope.freq_base": 500000.0,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }, 100352),
+    "SmolLM3-3B": ("smollm3", {
+        "block_count": 36, "context_length": 65536, "embedding_length": 2048, "feed_forward_length": 11008,
+        "attention.head_count": 16, "attention.head_count_kv": 4, "rope.freq_base": 5e6,
+        "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": 128256, "rope.dimension_count": 128,
+    }, 128256),
+    "granite-3.1-2b-instruct": ("granite", {
+        "block_count": 40, "context_length": 131072, "embedding_length": 2048, "feed_forward_length": 8192,
+        "attention.head_count": 32, "attention.head_count_kv": 8, "rope.freq_base": 5e6,
+        "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 49155, "rope.dimension_count": 64,
+        "attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0,
+    }, 49155),
+    "starcoder2-3b": ("starcoder2", {
+        "block_count": 30, "context_length": 16384, "embedding_length": 3072, "feed_forward_length": 12288,
+        "attention.head_count": 24, "attention.head_count_kv": 2, "attention.layer_norm_epsilon": 1e-5,
+        "rope.freq_base": 999999.4420358813, "attention.sliding_window": 4096,
+    }, 49152),
+}  # fmt: skip
+"""Published model -> (architecture, metadata under its name, rows of the embedding), as converted files state them."""
+
+UNTIED = ("Mistral-7B-v0.1", "Phi-3-mini-4k-instruct", "OLMo-2-1124-7B")
+SMALL: Keys = {
+    "block_count": 2, "context_length": 512, "embedding_length": 64, "feed_forward_length": 128,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def tensors_of(rows: int, *others: str) -> dict[str, GgufTensor]:
+    """The tensors that a config depends on, and enough others for 40 layers."""
+    names = {"token_embd.weight": (rows, 64), **dict.fromkeys(others, (64,))}
+    names |= {f"blk.{layer}.attn_norm.weight": (64,) for layer in range(40)}
+    return {name: GgufTensor(name, TYPES[14 if len(shape) > 1 else 0], shape, 0) for name, shape in names.items()}
+
+
+def arch_of(architecture: str, keys: Keys, *others: str, rows: int = 512, **factors: tuple[float, ...]) -> Arch:
+    values = {"general.architecture": architecture, **{f"{architecture}.{key}": item for key, item in keys.items()}}
+    named = {name.replace("__", ".") + ".weight": found for name, found in factors.items()}
+    return describe(config_of(Metadata(values, tensors_of(rows, *others), named)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_published_file_describes_the_published_model(name: str) -> None:
+    architecture, keys, rows = FILES[name]
+    others = ["output.weight"] if name in UNTIED else []
+    others += ["blk.0.attn_q.bias", "blk.0.ffn_up.bias"] if architecture == "starcoder2" else []
+    others += ["blk.0.attn_q.bias"] if architecture == "qwen2" else []
+    original = describe(PUBLISHED[name][0])
+    assert arch_of(architecture, keys, *others, rows=rows) == dataclasses.replace(original, dtype="bfloat16")
+
+
+def test_every_family_has_files() -> None:
+    """Mistral's files state `llama`."""
+    assert {family.architecture for family in FAMILIES.values()} == set(known_architectures()) - {"MistralForCausalLM"}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_tensor_of_a_layer_has_a_name(architecture: str) -> None:
+    """No two names in a file are one tensor, and every tensor of the model has one."""
+    arch = arch_of(architecture, SMALL | {"attention.key_length": 16, "attention.value_length": 16})
+    original = OriginalNames(FAMILIES[architecture], tensor_names(arch.architecture), 4, 2)
+    theirs = (
+        "attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_q", "attn_k", "attn_v", "attn_qkv",
+        "attn_output", "attn_q_norm", "attn_k_norm", "ffn_gate", "ffn_up", "ffn_down",
+    )  # fmt: skip
+    names = [f"blk.{layer}.{name}.{kind}" for layer in range(2) for name in theirs for kind in ("weight", "bias")]
+    names += ["token_embd.weight", "output_norm.weight", "output_norm.bias", "output.weight"]
+    found = [named[0] for named in map(original.of, names) if named is not None]
+    assert len(set(found)) == len(found)
+    assert {source.tensor for source in weights(arch).sources} <= set(found)
+
+
+def test_a_scaled_rope_is_read_in_every_form() -> None:
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    assert arch_of("llama", SMALL | linear).ropes[0] == Rope(1e4, 16, LinearScaling(4.0))
+    assert arch_of("llama", SMALL | {"rope.scaling.factor": 4.0}).ropes[0] == Rope(1e4, 16, LinearScaling(4.0))
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
+    rope = arch_of("qwen2", SMALL | yarn).ropes[0]
+    assert rope is not None and rope.scaling == YarnScaling(4.0, 128, 32.0, 1.0, truncate=True)
+    factors = (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0)
+    rope = arch_of("llama", SMALL, rope_freqs=factors).ropes[0]
+    assert rope == Rope(1e4, 16, LongRopeScaling(512, factors, factors), 1.0)
+    both = {"rope_factors_short": factors, "rope_factors_long": factors[::-1]}
+    rope = arch_of("phi3", SMALL | {"rope.scaling.original_context_length": 128}, **both).ropes[0]
+    assert rope is not None and rope.scaling == LongRopeScaling(128, factors, factors[::-1])
+    part = {"rope.dimension_count": 12}
+    assert all(rope and rope.rotary_dim == 12 for rope in arch_of("phi3", SMALL | part).ropes)
+    assert (LONG_FACTORS, SHORT_FACTORS, ROPE_FACTORS) == (
+        "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
+    )  # fmt: skip
+
+
+def test_the_largest_gemmas_scale_scores_by_another_number() -> None:
+    wide = {"attention.key_length": 32, "attention.value_length": 32}
+    assert arch_of("gemma2", SMALL | wide).attention_scale == 32**-0.5
+    largest = {"block_count": 40, "attention.head_count": 8}
+    assert arch_of("gemma2", SMALL | wide | largest).attention_scale == 32**-0.5
+    for architecture, layers in (("gemma2", 46), ("gemma3", 62)):
+        keys = {f"{architecture}.{key}": item for key, item in {**SMALL, **wide, "block_count": layers}.items()}
+        tensors = tensors_of(512, *(f"blk.{layer}.ffn_norm.weight" for layer in range(40)))
+        arch = describe(config_of(Metadata({"general.architecture": architecture, **keys}, tensors, {})))
+        assert arch.attention_scale == 16**-0.5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "words"),
+    [
+        ("gpt-neox", {}, "unknown architecture 'gpt-neox'; known are: gemma2, gemma3, granite, llama"),
+        ("llama", {"block_count": None}, "the metadata lacks llama.block_count"),
+        ("llama", {"block_count": 10**9}, r"llama.block_count must be at most the number of tensors, 41, but is 10"),
+        ("llama", {"block_count": "two"}, "llama.block_count must be a whole number of at least 1, but is 'two'"),
+        ("llama", {"expert_count": 8}, "llama.expert_count must be 0 in this family, but is 8"),
+        ("llama", {"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv must be 0.0 in this family, but is 8.0"),
+        ("llama", {"logit_scale": 8.0}, "llama.logit_scale must be 1.0 in this family"),
+        ("qwen2", {"attention.sliding_window": 64}, "qwen2.attention.sliding_window must be 0 in this family"),
+        ("llama", {"attention.causal": False}, "llama.attention.causal must be True"),
+        ("llama", {"rope.dimension_count": 8, "attention.key_length": 16, "attention.value_length": 16},
+         "llama.rope.dimension_count must be the size of a head, 16, but is 8"),
+        ("llama", {"attention.key_length": 16, "attention.value_length": 32},
+         "llama.attention.value_length must be attention.key_length, 16, but is 32"),
+        ("llama", {"rope.scaling.type": "ntk"}, "llama.rope.scaling.type must be none, linear, yarn or longrope"),
+        ("llama", {"attention.head_count": 0}, "num_attention_heads must be a whole number of at least 1, but it is 0"),
+        ("llama", {"attention.head_count_kv": 3}, "num_key_value_heads must divide num_attention_heads"),
+        ("llama", {"attention.head_count": (4, 4)}, "num_attention_heads must be a whole number"),
+    ],
+)  # fmt: skip
+def test_what_no_family_computes_is_refused_by_key(architecture: str, keys: Keys, words: str) -> None:
+    stated = {key: item for key, item in (SMALL | keys).items() if item is not None}
+    with pytest.raises(ValueError, match=words):
+        arch_of(architecture, stated)
+
+
+def test_lists_of_factors_come_in_pairs() -> None:
+    with pytest.raises(GgufError, match=r"must have both rope_factors_short.weight and rope_factors_long.weight, or"):
+        arch_of("phi3", SMALL, rope_factors_long=(1.0,) * 8)
+    with pytest.raises(GgufError, match=r"rope.scaling.type must be none beside the tensor rope_freqs.weight"):
+        arch_of("llama", SMALL | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, rope_freqs=(1.0,) * 8)
+
+
+HOSTILE: tuple[Any, ...] = (
+    True, False, 0, 1, -1, 2**31, 2**63, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), 1e308, 1e-320, "",
+    "x" * 10_000, [], ["a"], (), (0,), (1.5, float("nan")), (True,) * 40, (2**31,) * 40,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_no_value_of_any_key_breaks_the_reader(architecture: str) -> None:
+    """A value is accepted or refused with an error of ours. No other exception is raised."""
+    keys = {key for _, found, _ in FILES.values() for key in found} | set(SMALL)
+    keys |= {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.freq_base_swa",
+             "rope.scaling.yarn_beta_fast", "attention.sliding_window_pattern", "expert_count"}  # fmt: skip
+    num_refused = 0
+    for key in keys:
+        for value in HOSTILE:
+            values = {f"{architecture}.{name}": item for name, item in (SMALL | {key: value}).items()}
+            for factors in ({}, {LONG_FACTORS: (1.0,) * 8, SHORT_FACTORS: (float("nan"),) * 8}):
+                of = Metadata({"general.architecture": architecture, **values}, tensors_of(512), factors)
+                try:
+                    ModelFacts.of_config(Path("x"), config_of(of))
+                except (ModelError, GgufError):
+                    num_refused += 1
+    assert num_refused > 200
