@@ -18,9 +18,14 @@ from typing import Any
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
 from inferd.engine.arch.gguf.tensors import StoredTensor
+from inferd.engine.arch.stored import FLOATS
 from inferd.engine.arch.weights import named_in_full
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
+
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files beside config.json that may describe a quantization, and the `quant_method` that they leave out."""
+CONFIG_FILES = ("config.json", *_QUANTIZATION_FILES)
 
 _MAX_JSON_BYTES = 64 * 2**20
 _HEADER_PREFIX_BYTES = 8
@@ -62,7 +67,7 @@ class Checkpoint:
         """Read config and headers. Raises a `ModelError` that names the file and its fault."""
         if is_gguf(path):
             return cls._of_gguf(path)
-        config = read_json(path / "config.json")
+        config = read_config(path)
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(path):
             for info in read_header(file):
@@ -89,13 +94,13 @@ class Checkpoint:
     @property
     def dtype(self) -> str:
         """The dtype that the config states ("bfloat16", "float16", "float32"). If it states none, the dtype of most
-        bytes of the weights; 8-bit weights do not count."""
+        bytes of the weights; quantized weights do not count."""
         stated = self.config.get("dtype", self.config.get("torch_dtype"))
         if isinstance(stated, str) and stated:
             return stated.removeprefix("torch.")
         bytes_by_dtype: dict[str, int] = {}
         for info in self.tensors.values():
-            if _DTYPE_BYTES.get(info.dtype, 0) > 1:
+            if info.dtype in FLOATS:
                 bytes_by_dtype[info.dtype] = bytes_by_dtype.get(info.dtype, 0) + info.num_bytes
         most = max(bytes_by_dtype, key=lambda name: bytes_by_dtype[name], default="F32")
         return {"BF16": "bfloat16", "F16": "float16"}.get(most, "float32")
@@ -119,6 +124,16 @@ def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
 def weight_files(path: Path) -> list[Path]:
     """The files that hold the weights. Raises `ModelError` if there are none, or one is missing."""
     return parts_of(path) if is_gguf(path) else _weight_files(path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a directory. If it says nothing of a quantization, a file of an older convention may. Raises
+    `ModelError`."""
+    config = read_json(path / "config.json")
+    for name, method in _QUANTIZATION_FILES.items():
+        if config.get("quantization_config") is None and (path / name).exists():
+            config["quantization_config"] = {"quant_method": method, **read_json(path / name)}
+    return config
 
 
 def read_json(file: Path) -> dict[str, Any]:

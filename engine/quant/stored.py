@@ -13,6 +13,7 @@ from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec, giving
+from inferd.kernels.join import join
 from inferd.kernels.linear_int4 import linear_int4
 from inferd.kernels.linear_int8 import linear_int8
 
@@ -149,7 +150,7 @@ def joined(applies: Sequence[Apply]) -> Apply:
     """A layer whose outputs are those of several layers, one after another."""
     if len(applies) == 1:
         return applies[0]
-    return lambda x: torch.cat([apply(x) for apply in applies], 1)
+    return lambda x: join([apply(x) for apply in applies])
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

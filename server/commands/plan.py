@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from inferd.engine.api.checkpoint import Checkpoint, read_json
+from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
@@ -134,10 +134,10 @@ def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
         return ModelFacts.of_config(found, read_json(found)), None
-    path = locate(asked.model, asked.revision, files=("config.json",))
+    path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return ModelFacts.of_config(path, read_json(path / "config.json")), None
+        return ModelFacts.of_config(path, read_config(path)), None
     checkpoint = Checkpoint.read(path)
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():

@@ -48,6 +48,30 @@ def test_the_config_states_the_dtype_before_the_weights_do(tmp_path: Path) -> No
     assert Checkpoint.read(checkpoint(tmp_path, {"w": ("BF16", [2], bytes(4))})).dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("file", "method"),
+    [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")],
+)
+def test_an_older_file_may_describe_the_quantization(tmp_path: Path, file: str, method: str) -> None:
+    """config.json wins, and so does a `quant_method` of the older file."""
+    checkpoint(tmp_path, WEIGHT)
+    (tmp_path / file).write_text(json.dumps({"bits": 4}))
+    assert Checkpoint.read(tmp_path).config == {"quantization_config": {"quant_method": method, "bits": 4}}
+    (tmp_path / file).write_text(json.dumps({"quant_method": "x"}))
+    assert Checkpoint.read(tmp_path).config == {"quantization_config": {"quant_method": "x"}}
+    checkpoint(tmp_path, WEIGHT, quantization_config={"quant_method": "fp8"})
+    assert Checkpoint.read(tmp_path).config == {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / file).write_text("[")
+    checkpoint(tmp_path, WEIGHT)
+    with pytest.raises(ModelError, match=rf"{file} is not JSON"):
+        Checkpoint.read(tmp_path)
+
+
+def test_packed_words_say_nothing_of_the_dtype(tmp_path: Path) -> None:
+    tensors = {"w": ("I32", [9], bytes(36)), "s": ("F16", [2], bytes(4))}
+    assert Checkpoint.read(checkpoint(tmp_path, tensors)).dtype == "float16"
+
+
 def test_shards_are_read_by_the_index(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     for name in ("a", "b"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from inferd.engine.api.checkpoint import EMBEDDED_PATH
+from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
@@ -217,7 +217,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
 
     monkeypatch.setattr("inferd.engine.api.locate.snapshot_download", snapshot)
     assert report("some/model", revision="v1").facts.num_params == 7_241_732_096
-    assert asked == [{"repo_id": "some/model", "revision": "v1", "allow_patterns": ["config.json"]}]
+    assert asked == [{"repo_id": "some/model", "revision": "v1", "allow_patterns": list(CONFIG_FILES)}]
 
 
 @pytest.mark.parametrize(

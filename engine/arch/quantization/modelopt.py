@@ -16,6 +16,8 @@ _FORMATS: dict[str, Format] = {
 def read(section: Fields, dtype: str) -> FormatOf:
     """A module is left out by its name, by the name of a module above it, or by a name with wildcards (`*`)."""
     section = section.section("quantization") or section
+    if not section.has("quant_algo"):
+        return lambda module: None  # only the KV cache is quantized
     form = section.choice("quant_algo", _FORMATS)
     if section.has("group_size") and section.integer("group_size") != 16:
         raise section.refuse("group_size", "must be 16")

@@ -1,0 +1,21 @@
+"""Calls the C++ implementation (`cpu.cpp`), which a recorded step can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inferd.kernels import native
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    num_rows, width = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    out = torch.empty((num_rows, width), dtype=parts[0].dtype)
+    copy, start, size = native.function("inferd_join"), 0, out.element_size()
+    for part in parts:
+        part = part.contiguous()
+        copy(part.data_ptr(), part.shape[1] * size, num_rows, out.data_ptr() + start * size, width * size)
+        start += part.shape[1]
+    return out
