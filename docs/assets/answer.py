@@ -1,4 +1,4 @@
-"""Draws docs/assets/answer.svg: a real start of the embedded model, and its real answers to curl and to `inferd chat`.
+"""Draws docs/assets/answer.svg: a real start of smollm2, and its real answers to curl and to `inferd chat`.
 
     python docs/assets/answer.py
 
@@ -22,9 +22,12 @@ PICTURE = Path(__file__).with_name("answer.svg")
 WIDTH = 120
 URL = "http://127.0.0.1:8000"
 INFERD = [sys.executable, "-m", "inferd"]
-BODY = '{"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "What are you?"}]}'
+BODY = (
+    '{"model": "smollm2", "stream": true, "temperature": 0, '
+    '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+)
 CURL = ["curl", "-N", f"{URL}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", BODY]
-CHAT = ["chat", "What is continuous batching?"]
+CHAT = ["chat", "--temperature", "0", "Write one sentence about the sea."]
 NUM_FIRST, NUM_LAST = 3, 2
 """Number of events shown at the beginning and at the end of the stream."""
 # Rich's own format fetches a font from another host.
@@ -44,7 +47,7 @@ def draw(server: subprocess.Popen[str], console: Console) -> None:
             show(event[start : start + WIDTH], "dim")
 
     assert server.stdout is not None
-    show("$ inferd serve", "bold green")
+    show("$ inferd serve smollm2", "bold green")
     for line in server.stdout:
         show(line.rstrip(), "bold" if line.startswith("READY") else "")
         if line.strip().startswith("curl"):
@@ -64,7 +67,7 @@ def draw(server: subprocess.Popen[str], console: Console) -> None:
 
 def main() -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    command = [*INFERD, "serve"]
+    command = [*INFERD, "serve", "smollm2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             draw(server, console)
