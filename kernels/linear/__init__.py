@@ -13,8 +13,8 @@ On a GPU a kernel of our own multiplies few rows, and the vendor's library many 
 depend on the number of rows; `Choices.is_invariant` takes one kernel for any number instead.
 
 Products are summed in fp32 and rounded to the inputs' dtype, or kept in fp32 for the logits' layer. oneDNN can only
-round, so it multiplies twice for that. The C++ kernel then takes a sixth to half of its time even without AVX-512 BF16,
-where oneDNN rounds faster (1 to 256 rows of 49152 x 576, 2 cores of the Zen 4, 2026-11-23).
+round, so it multiplies twice for that. The C++ kernel takes a sixth to half of that time, also without AVX-512 BF16
+(1 to 256 rows of 49152 x 576, 2 Zen 4 cores, 2026-11-23).
 """
 
 from __future__ import annotations
