@@ -89,6 +89,16 @@ static inline vh narrow(vf v) {
 #endif
 }
 
+// 32 bfloat16, those of `first` before those of `second`.
+static inline vi narrow(vf first, vf second) {
+#if defined(__AVX512BF16__)
+    return (vi)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+    const vh both[2] = {narrow(first), narrow(second)};
+    return load_i(both);
+#endif
+}
+
 static inline vf load(const bf16* p) {
     vh h;
     std::memcpy(&h, p, sizeof h);

@@ -10,7 +10,8 @@
 namespace {
 
 constexpr int SPLIT = 256;    // keys of a tile
-constexpr int MAX_ROWS = 64;  // of a piece of work
+constexpr int BLOCK_ROWS = 64;  // computed together
+constexpr int MAX_ROWS = 256;   // of a piece of work
 
 struct Problem {
     const char* q;
@@ -53,13 +54,19 @@ inline int64_t num_seen(const Problem& p, int64_t request) {
 // KV heads in one piece: as many as fit its rows while all threads have pieces. `long_enough` is the number of pieces
 // of two tiles each that all requests make.
 inline int32_t heads_together(const Problem& p, int num_queries, int64_t long_enough, int num_threads) {
-    int64_t heads = std::clamp<int64_t>(MAX_ROWS / (int64_t(num_queries) * p.repeat()), 1, p.num_kv_heads);
+    int64_t heads = std::clamp<int64_t>(BLOCK_ROWS / (int64_t(num_queries) * p.repeat()), 1, p.num_kv_heads);
     while (heads > 1 && long_enough * ((p.num_kv_heads + heads - 1) / heads) < 4 * num_threads) heads = (heads + 1) / 2;
     return int32_t(heads);
 }
 
+// Whether a piece may go on with the queries behind it, so that keys are packed once for all of them.
+inline bool can_join(const Item& item, const Item& next, int64_t most_queries) {
+    return item.partial < 0 && item.request == next.request && item.first_head == next.first_head &&
+           item.first_query + item.num_queries == next.first_query && item.num_queries + next.num_queries <= most_queries;
+}
+
 inline Schedule plan(const Problem& p, int num_threads) {
-    const int queries_per_item = std::max(1, MAX_ROWS / p.repeat());
+    const int queries_per_item = std::max(1, BLOCK_ROWS / p.repeat());
     Schedule schedule;
     std::vector<Item> whole;
     int64_t num_tiles = 0, long_enough = 0;
@@ -69,8 +76,8 @@ inline Schedule plan(const Problem& p, int num_threads) {
         const int32_t num_queries = p.query_start[request + 1] - p.query_start[request];
         const int32_t before = p.seq_lens[request] - num_queries;
         const int32_t heads_per_item = heads_together(p, std::min(queries_per_item, num_queries), long_enough, num_threads);
-        for (int32_t first = 0; first < num_queries; first += queries_per_item)
-            for (int32_t head = 0; head < p.num_kv_heads; head += heads_per_item) {
+        for (int32_t head = 0; head < p.num_kv_heads; head += heads_per_item)
+            for (int32_t first = 0; first < num_queries; first += queries_per_item) {
                 const int32_t count = std::min(queries_per_item, num_queries - first);
                 const int32_t heads = std::min<int32_t>(heads_per_item, int32_t(p.num_kv_heads) - head);
                 const int64_t lowest = p.window ? std::max<int64_t>(0, before + first - p.window + 1) : 0;
@@ -80,10 +87,17 @@ inline Schedule plan(const Problem& p, int num_threads) {
             }
     }
     const int64_t fair = std::max<int64_t>(1, num_tiles / (4 * num_threads));
+    const int64_t num_joined = std::clamp<int64_t>(int64_t(whole.size()) / (4 * num_threads), 1, MAX_ROWS / BLOCK_ROWS);
+    const int64_t most_queries = num_joined * queries_per_item;
     for (const Item& item : whole) {
         const int64_t tiles = item.end_tile - item.first_tile;
         if (num_threads == 1 || tiles <= 2 * fair) {
-            schedule.items.push_back(item);
+            if (!schedule.items.empty() && can_join(schedule.items.back(), item, most_queries)) {
+                schedule.items.back().num_queries += item.num_queries;
+                schedule.items.back().end_tile = item.end_tile;
+            } else {
+                schedule.items.push_back(item);
+            }
             continue;
         }
         Item piece = item;
@@ -99,7 +113,7 @@ inline Schedule plan(const Problem& p, int num_threads) {
         schedule.num_partials += tiles * num_rows;
     }
     // A cut piece has at least 2 * fair + 1 of the tiles, which are fewer than 4 * num_threads * (fair + 1). So at most
-    // 8 / 3 * num_threads * MAX_ROWS rows have partial results, which a memory plan may count on.
+    // 8 / 3 * num_threads * BLOCK_ROWS rows have partial results, which a memory plan may count on.
     assert(3 * int64_t(schedule.cut.size()) <= 8 * num_threads);
     auto cost = [](const Item& item) {
         return int64_t(item.end_tile - item.first_tile) * item.num_heads * (item.num_queries + 8);

@@ -215,6 +215,23 @@ def test_few_queries_have_the_bits_of_a_prompt(
         assert torch.equal(result, whole[first : first + count]), f"tokens {first}..{first + count}"
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of Triton's interpreter
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS)
+@pytest.mark.parametrize("broken", [slice(40, 41), slice(0, SPLIT)], ids=["one key", "all keys of a tile"])
+def test_nan_of_a_sequence_shows(dtype: torch.dtype, kv_dtype: torch.dtype, broken: slice) -> None:
+    """Every query that sees a NaN gets NaN, and no other does."""
+    length = SPLIT + 20
+    sequences = Sequences([(0, length)], 1, 32, 16, kv_dtype)
+    for position in range(broken.start, broken.stop):
+        sequences.kv[sequences.tables[0, position // 16], 0, 0, position % 16] = float("nan")
+    q = torch.randn(length, 2, 32).to(dtype)
+    for first, count in ((0, length), (length - 1, 1)):
+        batch = AttentionBatch.build([(first, count)], sequences.tables, 16, "cpu")
+        is_nan = attend(sequences, q[first : first + count], batch, 0.2, None, None).isnan()
+        sees = torch.arange(first, first + count) >= broken.start
+        assert torch.equal(is_nan, sees[:, None, None].expand_as(is_nan))
+
+
 EVEN_ROWS = ((3 * SPLIT - 1, 1),) * 5
 """With two threads each row is cut as often as possible: a piece of work has one of the 15 tiles."""
 
