@@ -32,13 +32,13 @@ import torch
 
 _ROOT = Path(__file__).parent
 _FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall",
+    "-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wall",
     "-Wno-psabi",
 )  # fmt: skip
 """No -ffast-math, and no fused operation that the source does not spell out: sums keep their order, so a row's bits
 depend on that row alone, and NaN stays NaN. -O2 would halve the compile time, but sampling and top-k would take 1.2 to
 1.7 times as long (top-p alone 0.8; AVX-512, 2 cores of an Intel Xeon, 2026-11-22)."""
-_LINK_FLAGS = ("-shared", "-fopenmp")
+_LINK_FLAGS = ("-shared", "-pthread")
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
 _AVX512 = (*_X86_BASE, "avx512f", "avx512bw", "avx512cd", "avx512vl", "avx512dq", "avx512_vnni")
