@@ -73,6 +73,10 @@ SHAPES = {
         model_type="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
         num_attention_heads=16, num_key_value_heads=8, head_dim=128,
     ),
+    "135m": Shape(
+        model_type="llama", vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+    ),
     "12m": Shape(
         model_type="llama", vocab_size=3072, hidden_size=640, intermediate_size=1792, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=64,
