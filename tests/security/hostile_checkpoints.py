@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests import gguf_files
+from tests.cpu import quantized_checkpoints
 
 Edit = Callable[[Path], None]
 
@@ -320,6 +324,38 @@ def gguf_scale(path: Path) -> None:
     gguf_files.write(path / GGUF, metadata, tensors)
 
 
+# -- quantized weights -------------------------------------------------------------------------------------------------
+
+_K = "model.layers.1.self_attn.k_proj"
+
+
+def quantized(name: str, change: Callable[[dict[str, Tensor]], object] = lambda _: None, **fields: object) -> Edit:
+    """A small quantized model in place of the embedded one, with other fields in its quantization_config."""
+
+    def edit(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        chosen = next(one for one in quantized_checkpoints.CHECKPOINTS if one.name == name)
+        quantized_checkpoints.save(chosen, path)
+        tensors = load_file(path / "model.safetensors")
+        change(tensors)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+        config(quantization_config={**chosen.quantization, **fields})(path)
+
+    return edit
+
+
+def number(suffix: str, value: float) -> Callable[[dict[str, Tensor]], object]:
+    """The first number of a tensor of one matrix."""
+    return lambda tensors: tensors[f"{_K}.{suffix}"].view(-1)[:1].fill_(value)
+
+
+def _halved(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{_K}.qweight"] = tensors[f"{_K}.qweight"][:8]
+
+
+_ORDERED = "GPTQ, one order"
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
@@ -379,6 +415,16 @@ REFUSED: dict[str, Case] = {
     "a tokenizer config that is a pipe": Case(pipe("tokenizer_config.json"), "must be a regular file"),
     "merges of no tokens": Case(tokenizer(_bad_merges), "cannot be loaded"),
     "a normalizer that panics": Case(tokenizer(_precompiled), "cannot be loaded"),
+    "groups that do not divide the inputs": Case(quantized("GPTQ", group_size=384), "128 inputs are left over"),
+    "groups of no inputs": Case(quantized("GPTQ", group_size=0), "group_size must be"),
+    "groups of 2^40 inputs": Case(quantized("GPTQ", group_size=2**40), "group_size must be at most"),
+    "packing of another size": Case(quantized("GPTQ", _halved), f"{_K}.qweight is \\[8, 64\\], by config"),
+    "packing of another format": Case(quantized("GPTQ", quant_method="awq"), "qweight is .*, by config.json"),
+    "bits of another format": Case(quantized("AWQ", bits=8), "bits must be 4, but it is 8"),
+    "an order that is missing": Case(quantized(_ORDERED, lambda t: t.pop(f"{_K}.g_idx")), f"1 missing: {_K}.g_idx"),
+    "expressions without end": Case(quantized("GPTQ", dynamic={"-:(.*)*x": {}}), "at most 3 wildcards"),
+    "expressions of many ways": Case(quantized("GPTQ", dynamic={"-:" + "(a|a)" * 99: {}}), "at most 3 wildcards"),
+    "too many expressions": Case(quantized("GPTQ", dynamic={f"{n}.*.*.*": {} for n in range(999)}), "list names"),
     "a template of numbers without end": Case(tokenizer_config(chat_template="{{ 9**9**9 }}"), "to a power in line 1"),
     "a template too deep": Case(tokenizer_config(chat_template="{{" + "(" * 100_000), "does not parse"),
     "a number of 10,000 digits": Case(tokenizer_config(chat_template="{{ 1" + "0" * 10_000 + " }}"), "does not parse"),
@@ -420,6 +466,10 @@ REFUSED: dict[str, Case] = {
 """Checkpoints with which no server may start."""
 
 UNREADABLE: dict[str, Case] = {
+    "a scale of NaN": Case(quantized("GPTQ", number("scales", float("nan"))), f"{_K}.scales must hold finite numbers"),
+    "a scale of 0": Case(quantized("W4A16", number("weight_scale", 0)), f"{_K}.weight_scale must hold finite numbers"),
+    "a group beyond the last": Case(quantized(_ORDERED, number("g_idx", 4)), f"{_K}.g_idx must hold integers from 0"),
+    "a zero point that sym excludes": Case(quantized("GPTQ", number("qzeros", 0)), f"{_K}.qzeros must hold 7 only"),
     "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ values are NaN or infinite"),
     "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
     "infinity": Case(no_number(0x7F80), "must hold finite numbers"),

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import known_architectures
+from tests.cpu.quantized_checkpoints import CHECKPOINTS, Checkpoint
 from tests.e2e.conftest import INFERD, Daemon, start
 
 from .hostile_checkpoints import (
@@ -155,3 +156,34 @@ def test_no_value_of_any_field_of_a_config_breaks_its_reader(architecture: str) 
             except ModelError:
                 num_refused += 1
     assert num_refused > 300
+
+
+def places(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every place in nested objects, by the keys that lead to it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key)
+            yield from places(inner, (*path, key))
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
+def test_no_value_of_any_field_of_a_quantization_config_breaks_its_reader(checkpoint: Checkpoint) -> None:
+    optional = {
+        "modules_to_not_convert", "ignore", "dynamic", "extra_config", "modules_in_block_to_quantize", "lm_head",
+        "block_name_to_quantize", "packing_format", "data_type", "checkpoint_format", "transform_config",
+        "sparsity_config", "quantization", "pack_dtype", "exclude_modules", "w_bit", "q_group_size", "version",
+    }  # fmt: skip
+    whole = {**dict.fromkeys(optional), **checkpoint.quantization}
+    num_refused = 0
+    for place in places(whole):
+        for value in (*HOSTILE_VALUES, [{}], {"re:(": {"bits": 8}}, {"+:.*": {"bits": 2**70}}, ["re:" + "(" * 400]):
+            changed = json.loads(json.dumps(whole))
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            try:
+                ModelFacts.of_config(Path("x"), {**checkpoint.config_json(), "quantization_config": changed})
+            except ModelError:
+                num_refused += 1
+    assert num_refused > 100
