@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from inferd.engine.arch.formats import Awq
@@ -17,9 +18,12 @@ _PER_WORD = len(_ORDER)
 
 
 def _unpacked(words: Tensor) -> Tensor:
-    """[R, W] int32 as [R, 8 W] uint8."""
-    places = unpacked(words, 4).reshape(len(words), -1, _PER_WORD)
-    return places[:, :, _ORDER].flatten(1)
+    """[R, W] int32, packed along W, as [8 W, R] uint8."""
+    columns = words.T.contiguous()
+    out = torch.empty((len(columns), _PER_WORD, columns.shape[1]), dtype=torch.uint8)
+    for output, place in enumerate(_ORDER):
+        out[:, output] = (columns >> (4 * place)).bitwise_and_(15)
+    return out.flatten(0, 1)
 
 
 def _check(source: QuantizedSource, tensors: Tensors) -> None:
@@ -38,11 +42,11 @@ def _read(source: QuantizedSource, tensors: Tensors) -> Iterator[Rows]:
     assert isinstance(form, Awq)
     yield groups(source, "scales", tensors["scales"].T)
     if not form.is_symmetric:
-        yield groups(source, "zeros", _unpacked(tensors["qzeros"]).T)
+        yield groups(source, "zeros", _unpacked(tensors["qzeros"]))
 
     def unpack(rows: slice) -> Tensor:
         words = slice(rows.start // _PER_WORD, rows.stop // _PER_WORD)
-        return _unpacked(tensors["qweight"][:, words]).T
+        return _unpacked(tensors["qweight"][:, words])
 
     yield from weights(source, unpack, None)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inferd.engine.arch.formats import Fp4
 from inferd.engine.arch.weights import QuantizedSource
-from inferd.engine.quant.checkpoints.integers import groups, weights
+from inferd.engine.quant.checkpoints.integers import groups, nibbles, weights
 from inferd.engine.quant.checkpoints.reader import DAMAGED, CheckpointError, Reader, Rows, Tensors, check_scales
 
 _E8M0_NAN = 255
@@ -40,8 +40,7 @@ def _read(source: QuantizedSource, tensors: Tensors) -> Iterator[Rows]:
     yield groups(source, "scales", _scales(form, tensors))
 
     def unpack(rows: slice) -> Tensor:
-        packed = tensors[form.weight][rows]
-        return torch.stack((packed & 15, packed >> 4), 2).flatten(1)
+        return nibbles(tensors[form.weight][rows])
 
     yield from weights(source, unpack, None)
 
