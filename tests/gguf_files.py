@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 ALIGNMENT = 32
-F32, F16, Q4_0, Q4_1, Q8_0, BF16 = 0, 1, 2, 3, 8, 30
+F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16 = 0, 1, 2, 3, 8, 12, 14, 30
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 
@@ -120,6 +120,39 @@ def as_q4_1(values: Tensor) -> Stored:
     scale = ((blocks.amax(1, keepdim=True) - low) / 15).to(torch.float16)
     q = ((blocks - low) / scale.to(torch.float32).clamp(min=1e-9)).round().clamp(0, 15)
     return _blocks(values, Q4_1, scale.view(torch.uint8), low.view(torch.uint8), _packed_nibbles(q))
+
+
+def as_q4_k(values: Tensor) -> Stored:
+    x = values.to(torch.float32).reshape(-1, 8, 32)
+    low = x.amin(2).clamp(max=0)
+    scale, minimum = (x.amax(2) - low).clamp(min=1e-9) / 15, -low
+    d, d_minimum = ((part.amax(1, keepdim=True) / 63).to(torch.float16) for part in (scale, minimum))
+    scales = (scale / d.float()).round().clamp(1, 63).to(torch.uint8)
+    minimums = (minimum / d_minimum.float().clamp(min=1e-9)).round().clamp(0, 63).to(torch.uint8)
+    shifted = x + (d_minimum.float() * minimums).unsqueeze(2)
+    q = (shifted / (d.float() * scales).unsqueeze(2)).round().clamp(0, 15).to(torch.uint8).reshape(-1, 4, 2, 32)
+    packed = torch.cat(
+        [
+            scales[:, :4] | ((scales[:, 4:] >> 4) << 6),
+            minimums[:, :4] | ((minimums[:, 4:] >> 4) << 6),
+            (scales[:, 4:] & 15) | ((minimums[:, 4:] & 15) << 4),
+        ],
+        1,
+    )
+    numbers = (q[:, :, 0] | (q[:, :, 1] << 4)).flatten(1)
+    return _blocks(values, Q4_K, d.view(torch.uint8), d_minimum.view(torch.uint8), packed, numbers)
+
+
+def as_q6_k(values: Tensor) -> Stored:
+    x = values.to(torch.float32).reshape(-1, 16, 16)
+    scale = x.abs().amax(2).clamp(min=1e-9) / 31
+    d = (scale.amax(1, keepdim=True) / 127).to(torch.float16)
+    scales = (scale / d.float()).round().clamp(1, 127).to(torch.int8)
+    q = (x / (d.float() * scales).unsqueeze(2)).round().clamp(-32, 31).to(torch.int8).flatten(1) + 32
+    low, high = (q & 15).view(torch.uint8).reshape(-1, 2, 2, 64), (q >> 4).view(torch.uint8).reshape(-1, 2, 4, 32)
+    numbers = (low[:, :, 0] | (low[:, :, 1] << 4)).flatten(1)
+    above = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    return _blocks(values, Q6_K, numbers, above.flatten(1), scales.view(torch.uint8), d.view(torch.uint8))
 
 
 def _packed_nibbles(q: Tensor) -> Tensor:

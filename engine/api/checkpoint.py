@@ -17,9 +17,10 @@ from typing import Any
 
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
-from inferd.engine.arch.gguf.tensors import StoredTensor
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.gguf.tensors import PlacedTensor
 from inferd.engine.arch.stored import FLOATS
-from inferd.engine.arch.weights import named_in_full
+from inferd.engine.arch.weights import EMBEDDING, HEAD, named_in_full
 
 EMBEDDED_PATH = Path(__file__).resolve().parents[1] / "tiny" / "model"
 
@@ -48,7 +49,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     file: Path
     num_bytes: int
-    gguf: StoredTensor | None = None
+    gguf: PlacedTensor | None = None
     """Place and form in a GGUF file; None in a safetensors file."""
 
 
@@ -61,12 +62,14 @@ class Checkpoint:
     """Content of config.json. A GGUF file's is made from its metadata."""
     tensors: dict[str, TensorInfo]
     """Tensors by the names of a generating model, even if an embedding model's files leave a prefix out."""
+    keeps_blocks: bool = False
+    """Whether the matrices of a GGUF file are served from their blocks. Otherwise they are dequantized."""
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path, *, keeps_blocks: bool = False) -> Checkpoint:
         """Read config and headers. Raises a `ModelError` that names the file and its fault."""
         if is_gguf(path):
-            return cls._of_gguf(path)
+            return cls._of_gguf(path, keeps_blocks)
         config = read_config(path)
         tensors: dict[str, TensorInfo] = {}
         for file in _weight_files(path):
@@ -78,14 +81,19 @@ class Checkpoint:
         return cls(path, config, named_in_full(tensors))
 
     @classmethod
-    def _of_gguf(cls, path: Path) -> Checkpoint:
+    def _of_gguf(cls, path: Path, keeps_blocks: bool) -> Checkpoint:
         file = read_gguf(path)
         tensors = {}
         for name, stored in file.tensors.items():
             tensor = stored.tensor
             kind = tensor.type.name
             tensors[name] = TensorInfo(tensor.name, kind, tensor.shape, stored.file, tensor.num_bytes, stored)
-        return cls(path, file.config, tensors)
+        return cls(path, file.config, tensors, keeps_blocks)
+
+    def tensors_of(self, arch: Arch) -> dict[str, TensorInfo]:
+        """The tensors that `arch` needs. A head that keeps the blocks of a tied embedding reads the embedding's."""
+        shares_head = self.keeps_blocks and not arch.tie_embeddings and HEAD not in self.tensors
+        return {**self.tensors, HEAD: self.tensors[EMBEDDING]} if shares_head else self.tensors
 
     @property
     def is_embedded(self) -> bool:

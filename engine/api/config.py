@@ -89,6 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Dtype of activations, and of weights that are not quantized."""
     quantization: Quantization = "none"
     """Format of the linear layers' weights."""
+    keeps_blocks: bool = False
+    """Whether the matrices of a GGUF file are served from their blocks. Otherwise they are dequantized."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Format of K and V: the dtype, or 8 bits."""
     device: DeviceKind = "auto"

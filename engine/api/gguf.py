@@ -14,7 +14,7 @@ from typing import Any
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.gguf.config import FACTOR_TENSORS, Metadata, config_of, family_of
 from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, GgufTensor, Header, Value, parse_header
-from inferd.engine.arch.gguf.tensors import OriginalNames, StoredTensor
+from inferd.engine.arch.gguf.tensors import OriginalNames, PlacedTensor
 from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from inferd.engine.arch.registry import tensor_names
 
@@ -34,7 +34,7 @@ class GgufFile:
     path: Path
     metadata: Mapping[str, Value]
     config: Json
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, PlacedTensor]
     """Tensors by the names of the original checkpoint."""
 
     def document(self, name: str) -> Json | None:
@@ -150,17 +150,17 @@ def _values(tensor: GgufTensor, file: Path) -> tuple[float, ...]:
 
 def _by_original_names(
     of: Metadata, config: Json, found: Mapping[str, tuple[GgufTensor, Path]]
-) -> dict[str, StoredTensor]:
+) -> dict[str, PlacedTensor]:
     names = tensor_names(config["architectures"][0])
     heads = [config[name] for name in ("num_attention_heads", "num_key_value_heads")]
     if not all(type(count) is int and count > 0 for count in heads):
         raise GgufError(f"{of.architecture}.attention.head_count and head_count_kv must be above 0, but are {heads}")
     original = OriginalNames(family_of(of), names, *heads)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, PlacedTensor] = {}
     for name, (tensor, file) in found.items():
         named = original.of(name)
         if named is not None:
             if named[0] in tensors:
                 raise GgufError(f"{name} and {tensors[named[0]].tensor.name} are both {named[0]}")
-            tensors[named[0]] = StoredTensor(tensor, file, named[1])
+            tensors[named[0]] = PlacedTensor(tensor, file, named[1])
     return tensors

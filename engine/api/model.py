@@ -9,7 +9,9 @@ from typing import Any
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.gguf import is_gguf
 from inferd.engine.arch.description import Arch, ArchError
+from inferd.engine.arch.gguf.formats import with_blocks
 from inferd.engine.arch.registry import as_found, describe, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
@@ -25,21 +27,31 @@ class ModelFacts:
     is_embedded: bool
     has_kv_scales: bool = False
     """Whether the checkpoint holds scales for K and V in 8 bits, which are not used."""
+    shares_head: bool = False
+    """Whether the head is a copy of the embedding in another format. Then its weights count once."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
         """Raises `ModelError` for an unknown family, an unusable config, or weights that contradict the config."""
         dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
-        arch = as_found(_describe(checkpoint.path, checkpoint.config), dtypes)
-        contradictions = weights(arch).compare({name: info.shape for name, info in checkpoint.tensors.items()})
+        described = _describe(checkpoint.path, checkpoint.config)
+        arch = as_found(described, dtypes)
+        if checkpoint.keeps_blocks:
+            placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
+            arch = with_blocks(arch, weights(arch), placed)
+        shapes = {name: info.shape for name, info in checkpoint.tensors_of(arch).items()}
+        contradictions = weights(arch).compare(shapes)
         if contradictions:
-            raise ModelError(f"{checkpoint.path}: the weights contradict config.json: {contradictions}")
+            stated = "the metadata" if is_gguf(checkpoint.path) else "config.json"
+            raise ModelError(f"{checkpoint.path}: the weights contradict {stated}: {contradictions}")
         for name, found, known in weights(arch).wrong_dtypes(dtypes):
             raise ModelError(
                 f"{checkpoint.path}: {name} is stored as {found}; by config.json it is one of: {', '.join(known)}"
             )
         has_kv_scales = any(name.endswith(KV_SCALE_SUFFIXES) for name in checkpoint.tensors)
-        return cls(checkpoint.path, arch, checkpoint.dtype, checkpoint.is_embedded, has_kv_scales)
+        has_own_head = arch.tie_embeddings == described.tie_embeddings
+        dtype, is_embedded = checkpoint.dtype, checkpoint.is_embedded
+        return cls(checkpoint.path, arch, dtype, is_embedded, has_kv_scales, shares_head=not has_own_head)
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
@@ -50,7 +62,8 @@ class ModelFacts:
     @property
     def num_params(self) -> int:
         """Number of weights. Tied weights count once."""
-        return weights(self.arch).num_elements
+        counted_twice = self.arch.vocab_size * self.arch.hidden_size if self.shares_head else 0
+        return weights(self.arch).num_elements - counted_twice
 
 
 def _describe(path: Path, config: Mapping[str, Any]) -> Arch:

@@ -131,6 +131,11 @@ def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
     return stored_quantization(arch) or asked if asked == "none" else asked
 
 
+def keeps_blocks_on(device: DeviceKind, machine: Machine) -> bool:
+    """Whether `auto` serves a GGUF file from its blocks. Their products run on CPUs only."""
+    return device == "cpu" or machine.accelerator is None
+
+
 def check_quantization(quantization: Quantization, arch: Arch) -> None:
     """Raises a `ConfigError` that names a matrix that cannot be stored so."""
     reason = refusal(arch, quantization_of(quantization, arch))

@@ -207,6 +207,8 @@ class TensorNames:
 
 LLAMA_NAMES = TensorNames()
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Names of the embedding and of the matrix of the logits."""
 _BODY = "model."
 """Prefix of every tensor's name but the head's."""
 
@@ -221,7 +223,7 @@ def named_in_full(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
     """Every tensor of `arch` in a checkpoint that uses `names`."""
-    embedding = Source("model.embed_tokens.weight", (arch.vocab_size, arch.hidden_size), "embed.weight")
+    embedding = Source(EMBEDDING, (arch.vocab_size, arch.hidden_size), "embed.weight")
     sources: list[Source | QuantizedSource] = [embedding, *_norm(arch, "model.norm", "norm")]
     formats = _Formats(arch.stored)
     for layer in range(arch.num_layers):
@@ -232,7 +234,7 @@ def weight_map(arch: Arch, names: TensorNames) -> WeightMap:
                 sources.extend(_norm(arch, f"{theirs}.{name}", f"{ours}.{part}"))
         sources.extend(_attention(arch, formats, names, f"{theirs}.self_attn", f"{ours}.attention"))
         sources.extend(_mlp(arch, formats, names, f"{theirs}.mlp", f"{ours}.mlp"))
-    ties = (Tie("lm_head.weight", embedding.tensor),) if arch.tie_embeddings else ()
+    ties = (Tie(HEAD, embedding.tensor),) if arch.tie_embeddings else ()
     if not ties:
         head = [("lm_head", None if arch.stored is None else arch.stored.head, arch.vocab_size)]
         sources.extend(_matrix(head, arch.hidden_size, "lm_head"))

@@ -176,7 +176,13 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _read(stored: TensorInfo) -> Tensor:
-    """The tensor, as a view of the file, which is opened anew each time so that only one tensor is mapped at once."""
+    """The tensor, as a view of the file, which is opened anew each time so that only one tensor is mapped at once. Of a
+    tensor in a GGUF file, its bytes."""
+    if stored.gguf is not None:
+        try:
+            return gguf.mapped(stored.gguf)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {stored.file}: {error}") from error
     with _opened(stored.file) as handle:
         tensor: Tensor = handle.get_tensor(stored.name)
         return tensor

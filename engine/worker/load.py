@@ -69,7 +69,7 @@ def load_worker(config: EngineConfig, started_s: float, report: LoadReport) -> t
     if config.device == "cpu":
         timer.done("kernels", _prepare_kernels())
 
-    checkpoint = Checkpoint.read(Path(config.model_path))
+    checkpoint = Checkpoint.read(Path(config.model_path), keeps_blocks=config.keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     arch, dtype = facts.arch, getattr(torch, config.dtype)
     planned = plan_of(config, arch)
@@ -205,7 +205,7 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
 
 def _load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     try:
-        load(decoder, checkpoint.tensors, _log_progress())
+        load(decoder, checkpoint.tensors_of(decoder.arch), _log_progress())
     except CheckpointError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
     except KernelError as error:

@@ -115,7 +115,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
-    facts, files = _read(asked)
+    facts, files = _read(asked, machine)
     precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     dtype, why = served_dtype(precision.dtype, machine)
@@ -128,7 +128,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     )  # fmt: skip
 
 
-def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
+def _read(asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files | None]:
     """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone; a
     GGUF file of the Hub is downloaded."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
@@ -138,7 +138,7 @@ def _read(asked: PlanOptions) -> tuple[ModelFacts, Files | None]:
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
         return ModelFacts.of_config(path, read_config(path)), None
-    checkpoint = Checkpoint.read(path)
+    checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto" and machine.device == "cpu")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
@@ -157,9 +157,10 @@ def _precision(asked: PlanOptions, facts: ModelFacts) -> Precision:
     if asked.dtype not in ("auto", *DTYPE_BYTES):
         raise ConfigError(f"--dtype must be one of auto, {', '.join(DTYPE_BYTES)}, but got {asked.dtype!r}")
     kinds: tuple[Quantization, ...] = get_args(Quantization)
-    quantization = next((kind for kind in kinds if kind == asked.quantization), None)
+    name = "none" if asked.quantization == "auto" else asked.quantization
+    quantization = next((kind for kind in kinds if kind == name), None)
     if quantization is None:
-        raise ConfigError(f"--quantization must be one of {', '.join(kinds)}, but got {asked.quantization!r}")
+        raise ConfigError(f"--quantization must be one of auto, {', '.join(kinds)}, but got {asked.quantization!r}")
     caches: tuple[KVCache, ...] = get_args(KVCache)
     kv_cache = next((kind for kind in caches if kind == asked.kv_cache_dtype), None)
     if kv_cache is None:

@@ -61,8 +61,10 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "Precision of weights and activations; auto takes the checkpoint's.", panel=_MODEL
     )
-    quantization: Literal["none", "fp8", "int8", "int4"] = setting(
-        "none", "Format that linear layers store their weights in.", panel=_MODEL
+    quantization: Literal["auto", "none", "fp8", "int8", "int4"] = setting(
+        "none",
+        "Format that linear layers store their weights in; auto keeps the blocks of a GGUF file.",
+        panel=_MODEL,
     )
     kv_cache_dtype: Literal["auto", "fp8"] = setting(
         "auto", "Format of the KV cache; auto takes the dtype of the activations.", panel=_MODEL

@@ -28,6 +28,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.served import keeps_blocks_on
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
@@ -91,12 +92,15 @@ def read_model(settings: Settings) -> StartupReport:
     """Find the checkpoint, check that its headers are consistent, and decide every automatic setting."""
     if settings.keys_file is not None:
         read_keys(Path(settings.keys_file))
-    checkpoint = Checkpoint.read(locate(settings.model, settings.revision))
+    machine = Machine.detect()
+    keeps_blocks = settings.quantization == "auto" and keeps_blocks_on(settings.device, machine)
+    checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     asked = EngineConfig(
         model_path=str(checkpoint.path),
         dtype=settings.dtype,
-        quantization=settings.quantization,
+        quantization="none" if settings.quantization == "auto" else settings.quantization,
+        keeps_blocks=keeps_blocks,
         kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
         deterministic=settings.deterministic,
@@ -109,7 +113,7 @@ def read_model(settings: Settings) -> StartupReport:
         num_threads=settings.num_threads,
         standby=settings.standby,
     )
-    config, memory, decisions = resolve(asked, facts, Machine.detect())
+    config, memory, decisions = resolve(asked, facts, machine)
     for decision in decisions:
         is_cut = decision.field == "max_model_len" and config.max_model_len != facts.arch.max_positions
         is_changed = decision.field == "deterministic" and decision.asked is not None

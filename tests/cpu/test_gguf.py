@@ -17,17 +17,39 @@ from torch import Tensor
 
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
+from inferd.engine.api.memory.planner import stored_quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
-from inferd.engine.arch.gguf.types import PLAIN, TYPES
+from inferd.engine.arch.gguf.formats import LAYOUTS, GgufBlocks
+from inferd.engine.arch.gguf.header import parse_header
+from inferd.engine.arch.gguf.tensors import Conversion, PlacedTensor
+from inferd.engine.arch.gguf.types import PLAIN, TYPES, TensorType
 from inferd.engine.arch.registry import describe
+from inferd.engine.arch.weights import QuantizedSource
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import load
-from inferd.engine.quant.checkpoints.gguf import dequantize
+from inferd.engine.models.loader import load, recipe_of
+from inferd.engine.quant.checkpoints import gguf
+from inferd.engine.quant.checkpoints.gguf_blocks import dequantize
+from inferd.engine.quant.checkpoints.reader import CheckpointError
+from inferd.kernels.quantized import Matrix
 from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.paging import prompt_logits
-from tests.gguf_files import Pack, as_bf16, as_f16, as_f32, as_q4_0, as_q4_1, as_q8_0, convert, convert_in_parts
+from tests.gguf_files import (
+    Pack,
+    Stored,
+    as_bf16,
+    as_f16,
+    as_f32,
+    as_q4_0,
+    as_q4_1,
+    as_q4_k,
+    as_q6_k,
+    as_q8_0,
+    convert,
+    convert_in_parts,
+    write,
+)
 
 VECTORS = load_file(Path(__file__).parent / "gguf_blocks.safetensors")
 BLOCKED = [kind for kind in TYPES.values() if kind.name not in PLAIN]
@@ -154,3 +176,108 @@ def test_parts_of_a_split_file_are_one_model(tmp_path: Path) -> None:
         Checkpoint.read(parts[1].rename(tmp_path / "other.gguf"))
     with pytest.raises(ModelError, match=r"has 3 parts, of which 1 are missing: model-00002-of-00003.gguf"):
         Checkpoint.read(parts[0])
+
+
+# -- matrices that keep their blocks -----------------------------------------------------------------------------------
+
+CODES = {kind.name: code for code, kind in TYPES.items()}
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def random_blocks(kind: str, typical: float = 0.05) -> Pack:
+    """Packs a matrix of this shape as random blocks, whose values are about `typical` large."""
+    blocks, values = VECTORS[f"{kind}.blocks"], VECTORS[f"{kind}.values"]
+    large = values.square().mean(1).sqrt()
+    chosen = blocks[(large / typical).log().abs().argsort()[:2]]
+
+    def pack(values: Tensor) -> Stored:
+        picks = torch.randint(0, len(chosen), (values.numel() // blocks_of(kind).block_size,))
+        return Stored(tuple(values.shape), CODES[kind], chosen[picks].numpy().tobytes())
+
+    return pack
+
+
+def blocks_of(kind: str) -> TensorType:
+    return TYPES[CODES[kind]]
+
+
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_kernel_gets_the_numbers_of_the_blocks(kind: str, heads: int, tmp_path: Path) -> None:
+    stored = random_blocks(kind)(torch.empty(2_100 * 4 if heads else 70, 512))
+    file = write(tmp_path / "x.gguf", {}, {"w": stored})
+    tensor = parse_header(file.read_bytes(), file.stat().st_size).tensors[0]
+    placed = PlacedTensor(tensor, file, Conversion(heads))
+    expected = torch.cat([values for _, values in gguf.parts(placed)])
+    source = QuantizedSource("m", GgufBlocks(kind, heads), stored.shape, "o")  # type: ignore[arg-type]
+    rows: dict[str, list[Tensor]] = {}
+    for name, row, values in gguf.READER.read(source, {"weight": gguf.mapped(placed)}):
+        assert row == sum(len(part) for part in rows.get(name, ()))
+        rows.setdefault(name, []).append(values)
+    whole = {name: torch.cat(parts) for name, parts in rows.items()}
+    layout = LAYOUTS[kind]
+    assert ("minimums" in whole) == (layout.offsets == "minimums")
+    assert str(whole["scales"].dtype) == {"F16": "torch.float16", "F32": "torch.float32"}[layout.scale_dtype]
+    matrix = Matrix(whole["q"], whole["scales"], None, minimums=whole.get("minimums"), table=layout.table)
+    assert matrix.group_size == layout.group_size
+    found = matrix.dequantized()
+    if layout.offsets == "none":
+        assert torch.equal(found.float(), expected)
+    else:
+        # The reference rounds the product before it adds the minimum.
+        assert torch.allclose(found, expected.double(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("pack", [as_q4_0, as_q4_1, as_q4_k, as_q6_k, as_q8_0], ids=lambda pack: pack.__name__)
+def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp_path: Path) -> None:
+    """v is stored in another type than q and k, as in files of Q4_K_M; the head keeps the embedding's blocks. Only the
+    activations are rounded, to 8 bits."""
+    Case("llama", "llama", {**WIDE, "tie_word_embeddings": True}).save(tmp_path)
+    other = as_q8_0 if pack is as_q6_k else as_q6_k
+
+    def packs(name: str) -> Pack:
+        return as_q8_0 if name == "token_embd.weight" else other if "attn_v" in name else pack
+
+    file = convert(tmp_path, tmp_path / "model.gguf", packs)
+    checkpoint = Checkpoint.read(file, keeps_blocks=True)
+    facts = ModelFacts.of(checkpoint)
+    assert facts.num_params == ModelFacts.of(Checkpoint.read(file)).num_params
+    assert stored_quantization(facts.arch) == ("int4" if "4" in pack.__name__ else "int8")
+    ids = torch.randint(0, 211, (40,)).tolist()
+    exact = logits(file, ids)
+
+    def error(arch: Arch) -> float:
+        decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
+        load(decoder, checkpoint.tensors_of(arch))
+        return rms(prompt_logits(decoder, ids, (len(ids),)) - exact) / rms(exact)
+
+    assert error(facts.arch) < 0.1
+    stored: Any = facts.arch.stored
+    as_they_lie = [(module, form and dataclasses.replace(form, paired_heads=0)) for module, form in stored.exceptions]
+    wrong = dataclasses.replace(stored, exceptions=tuple(as_they_lie))
+    assert error(dataclasses.replace(facts.arch, stored=wrong)) > 0.3
+
+
+def rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def test_a_file_without_blocks_stays_as_it_is(tmp_path: Path) -> None:
+    Case("llama", "llama", {"tie_word_embeddings": True}).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf", lambda _: as_f16)
+    assert ModelFacts.of(Checkpoint.read(file, keeps_blocks=True)) == ModelFacts.of(Checkpoint.read(file))
+
+
+def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
+    Case("llama", "llama", {**WIDE, "tie_word_embeddings": True}).save(tmp_path)
+
+    def pack(values: Tensor) -> Stored:
+        stored = as_q4_1(values)
+        return stored._replace(data=b"\x00\x7c" + stored.data[2:])
+
+    file = convert(tmp_path, tmp_path / "model.gguf", lambda name: pack if name == "blk.1.ffn_up.weight" else as_q4_1)
+    checkpoint = Checkpoint.read(file, keeps_blocks=True)
+    arch = ModelFacts.of(checkpoint).arch
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
+    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight must have finite scales, but 1 of"):
+        load(decoder, checkpoint.tensors_of(arch))

@@ -227,7 +227,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype must be one of auto, fp8, but got 'int8'"),
-        ({"quantization": "int2"}, "--quantization must be one of none, fp8, int8, int4, but got 'int2'"),
+        ({"quantization": "int2"}, "--quantization must be one of auto, none, fp8, int8, int4, but got 'int2'"),
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
             {"overhead": "20-10"},

@@ -28,7 +28,7 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class PlacedTensor:
     """A tensor in its file."""
 
     tensor: GgufTensor

@@ -1,0 +1,87 @@
+"""The formats of GGUF matrices: in which layout a kernel multiplies by the blocks of each type.
+
+Blocks of 4 bits and of 8 keep their numbers and their scales. Types between them, and below 4 bits, become integers of
+8 bits, and their scales the product of a block's two: both are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from inferd.engine.arch.description import Arch
+from inferd.engine.arch.gguf.tensors import PlacedTensor
+from inferd.engine.arch.stored import IntLayout, Stored, StoredTensor
+from inferd.engine.arch.weights import EMBEDDING, HEAD, WeightMap
+
+LAYOUTS: Mapping[str, IntLayout] = {
+    "Q4_0": IntLayout(4, 32, "F16"),
+    "Q4_1": IntLayout(4, 32, "F16", "minimums"),
+    "Q4_K": IntLayout(4, 32, "F32", "minimums"),
+    "IQ4_NL": IntLayout(4, 32, "F16", table="iq4nl"),
+    "IQ4_XS": IntLayout(4, 32, "F32", table="iq4nl"),
+    "Q8_0": IntLayout(8, 32, "F16"),
+    "Q2_K": IntLayout(8, 16, "F32", "minimums"),
+    "Q3_K": IntLayout(8, 16, "F32"),
+    "Q5_0": IntLayout(8, 32, "F16"),
+    "Q5_1": IntLayout(8, 32, "F16", "minimums"),
+    "Q5_K": IntLayout(8, 32, "F32", "minimums"),
+    "Q6_K": IntLayout(8, 16, "F32"),
+}
+"""Layout of each type of blocks. The others hold numbers that are not quantized."""
+
+WIDENED = ("Q2_K", "Q3_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K")
+"""Types whose numbers take more memory here than in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufBlocks:
+    """Blocks of one type. Rows of q and k may lie in pairs."""
+
+    kind: str
+    """Name of the type."""
+    paired_heads: int = 0
+    """See `Conversion`."""
+
+    @property
+    def name(self) -> str:
+        return "gguf"
+
+    @property
+    def layout(self) -> IntLayout:
+        return LAYOUTS[self.kind]
+
+    def tensors(self, out_size: int, in_size: int) -> tuple[StoredTensor, ...]:
+        return (StoredTensor("weight", (out_size, in_size), (self.kind,)),)
+
+    def refuses(self, out_size: int, in_size: int) -> str | None:
+        """The header was refused if a row is no whole number of blocks."""
+        return None
+
+    def found(self, dtypes: Mapping[str, str]) -> GgufBlocks:
+        return self
+
+
+def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTensor]) -> Arch:
+    """`arch` with matrices that keep their blocks. `matrices`: its weights, `tensors` by the original names.
+
+    The head keeps the blocks of the embedding if it is tied, as a matrix of its own; the embedding itself is in the
+    model's dtype.
+    """
+    modules = [
+        source.tensor.removesuffix(".weight")
+        for source in matrices.sources
+        if len(source.shape) == 2 and source.parameter.startswith("layers.")
+    ]
+    head = _format(tensors.get(EMBEDDING if arch.tie_embeddings else HEAD))
+    stored = Stored.of({module: _format(tensors.get(f"{module}.weight")) for module in modules}, head)
+    if stored.layers is None and head is None:
+        return arch
+    return replace(arch, stored=stored, tie_embeddings=arch.tie_embeddings and head is None)
+
+
+def _format(found: PlacedTensor | None) -> GgufBlocks | None:
+    """The format of a matrix; None if it has no blocks, or is missing, which the comparison of names reports."""
+    if found is None or found.tensor.type.name not in LAYOUTS:
+        return None
+    return GgufBlocks(found.tensor.type.name, found.conversion.paired_heads)
