@@ -11,7 +11,7 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf
 from inferd.engine.arch.description import Arch, ArchError
-from inferd.engine.arch.gguf.formats import with_blocks
+from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.registry import as_found, describe, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
@@ -29,6 +29,8 @@ class ModelFacts:
     """Whether the checkpoint holds scales for K and V in 8 bits, which are not used."""
     shares_head: bool = False
     """Whether the head is a copy of the embedding in another format. Then its weights count once."""
+    blocks: str = ""
+    """The types of blocks in a GGUF file, and whether they are kept, widened or dequantized."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
@@ -36,8 +38,8 @@ class ModelFacts:
         dtypes = {name: info.dtype for name, info in checkpoint.tensors.items() if info.gguf is None}
         described = _describe(checkpoint.path, checkpoint.config)
         arch = as_found(described, dtypes)
+        placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
         if checkpoint.keeps_blocks:
-            placed = {name: info.gguf for name, info in checkpoint.tensors.items() if info.gguf is not None}
             arch = with_blocks(arch, weights(arch), placed)
         shapes = {name: info.shape for name, info in checkpoint.tensors_of(arch).items()}
         contradictions = weights(arch).compare(shapes)
@@ -51,7 +53,9 @@ class ModelFacts:
         has_kv_scales = any(name.endswith(KV_SCALE_SUFFIXES) for name in checkpoint.tensors)
         has_own_head = arch.tie_embeddings == described.tie_embeddings
         dtype, is_embedded = checkpoint.dtype, checkpoint.is_embedded
-        return cls(checkpoint.path, arch, dtype, is_embedded, has_kv_scales, shares_head=not has_own_head)
+        return cls(
+            checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, in_words(arch, placed.values())
+        )
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:

@@ -76,7 +76,8 @@ def _head(report: PlanReport) -> list[str]:
         lines.append("Read from config.json alone.")
     else:
         kinds = " and ".join(f"{num_bytes:,} B in {dtype}" for dtype, num_bytes in files.bytes_by_dtype.items())
-        lines.append(f"The files hold {kinds}.")
+        blocks = report.facts.blocks
+        lines.append(f"The files hold {kinds}{f' ({blocks})' if blocks else ''}.")
     asked, served = report.precision.dtype, report.served.dtype
     if served != asked:
         lines.append(

@@ -39,7 +39,8 @@ def describe_start(report: StartupReport) -> str:
     facts, config, memory = report.facts, report.config, report.memory
     return (
         f"{facts.arch.architecture}, {facts.num_params / 1e6:.1f} M parameters, "
-        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype)} on {config.device}; memory plan: "
+        f"{_precision(config.dtype, config.quantization, config.kv_cache_dtype, facts.blocks)} on {config.device}; "
+        "memory plan: "
         f"weights {format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_bytes)}, "
         f"working memory {format_bytes(memory.working_bytes)}"
     )
@@ -56,9 +57,11 @@ def deviation(ready: Ready) -> str | None:
     )
 
 
-def _precision(dtype: str, quantization: str, kv_cache_dtype: str) -> str:
+def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) -> str:
+    """`blocks`: types in a GGUF file, and whether they are kept, or ""."""
     weights = "" if quantization == "none" else f"{quantization} weights, "
-    return weights + dtype + (", fp8 KV" if kv_cache_dtype == "fp8" else "")
+    kv_cache = ", fp8 KV" if kv_cache_dtype == "fp8" else ""
+    return weights + dtype + kv_cache + (f" ({blocks})" if blocks else "")
 
 
 def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, total_s: float) -> str:
@@ -71,8 +74,8 @@ def ready_card(report: StartupReport, ready: Ready, listener: socket.socket, tot
     body = {"model": name, "messages": [{"role": "user", "content": "What are you?"}]}
     return (
         f"\nREADY in {total_s:.1f} s: {name} at {url}/v1 (inferd {version('inferd')}, "
-        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype)}, context {ready.max_model_len} tokens, "
-        f"KV cache {kv_tokens} tokens, "
+        f"{_precision(ready.dtype, ready.quantization, ready.kv_cache_dtype, report.facts.blocks)}, "
+        f"context {ready.max_model_len} tokens, KV cache {kv_tokens} tokens, "
         f"{'deterministic' if ready.deterministic else 'not deterministic'})\n"
         f"  {report.model.format.words}\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"

@@ -233,7 +233,7 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     """v is stored in another type than q and k, as in files of Q4_K_M; the head keeps the embedding's blocks. Only the
     activations are rounded, to 8 bits."""
     Case("llama", "llama", {**WIDE, "tie_word_embeddings": True}).save(tmp_path)
-    other = as_q8_0 if pack is as_q6_k else as_q6_k
+    other: Pack = as_q8_0 if pack is as_q6_k else as_q6_k
 
     def packs(name: str) -> Pack:
         return as_q8_0 if name == "token_embd.weight" else other if "attn_v" in name else pack
@@ -243,6 +243,10 @@ def test_a_model_from_blocks_is_near_that_of_dequantized_weights(pack: Pack, tmp
     facts = ModelFacts.of(checkpoint)
     assert facts.num_params == ModelFacts.of(Checkpoint.read(file)).num_params
     assert stored_quantization(facts.arch) == ("int4" if "4" in pack.__name__ else "int8")
+    types = {found.__name__.removeprefix("as_").upper() for found in (pack, other, as_q8_0)}
+    kept, widened = (", ".join(sorted(found)) for found in (types - {"Q6_K"}, types & {"Q6_K"}))
+    assert facts.blocks == f"{kept} kept" + (f"; {widened} widened to 8 bits" if widened else "")
+    assert ModelFacts.of(Checkpoint.read(file)).blocks == f"{', '.join(sorted(types))} dequantized"
     ids = torch.randint(0, 211, (40,)).tolist()
     exact = logits(file, ids)
 

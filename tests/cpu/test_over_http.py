@@ -26,7 +26,7 @@ from transformers import (
 
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import Daemon, start
-from tests.gguf_files import as_bf16, convert
+from tests.gguf_files import as_bf16, as_q4_1, as_q8_0, convert
 
 __all__ = ["start"]
 
@@ -109,6 +109,15 @@ def test_a_gguf_file_answers_as_the_checkpoint_that_it_was_made_from(
             for call in choice["message"]["tool_calls"] or ():
                 del call["id"]
         assert ours == original
+
+
+def test_a_gguf_file_is_served_from_its_blocks(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    file = convert(EMBEDDED_PATH, tmp_path / "tiny.gguf", lambda name: as_q8_0 if "embd" in name else as_q4_1)
+    daemon = start(str(file), "--quantization", "auto", "--device", "cpu")
+    assert "int4 weights" in daemon.output and "(Q4_1, Q8_0 kept)" in daemon.output
+    assert "the memory plan of this model is wrong" not in daemon.output
+    answer = daemon.client().completions.create(model="tiny", prompt="a", max_tokens=8, temperature=0)
+    assert answer.usage is not None and answer.usage.completion_tokens == 8
 
 
 def test_vectors_are_those_of_transformers(start: Callable[..., Daemon]) -> None:

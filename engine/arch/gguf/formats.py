@@ -6,7 +6,7 @@ Blocks of 4 bits and of 8 keep their numbers and their scales. Types between the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from inferd.engine.arch.description import Arch
@@ -78,6 +78,20 @@ def with_blocks(arch: Arch, matrices: WeightMap, tensors: Mapping[str, PlacedTen
     if stored.layers is None and head is None:
         return arch
     return replace(arch, stored=stored, tie_embeddings=arch.tie_embeddings and head is None)
+
+
+def in_words(arch: Arch, tensors: Iterable[PlacedTensor]) -> str:
+    """The types of blocks in a file, and whether they are kept, widened or dequantized; "" if it has none."""
+    stored = arch.stored
+    forms = () if stored is None else (stored.layers, stored.head, *(form for _, form in stored.exceptions))
+    served = {form.kind for form in forms if isinstance(form, GgufBlocks)}
+    kinds = sorted({placed.tensor.type.name for placed in tensors} & LAYOUTS.keys())
+    fates = {
+        "kept": [kind for kind in kinds if kind in served and kind not in WIDENED],
+        "widened to 8 bits": [kind for kind in kinds if kind in served and kind in WIDENED],
+        "dequantized": [kind for kind in kinds if kind not in served],
+    }
+    return "; ".join(f"{', '.join(own)} {fate}" for fate, own in fates.items() if own)
 
 
 def _format(found: PlacedTensor | None) -> GgufBlocks | None:
