@@ -251,13 +251,13 @@ class Saved:
     """The tensors as stored."""
 
 
-def save(checkpoint: Checkpoint, directory: Path) -> Saved:
-    """Write config.json and model.safetensors."""
+def save(checkpoint: Checkpoint, directory: Path, **sizes: int) -> Saved:
+    """Write config.json and model.safetensors. `sizes` replaces those of `CONFIG`."""
     directory.mkdir(parents=True, exist_ok=True)
     g = Generator().manual_seed(3)
     plain: Tensors = {}
     stored: Tensors = {}
-    for source in weights(describe(CONFIG)).sources:
+    for source in weights(describe(CONFIG | sizes)).sources:
         module, is_norm = source.tensor.removesuffix(".weight"), len(source.shape) == 1
         write = None if is_norm or "embed" in module else checkpoint.writer(module)
         if write is not None:
@@ -268,5 +268,5 @@ def save(checkpoint: Checkpoint, directory: Path) -> Saved:
         stored[source.tensor] = (weight + 1 if is_norm else weight).to(torch.bfloat16)
         plain[source.tensor] = stored[source.tensor].float()
     save_file(stored, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(checkpoint.config_json()))
+    (directory / "config.json").write_text(json.dumps(checkpoint.config_json() | sizes))
     return Saved(plain, stored)

@@ -38,6 +38,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
+from tests.cpu.quantized_checkpoints import CHECKPOINTS, save
 
 TOLERANCE = 0.05
 
@@ -71,6 +72,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("quantization", "kv_cache_dtype"), [("none", "auto"), ("fp8", "auto"), ("int8", "fp8"), ("int4", "auto")]
 )
 def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_cache_dtype: str) -> None:
+    plan, measured = loaded(checkpoint, quantization, kv_cache_dtype)
+    assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE
+    for wrong in wrong_plans(plan):
+        assert abs(measured["weights_bytes"] / wrong - 1) > TOLERANCE
+
+
+def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    chosen = next(one for one in CHECKPOINTS if one.name == "W4A16")
+    save(chosen, tmp_path, **sizes, head_dim=64, num_key_value_heads=4)
+    plan, measured = loaded(tmp_path, "none", "auto")
+    assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE
+    scales_bytes = sum(part.num_bytes for part in plan.weights if part.name in ("attention", "MLP")) // 9
+    assert abs(measured["weights_bytes"] / (plan.weights_bytes + 2 * scales_bytes) - 1) > TOLERANCE
+
+
+def loaded(checkpoint: Path, quantization: str, kv_cache_dtype: str) -> tuple[MemoryPlan, dict[str, int]]:
+    """(plan, bytes that a new process measured after it loaded the checkpoint)."""
     facts = ModelFacts.of(Checkpoint.read(checkpoint))
     asked = EngineConfig(
         model_path=str(checkpoint), quantization=quantization, kv_cache_dtype=kv_cache_dtype, kv_memory_bytes=2**24,
@@ -80,12 +99,10 @@ def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_c
     line = [sys.executable, "-P", "-c", LOAD]
     text = json.dumps({name: getattr(config, name) for name in config.__struct_fields__})
     done = subprocess.run(line, input=text, capture_output=True, text=True, timeout=120, check=True)
-    measured = json.loads(done.stdout.splitlines()[-1])
+    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     assert measured["planned_weights_bytes"] == plan.weights_bytes
     assert measured["planned_kv_bytes"] == measured["kv_bytes"] == plan.kv_bytes
-    assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE
-    for wrong in wrong_plans(plan):
-        assert abs(measured["weights_bytes"] / wrong - 1) > TOLERANCE
+    return plan, measured
 
 
 def wrong_plans(plan: MemoryPlan) -> list[int]:
