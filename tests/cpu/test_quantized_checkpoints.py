@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from inferd.engine.api.checkpoint import Checkpoint as Files
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import weight_parts
-from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.precision import Precision, stored_as
 from inferd.engine.api.model import ModelFacts
-from inferd.engine.arch.registry import weights
+from inferd.engine.arch.registry import describe, weights
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
@@ -211,3 +212,15 @@ def test_zero_points_of_version_1_borrow_from_their_neighbours(tmp_path: Path) -
         own = {suffix: tensors[f"{OUT}.{suffix}"] for suffix in ("qweight", "qzeros", "scales", "g_idx")}
         zeros = next(rows.values for rows in READERS["gptq"].read(source, own) if rows.name == "zeros")
     assert zeros[:8, 0].tolist() == list(range(8)) and torch.equal(zeros, zeros[:8, :1].repeat(16, 4))
+
+
+def test_the_table_in_the_docs_has_every_checkpoint() -> None:
+    """Bytes are those of the default format's integers, scales and zero points, for rows of 4,096 inputs."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "quantization.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.count("|") == 5]
+    stated = {row[0]: row[3] for row in rows}
+    for checkpoint in CHECKPOINTS:
+        stored = describe(checkpoint.config_json()).stored
+        assert stored is not None and stored.layers is not None
+        held = replace(stored_as(stored.layers.layout), column_bytes=0).num_bytes(1, 4096).value / 4096
+        assert abs(float(stated[checkpoint.name]) - held) <= 0.0005, checkpoint.name
