@@ -46,6 +46,7 @@ TIERS = (
     Tier("cpu models in plain PyTorch", 600, ("cpu",), options=("--kernels", "reference"), is_long=True),
     Tier("kernels", 90, ("kernels",), workers=2, threads=1),
     Tier("api + deploy + benchmarks", 80, ("api", "deploy", "benchmarks"), workers=2, threads=1),
+    Tier("real model", 60, ("real",), workers=2, threads=1, by="loadfile"),
     Tier("e2e", 60, ("e2e",), workers=2, threads=1, by="loadfile"),
     # There are more processes than cores, because waiting for a daemon takes no processor time. Engines with two
     # threads each would compete for the cores.

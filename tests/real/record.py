@@ -1,0 +1,62 @@
+"""Records what transformers computes from the same GGUF file in float32: `python record.py MODEL.gguf MATERIAL OUTPUT`.
+
+It reads the weights, the tokenizer and the chat template by transformers' own reader, and imports nothing of inferd.
+MATERIAL is the folder with text.txt and chats.txt. The packages in oracle.txt must be installed beside transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NUM_CHATS, NUM_ANSWER_TOKENS, WINDOW = 16, 64, 512
+
+
+@torch.inference_mode()
+def record(gguf: Path, material: Path) -> dict[str, Any]:
+    loader: Any = AutoModelForCausalLM
+    model: Any = loader.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)  # type: ignore[no-untyped-call]
+    ids = tokenizer((material / "text.txt").read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+    chats = []
+    for question in (material / "chats.txt").read_text(encoding="utf-8").splitlines()[:NUM_CHATS]:
+        messages = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+        chats.append({"prompt": prompt, "answer": greedy(model, prompt, tokenizer.eos_token_id)})
+    return {
+        "made with": {name: version(name) for name in ("transformers", "torch", "gguf")},
+        "windows": [{"ids": window, "nll": nll(model, window)} for window in windows],
+        "chats": chats,
+    }
+
+
+def nll(model: Any, ids: list[int]) -> float:
+    """Mean negative log probability of the tokens after the first."""
+    logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])))
+
+
+def greedy(model: Any, prompt: list[int], end_id: int) -> list[int]:
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_ANSWER_TOKENS,
+        do_sample=False,
+        eos_token_id=end_id,
+        pad_token_id=end_id,
+    )
+    answer: list[int] = output[0, len(prompt) :].tolist()
+    return answer
+
+
+if __name__ == "__main__":
+    found = record(Path(sys.argv[1]), Path(sys.argv[2]))
+    Path(sys.argv[3]).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
