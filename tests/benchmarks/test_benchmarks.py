@@ -149,7 +149,7 @@ def test_results_stand_beside_floors_and_peers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--model", "7b"], "there is no '7b'; there are 1b, 0.6b, 12m, 1layer, smoke"),
+        (["--model", "7b"], f"there is no '7b'; there are {', '.join(SHAPES)}"),
         (["--precision", "bf16,int3"], "there is no 'int3'"),
         (["--repeat", "0"], "--repeat must be at least 1, but got 0"),
         (["--peer", "http://x", "--precision", "bf16,int8"], "--peer serves one model in one precision"),
