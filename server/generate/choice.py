@@ -12,9 +12,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from inferd.engine.api.errors import RequestError
-from inferd.engine.api.wire.messages import Delta, Failure, WireLogprobs
+from inferd.engine.api.wire.messages import Delta, Failure
 from inferd.server.generate.answer_events import answer_of
-from inferd.server.generate.events import REPETITION_DETECTED, Event, Finished, PromptRead, ScoredToken
+from inferd.server.generate.events import (
+    REPETITION_DETECTED,
+    SCORED_PROMPT,
+    Event,
+    Finished,
+    PromptRead,
+    ScoredToken,
+)
+from inferd.server.generate.packed import Packed
 from inferd.server.generate.request import GenerateRequest
 from inferd.server.schema.repetition import RepetitionRule
 from inferd.server.structured.bounds import refusal
@@ -41,7 +49,8 @@ class Choice:
         self._repeats = False
         self._answer = answer_of(index, request.parser_config)
         self._awaits_prompt = request.reads_prompt
-        self._prompt_logprobs: list[WireLogprobs] = []
+        scores_prompt = request.params.prompt_logprobs is not None
+        self._scored_prompt = Packed(SCORED_PROMPT, (None,) if scores_prompt else ())
         self._num_tokens = self._num_chars = self._num_prompt_chars = 0
         self._num_partial = 0
         """Number of tokens since the last one that completed a character."""
@@ -53,7 +62,10 @@ class Choice:
         assert not self.is_finished, "a delta after the end"
         if delta.finish_reason == "error":
             raise self._error_of(delta.failure or _UNNAMED)
-        self._prompt_logprobs.extend(delta.prompt_logprobs)
+        if delta.prompt_logprobs:
+            start = len(self._scored_prompt)
+            offsets = self._prompt.offsets[start : start + len(delta.prompt_logprobs)]
+            self._scored_prompt.extend(tuple(map(ScoredToken, delta.prompt_logprobs, offsets)))
         if self._awaits_prompt and (delta.token_ids or delta.finish_reason in ("stop", "length")):
             yield self._prompt_read()
         if delta.token_ids:
@@ -138,13 +150,9 @@ class Choice:
         self._awaits_prompt = False
         text = (self._prompt.text or "") if self._request.echo else ""
         self._num_prompt_chars = len(text)
-        if self._request.params.prompt_logprobs is None:
-            return PromptRead(self.index, text, ())
-        assert len(self._prompt_logprobs) == len(self._prompt.token_ids) - 1, (
-            "all prompt tokens but the first are scored"
-        )
-        scored = map(ScoredToken, self._prompt_logprobs, self._prompt.offsets[1:])
-        return PromptRead(self.index, text, (None, *scored))
+        num_scored = 0 if self._request.params.prompt_logprobs is None else len(self._prompt.token_ids)
+        assert len(self._scored_prompt) == num_scored, "all prompt tokens but the first are scored"
+        return PromptRead(self.index, text, self._scored_prompt)
 
 
 class RepetitionDetector:

@@ -6,6 +6,7 @@ The order for each choice is `PromptRead` (if asked for), any number of deltas, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +21,17 @@ REPETITION_DETECTED = "repetition_detected"
 """vLLM's `stop_reason` for a choice that repeats itself."""
 
 
-class ScoredToken(msgspec.Struct, frozen=True, gc=False):
-    """A token with its log probabilities. A struct, because those of a whole prompt are made in one turn of the
-    loop."""
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token with its log probabilities."""
 
     logprobs: WireLogprobs
     offset: int
     """Number of characters of the choice's text before this token."""
+
+
+SCORED_TOKENS = msgspec.msgpack.Decoder(tuple[ScoredToken, ...])
+SCORED_PROMPT = msgspec.msgpack.Decoder(tuple[ScoredToken | None, ...])
+"""Decoders for `Packed`. The first token of a prompt has no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class PromptRead:
     choice: int
     text: str
     """Text of the prompt if it is echoed, else empty."""
-    scored: tuple[ScoredToken | None, ...]
+    scored: Collection[ScoredToken | None]
     """One entry for each prompt token, the first None; empty if not asked for."""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import msgspec
-
 from inferd.server.generate.events import (
+    SCORED_TOKENS,
     EndReason,
     Event,
     Finished,
@@ -18,8 +17,8 @@ from inferd.server.generate.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from inferd.server.generate.packed import Packed
 from inferd.server.generate.request import GenerateRequest
-from inferd.server.text.json_bytes import exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,45 +29,6 @@ class ToolCall:
     name: str
     arguments: str
     """JSON, unless the answer was cut off or the model wrote something else."""
-
-
-_PACKED_AT_ONCE = 64
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(tuple[ScoredToken, ...]).decode
-
-
-class PackedScores(Collection[ScoredToken]):
-    """Scored tokens of one choice. With 20 alternatives a token takes 300 bytes packed, and 3,000 as objects."""
-
-    __slots__ = ("_num_packed", "_open", "_packs")
-
-    def __init__(self) -> None:
-        self._packs: list[bytes] = []
-        self._num_packed = 0
-        self._open: list[ScoredToken] = []
-
-    def extend(self, scored: Sequence[ScoredToken]) -> None:
-        self._open += scored
-        if len(self._open) >= _PACKED_AT_ONCE:
-            self._packs.append(exact(_pack(self._open)))
-            self._num_packed += len(self._open)
-            self._open = []
-
-    def __len__(self) -> int:
-        return self._num_packed + len(self._open)
-
-    def __iter__(self) -> Iterator[ScoredToken]:
-        for pack in self._packs:
-            yield from _unpack(pack)
-        yield from self._open
-
-    def __contains__(self, token: object) -> bool:
-        return any(token == other for other in self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedScores) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +55,7 @@ class _ChoiceBuilder:
     prompt: PromptRead | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    scored: PackedScores = field(default_factory=PackedScores)
+    scored: Packed[ScoredToken] = field(default_factory=lambda: Packed(SCORED_TOKENS))
     end: Finished | None = None
     num_cached_tokens: int = 0
     reasoning: list[str] = field(default_factory=list)

@@ -24,11 +24,7 @@ def timeout_of(field: float | None, header: str | None) -> float | None:
     """The shorter of both; None if neither is given. Raises `RequestError` for a header that is no such number."""
     if header is None:
         return field
-    try:
-        given = float(header)
-    except ValueError as error:
-        raise errors.invalid_value(TIMEOUT_HEADER, header, "Expected a number of seconds.") from error
-    stated = check_number(given, TIMEOUT_HEADER, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+    stated = _number(TIMEOUT_HEADER, header, "seconds", MIN_TIMEOUT_S, MAX_TIMEOUT_S)
     return stated if field is None else min(stated, field)
 
 
@@ -61,8 +57,13 @@ def _seconds(name: str, headers: Mapping[str, str]) -> float | None:
     given = headers.get(name)
     if given is None:
         return None
+    return _number(name, given, "milliseconds", MIN_TARGET_MS, MAX_TARGET_MS) / 1e3
+
+
+def _number(name: str, given: str, unit: str, least: float, most: float) -> float:
+    """The number that a header holds. Raises `RequestError`."""
     try:
         stated = float(given)
     except ValueError as error:
-        raise errors.invalid_value(name, given, "Expected a number of milliseconds.") from error
-    return check_number(stated, name, MIN_TARGET_MS, MAX_TARGET_MS) / 1e3
+        raise errors.invalid_value(name, given, f"Expected a number of {unit}.") from error
+    return check_number(stated, name, least, most)

@@ -22,9 +22,9 @@ from inferd.server.auth.quotas import KeyAccount, Quota
 from inferd.server.dispatch.token_stream import TokenStream, merge
 from inferd.server.generate import stream as stream_module
 from inferd.server.generate.choice import Choice
-from inferd.server.generate.events import Event, Finished, ScoredToken, TextDelta
+from inferd.server.generate.events import Event, Finished, TextDelta
 from inferd.server.generate.request import GenerateRequest, Prompt
-from inferd.server.generate.results import ChoiceResult, PackedScores, ResultBuilder
+from inferd.server.generate.results import ChoiceResult, ResultBuilder
 from inferd.server.generate.sampling import choice_seed
 from inferd.server.generate.stream import ChoiceStreams
 from inferd.server.schema.repetition import RepetitionRule
@@ -398,23 +398,6 @@ def test_seeds_of_choices_are_the_documented_hash() -> None:
     seeds = {choice_seed(seed, choice) for seed in range(50) for choice in range(1, 50)}
     assert len(seeds) == 50 * 49
     assert max(seeds) < 2**53
-
-
-def test_scores_are_kept_packed_and_read_as_they_came() -> None:
-    """The scores are the same in whatever pieces they came, and take a tenth of the memory of objects."""
-    tokens = [
-        ScoredToken(WireLogprobs(i, -1.5, 1, tuple((i + j, -1.5 - j / 7) for j in range(20))), 3 * i)
-        for i in range(1_000)
-    ]
-    for size in (1, 7, 64, 1_000):
-        scores = PackedScores()
-        for start in range(0, len(tokens), size):
-            scores.extend(tokens[start : start + size])
-        assert len(scores) == 1_000
-        assert list(scores) == tokens
-        assert list(scores) == tokens, "and read again"
-    packed = sum(len(pack) for pack in scores._packs)
-    assert packed < 1_000 * 21 * 20
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, stream_module._SLICE + 3])
