@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import DryRunFileInfo, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from inferd.engine.api import smollm2
@@ -25,6 +25,9 @@ _FILE_SUFFIXES = (".gguf", ".json", ".safetensors")
 
 _HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)", re.ASCII)
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+_UNREACHABLE = (OSError, HfHubHTTPError, HFValidationError, ValueError)
+"""Errors if the hub is out of reach, or refuses."""
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.txt", "*.model")
 
@@ -97,12 +100,33 @@ def local_path(model: str) -> Path | None:
         raise ModelError(f"cannot look at {model}: {error.strerror}") from error
 
 
+def gguf_to_download(model: str, revision: str | None) -> tuple[str, list[DryRunFileInfo]]:
+    """(hub id, the files that `locate` would download) for a model `id:quant`. No files if they are cached, if the hub
+    is out of reach or does not say their sizes, and for any other model. Raises `ModelError`.
+    """
+    hub_gguf = None if local_path(model) else _HUB_GGUF.fullmatch(model)
+    if hub_gguf is None:
+        return "", []
+    repo_id, quant = hub_gguf.groups()
+    try:
+        files = {file.filename: file for file in _gguf_files(repo_id, revision)}
+    except _UNREACHABLE:
+        return repo_id, []
+    chosen = [files[name] for name in _with_quant(repo_id, list(files), quant)]
+    is_needed = not all(file.is_cached for file in chosen) and all(file.file_size for file in chosen)
+    return repo_id, chosen if is_needed else []
+
+
+def _gguf_files(repo_id: str, revision: str | None) -> list[DryRunFileInfo]:
+    """All GGUF files of a repository of the hub."""
+    return snapshot_download(repo_id, revision=revision, allow_patterns=["*.gguf"], dry_run=True)
+
+
 def _download_gguf(repo_id: str, quant: str, revision: str | None) -> Path:
     """The GGUF file of the hub that has `quant` in its name; the first part if it is split."""
     try:
-        asked = snapshot_download(repo_id, revision=revision, allow_patterns=["*.gguf"], dry_run=True)
-        names = [info.filename for info in asked]
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError):
+        names = [file.filename for file in _gguf_files(repo_id, revision)]
+    except _UNREACHABLE:
         # Out of reach, or refused: what is cached may do, and otherwise `_download` says why not.
         folder = _download(repo_id, revision, ())
         names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]

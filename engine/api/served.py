@@ -12,13 +12,13 @@ from typing import Literal
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.planner import refusal, stored_quantization
-from inferd.engine.api.memory.precision import DTYPE_BYTES, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-KVCacheDtype = Literal["auto", "fp8", "float32", "bfloat16", "float16"]
+KVCacheDtype = Literal["auto", "fp8", "int8", "float32", "bfloat16", "float16"]
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
 _GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
@@ -60,20 +60,22 @@ def deterministic_on(asked: bool | None, device: str) -> tuple[bool, str]:
 
 def served_kv_cache(asked: KVCacheDtype, dtype: str, machine: Machine) -> tuple[str, str]:
     """(format of K and V, why)."""
-    if asked == "fp8":
-        reason = fp8_kv_refusal(machine)
+    if asked in KV_FORMATS:
+        reason = kv_refusal(asked, machine)
         if reason is not None:
-            raise ConfigError(f"{reason}; leave --kv-cache-dtype at auto, or give --device cpu")
+            raise ConfigError(f"{reason}; give --kv-cache-dtype {SHORT_KV} or auto, or --device cpu")
         return asked, "what was asked for"
     if asked not in ("auto", dtype):
-        raise ConfigError(f"kv_cache_dtype must be auto, fp8 or the dtype, {dtype}, but got {asked}")
+        raise ConfigError(
+            f"kv_cache_dtype must be one of auto, {', '.join(KV_FORMATS)} and the dtype, {dtype}, but got {asked}"
+        )
     return dtype, "the dtype"
 
 
-def fp8_kv_refusal(machine: Machine) -> str | None:
-    """Why K and V cannot be stored in 8 bits here, or None."""
+def kv_refusal(kv_cache: str, machine: Machine) -> str | None:
+    """Why K and V cannot be stored in this format here, or None."""
     gpu = machine.accelerator
-    if machine.device == "cpu" or gpu is None or gpu.capability >= _FP8_CAPABILITY:
+    if kv_cache != "fp8" or machine.device == "cpu" or gpu is None or gpu.capability >= _FP8_CAPABILITY:
         return None
     have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
     return f"K and V in fp8 need compute capability {need} or higher, and {gpu.name} has {have}"
@@ -91,12 +93,19 @@ def served_dtype(dtype: str, machine: Machine) -> tuple[str, str]:
     return dtype, "as asked"
 
 
+def served_weights_dtype(dtype: str, facts: ModelFacts, machine: Machine) -> tuple[str, str]:
+    """(dtype of the weights of a model that is computed in `dtype`, why)."""
+    if dtype == "float32" and machine.device == "cpu" and machine.widens_weights:
+        return facts.matrix_dtype, "the checkpoint's: products widen it as they read it"
+    return dtype, "the dtype"
+
+
 def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[Precision, ...]:
     """Precisions that could be served here in place of `asked`, the largest weights first: each dtype, then `asked`
     with K and V in 8 bits, then its dtype with quantized weights."""
     shorter: tuple[Precision, ...] = ()
-    if asked.kv_cache == "auto" and fp8_kv_refusal(machine) is None:
-        shorter = (replace(asked, kv_cache="fp8"),)
+    if asked.kv_cache == "auto":
+        shorter = (replace(asked, kv_cache=SHORT_KV),)
     stored = stored_quantization(arch)
     if stored is not None:
         return (replace(asked, quantization=stored), *shorter)
@@ -104,9 +113,12 @@ def served_precisions(arch: Arch, asked: Precision, machine: Machine) -> tuple[P
     quantized = _CPU_QUANTIZATION if machine.device == "cpu" else _GPU_QUANTIZATION
     kv: KVCache = asked.kv_cache
     return (
-        *(Precision(dtype, kv_cache=kv) for dtype in plain),
+        *(
+            Precision(dtype, kv_cache=kv, weights_dtype=asked.weights_dtype if dtype == asked.dtype else dtype)
+            for dtype in plain
+        ),
         *shorter,
-        *(Precision(asked.dtype, kind, kv) for kind in quantized),
+        *(replace(asked, quantization=kind) for kind in quantized),
     )
 
 

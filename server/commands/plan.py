@@ -9,27 +9,30 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from inferd.engine.api.checkpoint import CONFIG_FILES, Checkpoint, read_config, read_json
 from inferd.engine.api.config import AUTO_BLOCK_SIZE, BLOCK_SIZES, auto_step_tokens
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.gguf import is_gguf
-from inferd.engine.api.locate import EMBEDDED_NAME, local_path, locate
+from inferd.engine.api.hub_header import without_weights
+from inferd.engine.api.locate import EMBEDDED_NAME, gguf_to_download, local_path, locate
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part, Workload
 from inferd.engine.api.memory.capacity import longest_context, options, plan_sequences, shortage, ways_out
 from inferd.engine.api.memory.planner import MemoryPlan, refusal
-from inferd.engine.api.memory.precision import DTYPE_BYTES, KVCache, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, SHORT_KV, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.served import (
     auto_dtype,
     check_quantization,
     deterministic_on,
-    fp8_kv_refusal,
+    kv_refusal,
     quantization_of,
     served_dtype,
     served_precisions,
+    served_weights_dtype,
 )
 
 _OVERHEAD = re.compile(r"(\d{1,3}(?:\.\d+)?)(?:-(\d{1,3}(?:\.\d+)?))?", re.ASCII)
@@ -119,9 +122,9 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     dtype, why = served_dtype(precision.dtype, machine)
-    served = replace(precision, dtype=dtype)
+    served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
     fits, verdict = _verdict(facts, served, work, machine)
-    rows = tuple(_row(facts, row, work, machine) for row in _precisions(dtype, precision.kv_cache))
+    rows = tuple(_row(facts, row, work, machine) for row in _precisions(facts, served, machine))
     return PlanReport(
         asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device),
@@ -129,15 +132,23 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
 
 
 def _read(asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files | None]:
-    """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone; a
-    GGUF file of the Hub is downloaded."""
+    """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone. Of
+    a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
         return ModelFacts.of_config(found, read_json(found)), None
+    repo_id, files = gguf_to_download(asked.model, asked.revision)
+    if files:
+        with without_weights(repo_id, files) as path:
+            return _of_headers(path, asked, machine)
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
         return ModelFacts.of_config(path, read_config(path)), None
+    return _of_headers(path, asked, machine)
+
+
+def _of_headers(path: Path, asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files]:
     checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto" and machine.device == "cpu")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
@@ -189,15 +200,19 @@ def _workload(asked: PlanOptions, facts: ModelFacts, machine: Machine) -> Worklo
     )
 
 
-def _precisions(served: str, kv_cache: KVCache) -> tuple[Precision, ...]:
-    """All precisions, the largest first. Quantized ones have the dtype that `serve --quantization` would use."""
+def _precisions(facts: ModelFacts, served: Precision, machine: Machine) -> tuple[Precision, ...]:
+    """All precisions: float32, bfloat16, float16, and quantized with the dtype that `serve --quantization` would
+    use."""
     kinds: tuple[Quantization, ...] = get_args(Quantization)
-    plain = (Precision(dtype, kv_cache=kv_cache) for dtype in DTYPE_BYTES)
-    return (*plain, *(Precision(served, kind, kv_cache) for kind in kinds if kind != "none"))
+    plain = (
+        Precision(dtype, "none", served.kv_cache, served_weights_dtype(dtype, facts, machine)[0])
+        for dtype in DTYPE_BYTES
+    )
+    return (*plain, *(replace(served, quantization=kind) for kind in kinds if kind != "none"))
 
 
 def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> PlanRow:
-    reason = refusal(facts.arch, precision.quantization) or _kv_refusal(precision, machine)
+    reason = refusal(facts.arch, precision.quantization) or kv_refusal(precision.kv_cache, machine)
     if reason is not None:
         return PlanRow(precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
@@ -208,18 +223,14 @@ def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machi
     return PlanRow(precision, None, plan, is_served, context)
 
 
-def _kv_refusal(precision: Precision, machine: Machine) -> str | None:
-    return fp8_kv_refusal(machine) if precision.kv_cache == "fp8" else None
-
-
 def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> tuple[bool, str]:
     arch, available = facts.arch, machine.memory_available_bytes
     plan = plan_sequences(arch, served, work, work.num_seqs)
     many = work.num_seqs > 1
     what = f"{work.num_seqs if many else 'one'} sequence{'s' if many else ''} of {work.max_model_len} tokens"
-    reason = _kv_refusal(served, machine)
+    reason = kv_refusal(served.kv_cache, machine)
     if reason is not None:
-        return False, f"not possible: {reason}; leave --kv-cache-dtype at auto"
+        return False, f"not possible: {reason}; give --kv-cache-dtype {SHORT_KV} or auto"
     if plan.total_bytes <= available:
         return True, f"fits: {what} in {served.name}"
     found = options(arch, served_precisions(arch, served, machine), work, work.num_seqs, available)

@@ -20,6 +20,7 @@ from inferd.engine.api.checkpoint import CONFIG_FILES, EMBEDDED_PATH
 from inferd.engine.api.errors import ConfigError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
+from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.server.commands.plan import PlanOptions, PlanReport, build, to_json
 from inferd.server.commands.plan_table import show
 
@@ -87,7 +88,7 @@ def test_every_precision_stands_beside_the_others(mistral: str) -> None:
     assert list(rows) == ["float32", "bfloat16", "float16", "fp8", "int8", "int4"]
     assert rows["float32"]["weights_bytes"] == 2 * rows["bfloat16"]["weights_bytes"] == 28_966_928_384
     assert rows["float16"]["weights_bytes"] == rows["bfloat16"]["weights_bytes"]
-    assert [round(rows[name]["weights_bytes"] / 1e9, 2) for name in ("fp8", "int8", "int4")] == [7.38, 7.38, 4.32]
+    assert [round(rows[name]["weights_bytes"] / 1e9, 2) for name in ("fp8", "int8", "int4")] == [7.72, 7.6, 4.76]
     assert rows["int4"]["kv_bytes"] == rows["bfloat16"]["kv_bytes"]
     assert [name for name, row in rows.items() if not row["is_served"]] == ["float16"]
 
@@ -106,23 +107,27 @@ def test_json_adds_up_and_its_keys_stay(mistral: str) -> None:
     assert (said["batch"], said["context"], said["num_params"]) == (3, 100, 7_241_732_096)
 
 
-def test_kv_in_8_bits(mistral: str) -> None:
-    plain, short = (report(mistral, context=4096, kv_cache_dtype=kind) for kind in ("auto", "fp8"))
-    assert short.plan.kv_bytes * 2 * 128 == plain.plan.kv_bytes * (128 + 4)
+@pytest.mark.parametrize("kv_cache", KV_FORMATS)
+def test_kv_in_8_bits(mistral: str, kv_cache: str) -> None:
+    plain, short = (report(mistral, context=4096, kv_cache_dtype=kind) for kind in ("auto", kv_cache))
+    assert short.plan.kv_bytes * 2 * 128 == plain.plan.kv_bytes * (128 + 4 * 2)
     assert [row.plan.kv_bytes for row in short.rows if row.plan] == [short.plan.kv_bytes] * 6
-    assert to_json(short)["kv_cache_dtype"] == "fp8"
-    assert "bfloat16, fp8 KV, 1 sequence of 4,096 tokens" in shown(short)
+    assert to_json(short)["kv_cache_dtype"] == kv_cache
+    assert f"bfloat16, {kv_cache} KV, 1 sequence of 4,096 tokens" in shown(short)
     told = report(mistral, gib=16, context=32768)
-    assert "--kv-cache-dtype fp8 with --max-model-len up to" in told.verdict
-    assert "of KV cache in fp8, " in report(mistral, gib=4, context=32768, kv_cache_dtype="fp8").verdict
+    assert "--kv-cache-dtype int8 with --max-model-len up to" in told.verdict
+    assert f"of KV cache in {kv_cache}, " in report(mistral, gib=4, context=32768, kv_cache_dtype=kv_cache).verdict
 
 
 def test_a_gpu_that_cannot_convert_to_8_bits_is_told_so(mistral: str) -> None:
     ampere = Accelerator("A100", (8, 0), 80 * GIB, 80 * GIB)
     said = build(PlanOptions(model=mistral, kv_cache_dtype="fp8"), replace(machine(), accelerator=ampere))
     reason = "K and V in fp8 need compute capability 8.9 or higher, and A100 has 8.0"
-    assert (said.fits, said.verdict) == (False, f"not possible: {reason}; leave --kv-cache-dtype at auto")
+    assert (said.fits, said.verdict) == (False, f"not possible: {reason}; give --kv-cache-dtype int8 or auto")
     assert {row.refusal for row in said.rows} == {reason}
+    assert build(
+        PlanOptions(model=mistral, context=4096, kv_cache_dtype="int8"), replace(machine(), accelerator=ampere)
+    ).fits
 
 
 def test_a_gpus_plan_names_what_only_a_gpu_holds(mistral: str) -> None:
@@ -146,7 +151,7 @@ def test_a_machine_that_is_too_small_is_told_what_would_fit(mistral: str) -> Non
     said = report(mistral, gib=12, batch=2, context=32768)
     assert not said.fits
     assert said.verdict.startswith("does not fit: the model needs 2")
-    assert "--quantization int4 (4.0 GiB of weights) with --max-model-len up to" in said.verdict
+    assert "--quantization int4 (4.4 GiB of weights) with --max-model-len up to" in said.verdict
     rows = {row.precision.name: row for row in said.rows}
     assert rows["bfloat16"].max_context == 0
     longest = rows["int8"].max_context
@@ -226,7 +231,7 @@ def test_a_hub_model_is_planned_without_its_weights(mistral: str, monkeypatch: p
         ({"batch": 0}, "--batch must be from 1 to 65536 for this model, but got 0"),
         ({"context": 32769}, "--context must be from 1 to 32768 for this model, but got 32769"),
         ({"dtype": "fp8"}, "--dtype must be one of auto, float32, bfloat16, float16, but got 'fp8'"),
-        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype must be one of auto, fp8, but got 'int8'"),
+        ({"kv_cache_dtype": "int4"}, "--kv-cache-dtype must be one of auto, fp8, int8, but got 'int4'"),
         ({"quantization": "int2"}, "--quantization must be one of auto, none, fp8, int8, int4, but got 'int2'"),
         ({"block_size": 48}, "--block-size must be one of (16, 32, 64, 128), but got 48"),
         (
