@@ -6,6 +6,7 @@ A user's error is printed as one line with an exit code. Each command imports it
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import sys
@@ -102,13 +103,18 @@ def serve(
     settings = Settings.load(given, config)
 
     with garbage.collector_paused():
-        from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
-        from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
+        from inferd.engine.api.process.supervisor import EarlyProcess  # noqa: PLC0415
 
-    configure(LogStyle(settings.log_level, settings.log_format))
-    for warning in settings.warnings:
-        logging.getLogger("inferd").warning(warning)
-    raise typer.Exit(run_server(settings))
+    # Server and engine import their libraries side by side: each takes a second or more.
+    with contextlib.closing(EarlyProcess()) as early:
+        with garbage.collector_paused():
+            from inferd.engine.api.process.logs import LogStyle, configure  # noqa: PLC0415
+            from inferd.server.lifecycle.serve import serve as run_server  # noqa: PLC0415
+
+        configure(LogStyle(settings.log_level, settings.log_format))
+        for warning in settings.warnings:
+            logging.getLogger("inferd").warning(warning)
+        raise typer.Exit(run_server(settings, early))
 
 
 @app.command()
@@ -154,7 +160,9 @@ def plan(
         str,
         typer.Option(help="Format that linear layers store their weights in: none, fp8, int8, int4.", metavar="WORD"),
     ] = "none",
-    kv_cache_dtype: Annotated[str, typer.Option(help="Format of the KV cache: auto, fp8.", metavar="WORD")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Format of the KV cache: auto, fp8, int8.", metavar="WORD")
+    ] = "auto",
     batch: Annotated[int, typer.Option(help="Number of sequences that run at the same time.", metavar="N")] = 1,
     context: Annotated[
         int | None,

@@ -2,7 +2,8 @@
 
 Reads the launch line from standard input and keeps that open. The end of the input means that the server is gone, or
 wants this process to end. Then the process exits at once and leaves no sockets behind. One more byte promotes a
-standby. Only then is the engine imported, which takes a second or more.
+standby. The engine is imported after the launch line, or before it if an empty line comes first. That takes a second or
+more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import queue
 import shutil
 import signal
 import sys
@@ -30,39 +32,47 @@ _NICE = 10
 1.4 s of work in a quarter of a minute. On Linux each thread has its own value, and the main thread keeps the normal
 one. A process needs a privilege to raise its priority again, so the main thread is never lowered."""
 
-
 _MAX_TRIES, _TRY_S = 50, 0.1
 """The kernel takes one such change in 0.1 s, for all users together."""
 
 
 def main() -> int:
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return 0
-    launch = json.loads(line)
-    promoted = _exit_with_server(launch["run_dir"])
-    code: int = _load_engine(is_urgent=not launch["is_standby"]).main(line, promoted)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C, and lets running requests finish
+    source = _Input()
+    line = source.lines.get()
+    if line == b"\n":  # the server will know the configuration later
+        _import_engine()
+        line = source.lines.get()
+    is_standby: bool = json.loads(line)["is_standby"]
+    code: int = _load_engine(is_urgent=not is_standby).main(line, source.promoted)
     return code
 
 
-def _exit_with_server(run_dir: str) -> threading.Event:
-    """Exit at the end of standard input, which comes however the server ends. The event returned is set by any input
-    before that.
+class _Input:
+    """Standard input, read by a thread from the first moment. The thread ends this process at the end of the input,
+    which comes however the server ends."""
 
-    Ctrl-C in a terminal is left to the server, which lets running requests finish.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    promoted = threading.Event()
+    def __init__(self) -> None:
+        self.lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        """All lines up to the launch line."""
+        self.promoted = threading.Event()
+        """Set by any input after the launch line."""
+        threading.Thread(target=self._read, name="inferd-stdin", daemon=True).start()
 
-    def watch() -> None:
+    def _read(self) -> None:
+        run_dir = None
         # Not through sys.stdin: this thread would hold its lock while the interpreter ends.
-        while os.read(0, 4096):
-            promoted.set()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        with open(0, "rb", closefd=False) as source:
+            for line in source:
+                if run_dir is not None:
+                    self.promoted.set()
+                    continue
+                self.lines.put(line)
+                if line != b"\n":
+                    run_dir = json.loads(line)["run_dir"]
+        if run_dir is not None:
+            shutil.rmtree(run_dir, ignore_errors=True)
         os._exit(0)
-
-    threading.Thread(target=watch, name="inferd-stdin", daemon=True).start()
-    return promoted
 
 
 def _load_engine(*, is_urgent: bool) -> ModuleType:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
+from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Ready
 from inferd.server.config.settings import Settings
@@ -60,7 +61,7 @@ def deviation(ready: Ready) -> str | None:
 def _precision(dtype: str, quantization: str, kv_cache_dtype: str, blocks: str) -> str:
     """`blocks`: types in a GGUF file, and whether they are kept, or ""."""
     weights = "" if quantization == "none" else f"{quantization} weights, "
-    kv_cache = ", fp8 KV" if kv_cache_dtype == "fp8" else ""
+    kv_cache = f", {kv_cache_dtype} KV" if kv_cache_dtype in KV_FORMATS else ""
     return weights + dtype + kv_cache + (f" ({blocks})" if blocks else "")
 
 

@@ -1,7 +1,7 @@
 """Runs the daemon from its settings to its exit code: start, READY card, signals, shutdown.
 
-The order is fixed. It checks the model's files, binds the port, starts the engine process, answers `/live` while that
-loads, and prints READY. Only this file knows both the engine's supervisor and the HTTP server.
+The order is fixed. It checks the model's files, binds the port, lets the engine process load the model, answers `/live`
+while that loads, and prints READY. Only this file knows both the engine's supervisor and the HTTP server.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.engine.api.served import keeps_blocks_on
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, create_app
@@ -56,8 +57,11 @@ _STAT_STARTTIME = 19
 """Index of field 22 of /proc/PID/stat, counted after the name in parentheses."""
 
 
-def serve(settings: Settings) -> int:
-    """Serve until a signal ends the server. Returns the exit code. Raises `StartError` if the server cannot start."""
+def serve(settings: Settings, early: EarlyProcess | None = None) -> int:
+    """Serve until a signal ends the server. Returns the exit code. Raises `StartError` if the server cannot start.
+
+    `early` becomes the engine process.
+    """
     started_s, entered_s = _process_started_s(), time.monotonic()
     limits = fit_open_files(ConnectionLimits(max_connections=settings.max_connections))
     report = read_model(settings)
@@ -70,7 +74,7 @@ def serve(settings: Settings) -> int:
             Phase("imports", entered_s - started_s, f"inferd {version('inferd')}, Python {platform.python_version()}"),
             Phase("checkpoint", time.monotonic() - entered_s, describe_start(report)),
         )
-        return uvloop.run(_Service(report, limits, listener, admin, started_s).run(phases))
+        return uvloop.run(_Service(report, limits, listener, admin, started_s, early).run(phases))
 
 
 def _router_options(settings: Settings) -> RouterOptions:
@@ -122,8 +126,8 @@ def read_model(settings: Settings) -> StartupReport:
         logger.log(level, "%s: %s -> %s (%s)", decision.field, given, decision.became, decision.why)
     if facts.has_kv_scales:
         logger.info(
-            "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8, each head of "
-            "each token has its own scale"
+            "inferd does not use the checkpoint's scales for 8-bit K and V: with --kv-cache-dtype fp8 or int8, "
+            "every 32 elements of a head have their own scale"
         )
     assert config.max_model_len is not None
     model = ServedModel.load(
@@ -165,6 +169,7 @@ class _Service:
         listener: socket.socket,
         admin: socket.socket | None,
         started_s: float,
+        early: EarlyProcess | None,
     ) -> None:
         """`admin`: the socket that serves admin routes in place of `listener`, or None."""
         self._report, self._limits, self._listener, self._admin, self._started_s = (
@@ -174,7 +179,7 @@ class _Service:
             admin,
             started_s,
         )
-        self._settings = report.settings
+        self._settings, self._early = report.settings, early
         self._is_stopping = False
         """Whether the server ends the engine, so that its end is no failure."""
         self._died: str | None = None
@@ -219,7 +224,8 @@ class _Service:
         """Keep an engine running until none can start, or until this task is cancelled, which ends the last one."""
         try:
             style = LogStyle(self._settings.log_level, self._settings.log_format)
-            await EngineSupervisor(self._router, self._report.config, style, self._metrics.standby.set).run()
+            on_standby = self._metrics.standby.set
+            await EngineSupervisor(self._router, self._report.config, style, on_standby, self._early).run()
         except StartError as error:
             self._start_error = error
             self._engine_died(str(error))

@@ -12,7 +12,7 @@ from typing import Self
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.api.process.supervisor import Supervisor, describe_exit
+from inferd.engine.api.process.supervisor import EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 from inferd.server.supervision.watchdog import TICK_S, Watchdog
 
@@ -26,9 +26,18 @@ class EngineHandle:
         """Whether no request need have caused its end: it did not exit by itself, and no step ran too long."""
 
     @classmethod
-    def begin(cls, config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool = False) -> Self:
-        """Start the process. Raises `StartError`, and leaves nothing behind, if the system refuses."""
-        supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby)
+    def begin(
+        cls,
+        config: EngineConfig,
+        epoch: int,
+        log_style: LogStyle,
+        *,
+        is_standby: bool = False,
+        early: EarlyProcess | None = None,
+    ) -> Self:
+        """Start the process, or take over `early`. Raises `StartError`, and leaves nothing behind, if the system
+        refuses."""
+        supervisor = Supervisor(config, epoch=epoch, log_style=log_style, is_standby=is_standby, early=early)
         try:
             client = EngineClient(supervisor.run_dir, epoch, on_first_frame=supervisor.remove_run_dir)
         except BaseException:

@@ -16,6 +16,7 @@ from typing import NoReturn
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.errors import EngineDeadError, StartError
 from inferd.engine.api.process.logs import LogStyle
+from inferd.engine.api.process.supervisor import EarlyProcess
 from inferd.server.dispatch.router import Router
 from inferd.server.supervision.engine_handle import EngineHandle
 from inferd.server.supervision.standby import Standby
@@ -65,13 +66,18 @@ class EngineSupervisor:
     """Keeps one engine running for one server. `run` ends only by an error or cancelled."""
 
     def __init__(
-        self, router: Router, config: EngineConfig, log_style: LogStyle, on_standby: Callable[[bool], None]
+        self,
+        router: Router,
+        config: EngineConfig,
+        log_style: LogStyle,
+        on_standby: Callable[[bool], None],
+        early: EarlyProcess | None = None,
     ) -> None:
-        """`on_standby` is called with whether a standby waits to be promoted."""
+        """`on_standby` is called with whether a standby waits to be promoted. `early` becomes the first engine."""
         self._router, self._config, self._log_style = router, config, log_style
         self._restart_policy = RestartPolicy()
         self._standby = Standby(lambda epoch: self._begin(epoch, is_standby=True), on_standby)
-        self._epoch = 0
+        self._epoch, self._early = 0, early
         router.on_up, router.on_recovered = self._keep_standby, self._log_recovered
 
     async def run(self) -> NoReturn:
@@ -114,7 +120,8 @@ class EngineSupervisor:
         """The standby if it can be promoted, else a newly started process. Raises `StartError`."""
         handle = await self._standby.take()
         if handle is None:
-            handle = self._begin(self._epoch, is_standby=False)
+            early, self._early = self._early, None
+            handle = self._begin(self._epoch, is_standby=False, early=early)
             self._router.attach(handle.client)
         else:
             logger.info("the standby is promoted")
@@ -122,8 +129,8 @@ class EngineSupervisor:
             handle.supervisor.promote()
         return handle
 
-    def _begin(self, epoch: int, *, is_standby: bool) -> EngineHandle:
-        return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby)
+    def _begin(self, epoch: int, *, is_standby: bool, early: EarlyProcess | None = None) -> EngineHandle:
+        return EngineHandle.begin(self._config, epoch, self._log_style, is_standby=is_standby, early=early)
 
     def _keep_standby(self) -> None:
         """Called once an engine serves: until then it needs the cores itself."""

@@ -15,7 +15,14 @@ class SimulatedSupervisor:
     """One process, from spawn to exit code. `run` is called for each of its events."""
 
     def __init__(
-        self, run: Watcher, config: object, *, epoch: int, log_style: LogStyle, is_standby: bool = False
+        self,
+        run: Watcher,
+        config: object,
+        *,
+        epoch: int,
+        log_style: LogStyle,
+        is_standby: bool = False,
+        early: None = None,
     ) -> None:
         self._run, self.epoch, self._is_standby = run, epoch, is_standby
         self.run_dir = Path(f"/simulated/{len(run.lives)}")

@@ -15,7 +15,7 @@ import pytest
 
 from inferd.engine.api.config import EngineConfig
 from inferd.engine.api.process.logs import LogStyle
-from inferd.engine.api.process.supervisor import Launch
+from inferd.engine.api.process.supervisor import IMPORT_FIRST, Launch
 from inferd.engine.process import boot
 from inferd.engine.process.standby import stand_by
 
@@ -56,6 +56,61 @@ def test_a_standby_reads_its_libraries_nicely_and_serves_as_any(is_urgent: bool,
     if sys.platform == "linux":
         assert read[0] == (own if is_urgent else max(own, 10))
         assert read[1] in ((0, False) if is_urgent else (10, False))
+
+
+EARLY = """
+import sys
+from inferd.engine.process import boot
+boot._ENGINE = "what_is_read"
+sys.exit(boot.main())
+"""
+EARLY_MODULE = """
+print("imported", flush=True)
+def main(line, promoted):
+    print(line.decode().strip(), flush=True)
+    return 7
+"""
+
+
+@pytest.mark.parametrize(("launch", "code"), [(b'{"run_dir": "/nowhere", "is_standby": false}', 7), (b"", 0)])
+def test_an_empty_line_makes_it_import_before_it_knows_more(launch: bytes, code: int, tmp_path: Path) -> None:
+    """It ends without the launch line if the input ends first, as it does with the server."""
+    (tmp_path / "what_is_read.py").write_text(EARLY_MODULE)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", EARLY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path}, bufsize=0,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(IMPORT_FIRST)
+        assert process.stdout.readline() == b"imported\n"
+        if launch:
+            process.stdin.write(launch + b"\n")
+            assert process.stdout.readline().strip() == launch
+        else:
+            process.stdin.close()
+        assert process.wait(20) == code
+
+
+@pytest.mark.parametrize("knows_more", [False, True])
+def test_it_ends_with_its_server_while_it_imports(knows_more: bool, tmp_path: Path) -> None:
+    """The server may be killed before or after it has sent the launch line. No run directory is left."""
+    (tmp_path / "what_is_read.py").write_text("import time; print('importing', flush=True); time.sleep(300)")
+    run_dir = tmp_path / "inferd-run"
+    run_dir.mkdir()
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", EARLY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path}, bufsize=0,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(IMPORT_FIRST)
+        assert process.stdout.readline() == b"importing\n"
+        if knows_more:
+            process.stdin.write(json.dumps({"run_dir": str(run_dir), "is_standby": False}).encode() + b"\n")
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert run_dir.exists() != knows_more
 
 
 def test_garbage_is_looked_for_again_where_libraries_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

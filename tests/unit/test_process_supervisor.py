@@ -21,7 +21,7 @@ from inferd.engine.api.errors import StartError
 from inferd.engine.api.process.flight_recorder import flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, EnginePhase, Heartbeat, HeartbeatReader
 from inferd.engine.api.process.shared_memory import allocate, open_map
-from inferd.engine.api.process.supervisor import Supervisor, describe_exit
+from inferd.engine.api.process.supervisor import IMPORT_FIRST, EarlyProcess, Supervisor, describe_exit
 from inferd.engine.api.wire.client import EngineClient
 
 CONFIG = EngineConfig(model_path="/nowhere")
@@ -203,6 +203,55 @@ def test_no_descriptor_is_left(stub: list[str]) -> None:
         asyncio.run(live())
         Supervisor(CONFIG).discard()
     assert num_open() == before
+
+
+def test_an_early_process_becomes_the_engine(stub: list[str], tmp_path: Path) -> None:
+    written = tmp_path / "seen"
+    stub[0] = (
+        "import json, os, pathlib, sys\n"
+        "first, launch = sys.stdin.readline(), json.loads(sys.stdin.readline())\n"
+        "sizes = [os.fstat(launch[name]).st_size for name in ('heartbeat_fd', 'flight_fd')]\n"
+        f"part = pathlib.Path({str(tmp_path / 'part')!r}); part.write_text(json.dumps([first, os.getpid(), sizes]))\n"
+        f"part.rename({str(written)!r})\n"
+        "sys.stdin.read()"
+    )
+    before = os.listdir("/proc/self/fd")
+    early = EarlyProcess()
+    supervisor = Supervisor(EngineConfig(model_path="/nowhere", max_num_seqs=5), early=early)
+    early.close()  # does nothing, because the process was taken over
+    supervisor.spawn()
+    wait_until(written.exists)
+    first, pid, sizes = json.loads(written.read_text())
+    assert (first.encode(), pid, sizes) == (IMPORT_FIRST, supervisor.pid, [HEARTBEAT_BYTES, flight_bytes(5)])
+    assert asyncio.run(supervisor.stop()) == 0
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_an_early_process_that_nobody_takes_over_is_killed(stub: list[str]) -> None:
+    stub[0] = STUBBORN
+    before = os.listdir("/proc/self/fd")
+    early = EarlyProcess()
+    process = early._process
+    assert process is not None and is_alive(process.pid)
+    early.close()
+    assert not is_alive(process.pid)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_an_early_process_ends_with_the_supervisor_that_has_no_memory(
+    stub: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = EarlyProcess()
+    process = early._process
+    assert process is not None
+
+    def fail(descriptor: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("inferd.engine.api.process.supervisor.fill", fail)
+    with pytest.raises(StartError, match="No space left"):
+        Supervisor(CONFIG, early=early)
+    assert not is_alive(process.pid)
 
 
 def test_an_engine_has_what_it_was_passed_and_nothing_else(stub: list[str], tmp_path: Path) -> None:

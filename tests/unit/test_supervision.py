@@ -154,7 +154,7 @@ def test_a_system_that_gives_no_process_is_asked_again_and_given_up(monkeypatch:
     monkeypatch.setattr(supervisor_module, "_FIRST_DELAY_S", 0.0)
     asked: list[int] = []
 
-    def refuse(config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool) -> EngineHandle:
+    def refuse(config: EngineConfig, epoch: int, log_style: LogStyle, *, is_standby: bool, early: None) -> EngineHandle:
         asked.append(epoch)
         raise StartError("no room")
 

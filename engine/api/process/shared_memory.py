@@ -13,18 +13,27 @@ import tempfile
 
 def allocate(num_bytes: int) -> int:
     """A file descriptor of `num_bytes` zeros. Raises `OSError`."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("inferd", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = create()
     try:
-        with os.fdopen(descriptor, "wb", closefd=False) as whole:
-            whole.write(bytes(num_bytes))
+        fill(descriptor, num_bytes)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def create() -> int:
+    """A file descriptor of no bytes yet. Raises `OSError`."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("inferd", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def fill(descriptor: int, num_bytes: int) -> None:
+    """Write `num_bytes` zeros. Raises `OSError`."""
+    with os.fdopen(descriptor, "wb", closefd=False) as whole:
+        whole.write(bytes(num_bytes))
 
 
 def open_map(descriptor: int) -> mmap.mmap:

@@ -27,7 +27,7 @@ from inferd.engine.api.errors import StartError
 from inferd.engine.api.process.flight_recorder import FlightReader, flight_bytes
 from inferd.engine.api.process.heartbeat import HEARTBEAT_BYTES, HeartbeatReader, Pulse
 from inferd.engine.api.process.logs import DEFAULT_STYLE, LogStyle
-from inferd.engine.api.process.shared_memory import allocate
+from inferd.engine.api.process.shared_memory import create, fill
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,13 @@ _ENVIRONMENT = {
 """How the engine's libraries wait and allocate. The user's environment takes precedence. Measured on 2 cores of an AMD
 EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 
-- OMP_WAIT_POLICY: a waiting thread looks for work a few microseconds, then sleeps. If threads spin on shared cores, a
-  step takes 5 to 14 times as long. The server process shares the cores (0.6B shape cut to 8 layers, 2 busy cores).
-- GOMP_SPINCOUNT, how often a thread looks, in tokens/s. One client (0.6B shape, int4) on an idle machine: 0 times 44,
-  300 times 51, 2,000 times 53, 10,000 times 55. On a busy machine: 300 times 31, 10,000 times 10. 256 clients (one
-  small layer): 300 times 14,100 to 15,900, 1,000 times 13,100. In another run on a busier machine: 200 times 10,500 to
-  13,700, 10,000 times 5,800 to 7,300.
+- OMP_WAIT_POLICY: torch's operations and oneDNN's products share loops by OpenMP, the C++ kernels by threads of their
+  own. A waiting OpenMP thread looks for work a few microseconds, then sleeps. If it spins, it takes a core from the
+  kernels' threads and from the server: 60 kernels and one operation take 94 to 122 ms instead of 73 to 99 (fastest
+  tenth of three runs; busy 2 cores of an AMD Zen 3, 2026-11-23).
+- GOMP_SPINCOUNT, how often a thread looks, in tokens/s. The C++ kernels used OpenMP too when this was measured. One
+  client (0.6B shape, int4) on an idle machine: 0 times 44, 300 times 51, 10,000 times 55. On a busy machine: 300 times
+  31, 10,000 times 10.
 - THP_MEM_ALLOC_ENABLE, large pages for large tensors: 16.2 instead of 20.4 ms a step (0.6B shape, int4, one row).
 - MALLOC_*: the allocator keeps the memory of a step's tensors for the next step: 110 instead of 146 ms a step (0.6B
   shape, 32 rows of a 152 k vocabulary).
@@ -58,6 +59,9 @@ EPYC (Zen 4), torch 2.13, GNU OpenMP and libc, 2026-11-21:
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.engine.process.boot")
 """Command that `spawn` runs. Benchmarks and tests replace it with engines of their own."""
+
+IMPORT_FIRST = b"\n"
+"""Sent before the launch line, it makes the child import its libraries at once."""
 
 _WAY_OUT = "free some space, or set TMPDIR to a writable directory"
 
@@ -81,6 +85,40 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to import the libraries at low priority and then wait to be promoted."""
 
 
+class EarlyProcess:
+    """An engine process that imports its libraries while the server still reads the checkpoint. Then a `Supervisor`
+    takes it over."""
+
+    def __init__(self) -> None:
+        """Raises `StartError` if the system cannot start a process."""
+        self._shared: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._shared = [create(), create()]
+            self._process = _start(self._shared)
+        except OSError as error:
+            self.close()
+            raise StartError(f"cannot start the engine process: {error.strerror or error}") from error
+        _write(self._process, IMPORT_FIRST)
+
+    def take(self) -> tuple[subprocess.Popen[bytes] | None, list[int]]:
+        """The process, and descriptors of the shared memory that it inherited. From now on they are the caller's."""
+        taken = self._process, self._shared
+        self._process, self._shared = None, []
+        return taken
+
+    def close(self) -> None:
+        """Kill the process, unless it was taken over."""
+        process, shared = self.take()
+        for descriptor in shared:
+            os.close(descriptor)
+        if process is not None:
+            assert process.stdin is not None
+            process.kill()
+            process.wait()
+            process.stdin.close()
+
+
 class Supervisor:
     """One engine process, from its start to its exit code."""
 
@@ -91,20 +129,25 @@ class Supervisor:
         epoch: int = 0,
         log_style: LogStyle = DEFAULT_STYLE,
         is_standby: bool = False,
+        early: EarlyProcess | None = None,
     ) -> None:
-        """Raises `StartError` if the run directory or shared memory cannot be created."""
+        """`early` becomes the engine process. Raises `StartError` if the run directory or shared memory cannot be
+        created."""
         try:
             self.run_dir = Path(tempfile.mkdtemp(prefix="inferd-"))
         except OSError as error:
             raise StartError(f"cannot create a directory for sockets: {error.strerror or error}; {_WAY_OUT}") from error
         self.epoch = epoch
-        self._shared: list[int] = []
-        """Descriptors of the heartbeat and the flight record, held until the child has them."""
+        self._process, self._shared = (None, []) if early is None else early.take()
+        """The process, and descriptors of the heartbeat and the flight record, held until the child has them."""
         try:
-            for num_bytes in (HEARTBEAT_BYTES, flight_bytes(config.max_num_seqs or 1)):
-                self._shared.append(allocate(num_bytes))
+            while len(self._shared) < 2:
+                self._shared.append(create())
+            fill(self._shared[0], HEARTBEAT_BYTES)
+            fill(self._shared[1], flight_bytes(config.max_num_seqs or 1))
             self._pulse, self._flight = HeartbeatReader(self._shared[0]), FlightReader(self._shared[1])
         except OSError as error:
+            self._end_child()
             self._close_shared()
             self.remove_run_dir()
             reason = f"cannot create shared memory for the engine process: {error.strerror or error}"
@@ -112,7 +155,6 @@ class Supervisor:
                 f"{reason}; free memory, or raise the limits on memory and open files (ulimit -a)"
             ) from error
         self._config, self._log_style, self._is_standby = config, log_style, is_standby
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -148,7 +190,7 @@ class Supervisor:
             self._process.kill()
 
     def spawn(self) -> None:
-        """Start the child. It inherits standard error; its standard output is not used.
+        """Start the child, unless it runs already. It inherits standard error; its standard output is not used.
 
         Raises `StartError` if the system cannot start a process.
         """
@@ -164,29 +206,15 @@ class Supervisor:
             is_standby=self._is_standby,
         )
         try:
-            self._process = subprocess.Popen(
-                ENGINE_COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                bufsize=0,  # otherwise closing the pipe to a dead child would try to write what is left
-                env=_ENVIRONMENT | os.environ,
-                start_new_session=True,
-                pass_fds=self._shared,
-            )
+            self._process = self._process or _start(self._shared)
         except OSError as error:
             raise StartError(f"cannot start the engine process: {error.strerror or error}") from error
         self._close_shared()
-        self._write(msgspec.json.encode(launch) + b"\n")
+        _write(self._process, msgspec.json.encode(launch) + b"\n")
 
     def promote(self) -> None:
         """Make a standby load the model and serve."""
-        self._write(b"\n")
-
-    def _write(self, line: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the child is dead already, and `wait` returns its exit code
-            while line:  # a signal may cut a write short
-                line = line[self._process.stdin.write(line) :]
+        _write(self._started(), b"\n")
 
     def _close_shared(self) -> None:
         while self._shared:
@@ -226,19 +254,42 @@ class Supervisor:
 
     def discard(self) -> None:
         """Kill the child if it still runs, and remove the run directory. Safe to call twice."""
-        if self._process is not None:
-            self.kill()
-            self._process.wait()
-            self._close_input()
+        self._end_child()
         self._pulse.close()
         self._flight.close()
         self._close_shared()
         self.remove_run_dir()
 
+    def _end_child(self) -> None:
+        if self._process is not None:
+            self.kill()
+            self._process.wait()
+            self._close_input()
+
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError("the engine was never started")
         return self._process
+
+
+def _start(shared: list[int]) -> subprocess.Popen[bytes]:
+    """Start a child that inherits the descriptors `shared`. Raises `OSError`."""
+    return subprocess.Popen(
+        ENGINE_COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        bufsize=0,  # otherwise closing the pipe to a dead child would try to write what is left
+        env=_ENVIRONMENT | os.environ,
+        start_new_session=True,
+        pass_fds=shared,
+    )
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # the child is dead already, and `wait` returns its exit code
+        while line:  # a signal may cut a write short
+            line = line[process.stdin.write(line) :]
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
