@@ -80,8 +80,8 @@ def linear_cases(rows: Sequence[int], shapes: dict[str, tuple[int, int]]) -> Ite
     """Linears. A product's bytes are its weight's; its operations are 2 for each weight and row."""
     kinds: tuple[tuple[str, Op[Any, Any], float, Callable[[Tensor], Apply]], ...] = (
         ("bf16", linear.LINEAR, 2.0, _bind_dense),
-        ("int8", linear_int8.LINEAR_INT8, 1.0, _bind_int8),
-        ("int4", linear_int4.LINEAR_INT4, 0.5 + 2 / linear_int4.GROUP_SIZE, _bind_int4),
+        ("int8", linear_int8.LINEAR_INT8, 1 + 2 / 64, _bind_int8),
+        ("int4", linear_int4.LINEAR_INT4, 0.5 + 4 / linear_int4.GROUP_SIZE, _bind_int4),
     )
     for (name, (in_size, out_size)), (precision, op, weight_bytes, bind) in itertools.product(shapes.items(), kinds):
         num_bytes = in_size * out_size * weight_bytes
@@ -97,13 +97,14 @@ def _bind_dense(weight: Tensor) -> Apply:
 
 def _bind_int8(weight: Tensor) -> Apply:
     q = torch.randint(-127, 128, weight.shape, dtype=torch.int8)
-    return linear_int8.linear_int8(q, torch.full((weight.shape[0], 1), 0.01), None, _DTYPE)
+    scales = torch.full((weight.shape[0], weight.shape[1] // 64), 0.01, dtype=torch.bfloat16)
+    return linear_int8.linear_int8(q, scales, None, _DTYPE)
 
 
 def _bind_int4(weight: Tensor) -> Apply:
     q = torch.randint(0, 16, weight.shape, dtype=torch.uint8)
-    scales = torch.full((weight.shape[0], weight.shape[1] // linear_int4.GROUP_SIZE), 0.01, dtype=torch.bfloat16)
-    return linear_int4.linear_int4(q, scales, None, _DTYPE)
+    scales = torch.full((weight.shape[0], weight.shape[1] // linear_int4.GROUP_SIZE), 0.01, dtype=torch.float16)
+    return linear_int4.linear_int4(q, scales, None, _DTYPE, minimums=-8 * scales)
 
 
 def _make_linear(

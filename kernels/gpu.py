@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv"}
+DTYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
+}
 """Triton's names of the dtypes that kernels accept."""
 
 FP8_MIN_SM = 89
@@ -41,7 +47,7 @@ def refuses(device_type: str, *dtypes: torch.dtype) -> str | None:
     others = [str(dtype) for dtype in dtypes if dtype not in DTYPES]
     if others:
         return f"takes {', '.join(map(str, DTYPES))}, not {', '.join(others)}"
-    if dtypes[:1] == (torch.float8_e4m3fn,):
+    if dtypes and dtypes[0].itemsize == 1:
         return f"computes with dtypes of 16 bits or more, not {dtypes[0]}"
     if torch.float8_e4m3fn in dtypes and device_type == "cuda":
         major, minor = torch.cuda.get_device_capability()

@@ -1,4 +1,4 @@
-// Shared parts of the 8 and 4 bit linear kernels: products of 8-bit integers, and the quantization of activations.
+// The quantization of activations and of 8-bit weights to signed bytes, and blocks of rows.
 //
 // Integer sums are exact in any order. The few floating point operations around them are written with care: every fused
 // multiply-add is spelled out, and the compiler fuses none of its own.
@@ -19,29 +19,17 @@ using simd::vu;
 
 typedef int8_t vb __attribute__((vector_size(16)));
 
-// acc[l] + sum over j < 4 of weights[4 l + j] * x[j]: weights unsigned bytes, x four signed bytes. Exact.
-static inline vi dot4(vi acc, vi weights, int32_t x) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)weights, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-    // maddubs would saturate. Separate 16-bit products of the even and of the odd bytes do not.
-    __m256i all = _mm256_set1_epi32(x), half[2], sum[2];
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);
-    std::memcpy(half, &weights, sizeof half);
-    std::memcpy(sum, &acc, sizeof sum);
-    for (int i = 0; i < 2; i++) {
-        __m256i low = _mm256_and_si256(half[i], _mm256_set1_epi16(0xff)), high = _mm256_srli_epi16(half[i], 8);
-        __m256i products = _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd));
-        sum[i] = _mm256_add_epi32(sum[i], products);
-    }
-    std::memcpy(&acc, sum, sizeof sum);
-    return acc;
+// One register of numbers. GCC 12 handles 64 bytes in two registers of AVX2 by way of memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define INT_DOT_AVX2
+constexpr int WIDTH = 8;
+typedef float floats __attribute__((vector_size(32)));
+typedef int32_t ints __attribute__((vector_size(32)));
 #else
-    vu bytes = (vu)weights;
-    for (int j = 0; j < 4; j++) acc += (vi)((bytes >> (8 * j)) & 255) * int32_t(int8_t(uint32_t(x) >> (8 * j)));
-    return acc;
+constexpr int WIDTH = LANES;
+typedef vf floats;
+typedef vi ints;
 #endif
-}
 
 // To the nearest integer, ties to even. |x| < 2^31.
 static inline vi round_i(vf x) {
@@ -89,37 +77,81 @@ static inline auto largest_of(V v) {
     return fold(v, [](V a, V b) { return a > b ? a : b; });
 }
 
+#if defined(INT_DOT_AVX2)
+inline floats load_floats(const float* p) { return (floats)_mm256_loadu_ps(p); }
+inline floats load_floats(const simd::bf16* p) {
+    return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+}
+inline ints round_ints(floats x) { return (ints)_mm256_cvtps_epi32((__m256)x); }
+inline ints largest_of(ints a, ints b) { return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+inline void store_bytes(int8_t* to, ints x) {
+    const __m256i halves = _mm256_packs_epi32((__m256i)x, (__m256i)x);
+    const __m128i low = _mm256_castsi256_si128(halves), high = _mm256_extracti128_si256(halves, 1);
+    const __m128i all = _mm_unpacklo_epi64(low, high);
+    _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(all, all));
+}
+template <class Join>
+inline int32_t fold_ints(ints x, Join join) {
+    __m128i v = join(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    v = join(v, _mm_unpackhi_epi64(v, v));
+    return _mm_cvtsi128_si32(join(v, _mm_shuffle_epi32(v, 1)));
+}
+inline int32_t sum_of_ints(ints x) {
+    return fold_ints(x, [](__m128i a, __m128i b) { return _mm_add_epi32(a, b); });
+}
+inline int32_t largest_of_ints(ints x) {
+    return fold_ints(x, [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); });
+}
+#else
+template <class T>
+inline floats load_floats(const T* p) {
+    return simd::load(p);
+}
+inline ints round_ints(floats x) { return round_i(x); }
+inline ints largest_of(ints a, ints b) { return a > b ? a : b; }
+inline void store_bytes(int8_t* to, ints x) {
+    const vb bytes = __builtin_convertvector(x, vb);
+    std::memcpy(to, &bytes, sizeof bytes);
+}
+inline int32_t sum_of_ints(ints x) { return sum_of(x); }
+inline int32_t largest_of_ints(ints x) { return largest_of(x); }
+#endif
+
+// x[k .. k + WIDTH), with zeros from x[n] on.
+template <class T>
+inline floats load_until(const T* x, int64_t k, int64_t n) {
+    if (n - k >= WIDTH) return load_floats(x + k);
+    T padded[WIDTH] = {};
+    if (n > k) std::memcpy(padded, x + k, (n - k) * sizeof(T));
+    return load_floats(padded);
+}
+
 struct Span {
     float scale;
     int32_t sum;
 };
 
 // x[0..n) to signed bytes, symmetric: q = round(x * (127 / max |x|)), scale = max |x| / 127. Also gives the sum of all
-// q. Piece i of `piece` bytes goes to q + i * stride, with zeros behind the end up to a multiple of 16. If x holds NaN
-// or infinity, so does the scale and all bytes are zero: every product with them is NaN.
+// q. Piece i of `piece` bytes, a multiple of 16, goes to q + i * stride, with zeros behind the end of the last. If x
+// holds NaN or infinity, so does the scale and all bytes are zero: every product with them is NaN.
 template <class T>
 static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece, int64_t stride) {
     constexpr float SMALLEST = 1e-30f;  // 127 / max |x| of smaller numbers is near the end of fp32: they count as zeros
-    vi largest = {};
-    for (int64_t k = 0; k < n; k += LANES) {
-        vi bits = (vi)(n - k >= LANES ? simd::load(x + k) : simd::load_part(x + k, int(n - k))) & 0x7fffffff;
-        largest = bits > largest ? bits : largest;  // as integers, NaN's bits exceed those of every number
-    }
-    const int32_t largest_bits = largest_of(largest);
+    ints largest = {};  // as integers, NaN's bits exceed those of every number
+    for (int64_t k = 0; k < n; k += WIDTH) largest = largest_of(largest, (ints)load_until(x, k, n) & 0x7fffffff);
+    const int32_t largest_bits = largest_of_ints(largest);
     float bound;
     std::memcpy(&bound, &largest_bits, sizeof bound);
-    bool is_usable = bound >= SMALLEST && bound <= 3.402823466e38f;
-    vf inverse = simd::splat(127.0f / bound);
-    vi total = {};
-    for (int64_t k = 0; k < n; k += LANES) {
-        vi rounded = {};
-        if (is_usable)
-            rounded = round_i((n - k >= LANES ? simd::load(x + k) : simd::load_part(x + k, int(n - k))) * inverse);
-        total += rounded;
-        vb bytes = __builtin_convertvector(rounded, vb);
-        std::memcpy(q + k / piece * stride + k % piece, &bytes, sizeof bytes);
-    }
-    return {bound < SMALLEST ? 0.0f : bound / 127.0f, sum_of(total)};
+    const bool is_usable = bound >= SMALLEST && bound <= 3.402823466e38f;
+    const float inverse = is_usable ? 127.0f / bound : 0.0f;
+    ints total = {};
+    for (int64_t start = 0; start < n; start += piece, q += stride)
+        for (int64_t k = 0; k < piece; k += WIDTH) {
+            const ints rounded = is_usable ? round_ints(load_until(x, start + k, n) * inverse) : ints{};
+            total += rounded;
+            store_bytes(q + k, rounded);
+        }
+    return {bound < SMALLEST ? 0.0f : bound / 127.0f, sum_of_ints(total)};
 }
 
 // One thread quantizes fewer rows: waking another takes longer.

@@ -1,21 +1,15 @@
-"""`int_dot.h` in plain PyTorch: quantization of activations and exact integer products. Also calls the C++ linears that
-are built on it.
+"""`int_dot.h` in plain PyTorch: quantization of activations, and exact integer products.
 
 The results equal those of the C++ bit for bit: every floating point operation is the same, in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
-
 _SMALLEST = 1e-30
 """127 / max |x| of a smaller number is near the end of fp32, so smaller numbers count as zeros."""
-_CACHE_LINE_BYTES = 64
 _EXACT_SIZE = 1024
 """127 x 127 x 1024 < 2^24, so a sum of this many products of signed bytes is exact in fp32, in any order."""
 
@@ -53,41 +47,3 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a * b + c in fp32, rounded once: fp64 holds the product exactly. The sum is rounded to fp64 and then to fp32,
     which differs from a true fused multiply-add about once in 2^29."""
     return (a.double() * b.double() + c.double()).to(torch.float32)
-
-
-def on_cache_lines(num_bytes: int) -> Tensor:
-    """Memory for packed weights that begins on a cache line, so that one vector of 64 bytes is never two reads."""
-    padded = torch.empty(num_bytes + _CACHE_LINE_BYTES, dtype=torch.uint8)
-    start = -padded.data_ptr() % _CACHE_LINE_BYTES
-    return padded[start : start + num_bytes]
-
-
-def bound(
-    name: str, in_size: int, num_units: int, tiles: Tensor, scales: Tensor, bias: Tensor | None, out_size: int
-) -> Callable[[Tensor], Tensor]:
-    """The C function `name` over packed `tiles` and their `scales`, as a function of x [T, in_size].
-
-    `num_units` is the size of a row of x in that function's unit: inputs, or groups of inputs.
-    """
-    added = None if bias is None else bias.to(torch.float32, copy=True)
-    run = native.function(name)
-
-    def apply(x: Tensor) -> Tensor:
-        assert x.shape[1] == in_size
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
-        run(
-            x.data_ptr(),
-            native.DTYPE_CODES[x.dtype],
-            x.shape[0],
-            num_units,
-            tiles.data_ptr(),
-            scales.data_ptr(),
-            0 if added is None else added.data_ptr(),
-            out_size,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
-
-    return apply

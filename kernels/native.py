@@ -65,6 +65,8 @@ itself has no compiler."""
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """Number of each accepted dtype in the kernels' C interface."""
+WEIGHT_CODES = {**DTYPE_CODES, torch.float16: 2}
+"""The same for weights that a kernel widens."""
 
 _COMPILERS = ("g++", "c++")
 _TIMEOUT_S = 600

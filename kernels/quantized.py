@@ -4,7 +4,13 @@ PyTorch, which is exact and slow.
     w[n, k] = scales[n, k // G] * value(q[n, k]) + offset[n, k // G]
 
 The offset is 0 (symmetric), -zeros * scales, or minimums. Activations are quantized to 8 bits in groups of their own,
-each inside one group of the weights. A group's sum is an exact integer, and groups are added in order in fp32, so a
+each inside one group of the weights. With h over the groups of activations in g, the product in fp32 is
+
+    part[g]   = sum h: x_scale[h] * (sum k in h: x_q[k] * (value[k] - zero[g]))
+    x_part[g] = sum h: x_scale[h] * (sum k in h: x_q[k])
+    y         = (sum g: scale[g] * part[g] + minimum[g] * x_part[g]) + bias.
+
+Sums over k are exact integers. The others begin at 0 and add their products in order, by fused multiply-adds. So a
 row's result depends on that row alone.
 """
 
@@ -22,8 +28,8 @@ from inferd.kernels import int_dot
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may share a scale, unless a row has only one (a channel)."""
-MAX_X_GROUP_SIZE = 128
-"""Most inputs whose activations share a scale. An outlier spoils no more than its group."""
+X_GROUP_SIZES = (16, 32)
+"""Inputs whose activations may share a scale, unless all of a row do. An outlier spoils no more than its group."""
 
 Table = Literal["centred", "e2m1", "iq4nl"]
 """The 16 values of a 4-bit number."""
@@ -51,6 +57,8 @@ class Key(NamedTuple):
     offsets: Offsets = "none"
     table: Table = "centred"
     has_order: bool = False
+    x_group_size: int = 0
+    """Inputs whose activations share a scale; 0: each row of activations has one scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,9 @@ class Matrix:
     """[K] int32: x[:, order] meets the columns of q."""
     table: Table = "centred"
     """Values of 4-bit numbers in a symmetric matrix."""
+    x_group_size: int | None = None
+    """Inputs whose activations share a scale: 16, 32, or 0 for all of a row. None: a row for symmetric 8 bits with one
+    fp32 scale a row; else as many as the weights' group has, at most 32."""
 
     def __post_init__(self) -> None:
         (out_size, in_size), num_groups = self.q.shape, self.scales.shape[1]
@@ -85,6 +96,11 @@ class Matrix:
             assert self.minimums.shape == self.scales.shape and self.minimums.dtype == self.scales.dtype, "minimums"
         if self.order is not None:
             assert self.order.shape == (in_size,) and self.order.dtype == torch.int32, "order"
+        if self.x_group_size == 0:
+            assert num_groups == 1 and self.is_symmetric and self.q.dtype == torch.int8, "x_group_size"
+        elif self.x_group_size is not None:
+            assert self.x_group_size in X_GROUP_SIZES, "x_group_size"
+            assert num_groups == 1 or self.group_size % self.x_group_size == 0, "x_group_size"
 
     @property
     def group_size(self) -> int:
@@ -95,11 +111,29 @@ class Matrix:
     def is_symmetric(self) -> bool:
         return self.zeros is None and self.minimums is None
 
+    @property
+    def chosen_x_group_size(self) -> int:
+        """Inputs whose activations share a scale; 0: all of a row."""
+        if self.x_group_size is not None:
+            return self.x_group_size
+        if self.scales.shape[1] > 1:
+            return min(self.group_size, max(X_GROUP_SIZES))
+        has_rows = self.is_symmetric and self.q.dtype == torch.int8 and self.scales.dtype == torch.float32
+        return 0 if has_rows else max(X_GROUP_SIZES)
+
     def key(self, dtype: torch.dtype) -> Key:
         offsets: Offsets = "none" if self.is_symmetric else "minimums" if self.zeros is None else "zeros"
         group_size = 0 if self.scales.shape[1] == 1 else self.group_size
-        has_order = self.order is not None
-        return Key(self.q.device.type, dtype, group_size, self.scales.dtype, offsets, self.table, has_order)
+        return Key(
+            self.q.device.type,
+            dtype,
+            group_size,
+            self.scales.dtype,
+            offsets,
+            self.table,
+            self.order is not None,
+            self.chosen_x_group_size,
+        )
 
     def values(self) -> Tensor:
         """The integers [N, K] int8 that scales multiply."""
@@ -121,29 +155,33 @@ Apply = Callable[[Tensor], Tensor]
 Bind = Callable[[Matrix], Apply]
 
 
-def bind(matrix: Matrix, x_group_size: int) -> Apply:
-    """The layer in plain PyTorch. Every call walks through the groups of activations in order."""
+def bind(matrix: Matrix) -> Apply:
+    """The layer in plain PyTorch. Every call walks through the groups in order."""
     values, scales = matrix.values(), matrix.scales.to(torch.float32)
     zeros = None if matrix.zeros is None else matrix.zeros.to(torch.int32)
     minimums = None if matrix.minimums is None else matrix.minimums.to(torch.float32)
     added = None if matrix.bias is None else matrix.bias.to(torch.float32)
-    out_size, in_size = values.shape
+    (out_size, in_size), group_size = values.shape, matrix.group_size
+    x_group_size = matrix.chosen_x_group_size or in_size
 
     def apply(x: Tensor) -> Tensor:
         x = x if matrix.order is None else x[:, matrix.order.long()]
         x_q, x_scales = int_dot.quantize(x, x_group_size)
         x_scales = x_scales * UNITS[matrix.table]
         total = torch.zeros((x.shape[0], out_size), device=x.device)
-        for x_group, start in enumerate(range(0, in_size, x_group_size)):
-            columns, group = slice(start, start + x_group_size), start // matrix.group_size
-            x_part, x_scale = x_q[:, columns], x_scales[:, x_group, None]
-            x_sum = x_part.sum(1, keepdim=True, dtype=torch.int32)
-            sums = int_dot.product(x_part, values[:, columns])
-            if zeros is not None:
-                sums = sums - x_sum * zeros[:, group]
-            total = int_dot.fma(sums, scales[:, group] * x_scale, total)
+        for group in range(scales.shape[1]):
+            part, x_part = torch.zeros_like(total), torch.zeros_like(total[:, :1])
+            for start in range(group * group_size, (group + 1) * group_size, x_group_size):
+                columns, x_scale = slice(start, start + x_group_size), x_scales[:, start // x_group_size, None]
+                x_sum = x_q[:, columns].sum(1, keepdim=True, dtype=torch.int32)
+                sums = int_dot.product(x_q[:, columns], values[:, columns])
+                if zeros is not None:
+                    sums = sums - x_sum * zeros[:, group]
+                part = int_dot.fma(sums.to(torch.float32), x_scale, part)
+                x_part = int_dot.fma(x_sum, x_scale, x_part)
+            total = int_dot.fma(part, scales[:, group], total)
             if minimums is not None:
-                total = int_dot.fma(minimums[:, group], x_sum * x_scale, total)
+                total = int_dot.fma(minimums[:, group], x_part, total)
         return (total if added is None else total + added).to(x.dtype)
 
     return apply

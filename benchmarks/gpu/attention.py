@@ -13,12 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.bench import Bench, Calls, distance, num_copies
 from benchmarks.gpu.points import Case, Phase, Trial
+from inferd.kernels.kv_format import KV_SCALE_DTYPE, dequantize_heads, head_bytes, num_kv_groups, quantize_heads
 from inferd.kernels.paged_attention import AttentionBatch, paged_attention
-from inferd.kernels.quantize_fp8 import quantize_fp8
 
 KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 128, 32
 BATCHES = (1, 8, 32, 64, 256)
-KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 TOLERANCE = 1e-2
 """Largest error, by norm, for bf16 operands and results."""
 _LAYERS = 8
@@ -34,7 +34,7 @@ class Paged:
     layers: Tensor
     """[layers, blocks, 2, KV heads, block size, head size]."""
     scales: Tensor | None
-    """[layers, blocks, 2, KV heads, block size] for KV in 8 bits."""
+    """[layers, blocks, 2, KV heads, block size, groups] for KV in 8 bits."""
     tables: Tensor
     q: Tensor
 
@@ -45,13 +45,16 @@ class Paged:
         pool = (num_blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
         copies = num_copies(num_blocks * BLOCK_SIZE * 2 * KV_HEADS * HEAD_DIM * KV_DTYPES[kv].itemsize)
         layers = torch.empty((copies, *pool), dtype=KV_DTYPES[kv], device=device)
-        scales = None if kv == "bf16" else torch.empty((copies, *pool[:-1]), device=device)
+        scales = None
+        if kv != "bf16":
+            shape = (copies, *pool[:-1], num_kv_groups(HEAD_DIM))
+            scales = torch.empty(shape, dtype=KV_SCALE_DTYPE, device=device)
         for index, layer in enumerate(layers):
             if scales is None:
                 layer.normal_()
             else:
-                q, scales[index] = quantize_fp8(torch.randn(pool, dtype=torch.bfloat16, device=device))
-                layer.copy_(q)
+                numbers, scales[index] = quantize_heads(torch.randn(pool, device=device), layer.dtype)
+                layer.copy_(numbers)
         tables = torch.randperm(num_blocks, device=device).reshape(len(rows), width).to(torch.int32)
         num_tokens = sum(count for _, count in rows)
         q = torch.randn(num_tokens, KV_HEADS * group, HEAD_DIM, device=device).to(torch.bfloat16)
@@ -70,9 +73,8 @@ class Paged:
     def keys_values(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """K and V of layer 0: [KV heads, length, D] in float32."""
         blocks = self.tables[row].long()
-        pages = self.layers[0][blocks].float()
-        if self.scales is not None:
-            pages *= self.scales[0][blocks][..., None]
+        pages = self.layers[0][blocks]
+        pages = pages.float() if self.scales is None else dequantize_heads(pages, self.scales[0][blocks])
         k, v = (pages[:, plane].transpose(0, 1).flatten(1, 2)[:, :length] for plane in range(2))
         return k, v
 
@@ -102,8 +104,7 @@ def phase(rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16") -> Phas
     """Bytes: each K and V that is seen, their scales, q and the result, once each. Operations: 4 for each element of a
     head, head, query and key."""
     heads = KV_HEADS * group
-    head_bytes = HEAD_DIM * KV_DTYPES[kv].itemsize + (0 if kv == "bf16" else 4)
-    kv_bytes = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * head_bytes
+    kv_bytes = 2.0 * sum(start + count for start, count in rows) * KV_HEADS * head_bytes(HEAD_DIM, KV_DTYPES[kv])
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in rows)
     queries = 2.0 * sum(count for _, count in rows) * heads * HEAD_DIM
     return Phase(kv_bytes + queries * 2, 4.0 * pairs * heads * HEAD_DIM)

@@ -66,7 +66,8 @@ def _kernels() -> Iterator[Row]:
     for model in ("8b", "0.6b"):
         yield row(f"fused {model}", "fused:layers", 160, model=model, rows=(1, 2, 4, 8))
     yield row("decode attention to 64k", "attention:decode", contexts=(16_384, 65_536))
-    yield row("decode attention, KV in fp8", "attention:decode", contexts=(1024, 16_384), kv="fp8")
+    for kv in ("fp8", "int8"):
+        yield row(f"decode attention, KV in {kv}", "attention:decode", contexts=(1024, 16_384), kv=kv)
     yield row("mixed attention", "attention:mixed_lengths")
     yield row("prefill attention", "attention:prefill", lengths=(2048, 8192, 32_768))
     for precision in ("bf16", "fp8"):
@@ -98,7 +99,8 @@ def _engine() -> Iterator[Row]:
     yield row("http 0.6b", "serving:http", 180, model="0.6b")
     yield row("decode 0.6b fp8", "engine:decode", model="0.6b", precision="fp8")
     few = (1, 8, 32, 256)
-    yield row("decode 8b bf16, KV in fp8", "engine:decode", model="8b", precision="bf16", batches=few, kv="fp8")
+    for kv in ("fp8", "int8"):
+        yield row(f"decode 8b bf16, KV in {kv}", "engine:decode", model="8b", precision="bf16", batches=few, kv=kv)
     for precision in ("bf16", "fp8"):
         yield row(
             f"decode 8b {precision} deterministic",

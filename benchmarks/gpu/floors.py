@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from benchmarks.checkpoints import Shape
 from benchmarks.gpu.points import Phase, Rates
 
-BYTES = {"bf16": 2.0, "fp8": 1.0}
+BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 """Bytes of a number, without scales."""
-_SCALE_BYTES = 4.0
-"""Bytes of scales for each token and head of KV in 8 bits."""
+_SCALE_BYTES = 2.0 / 32
+"""Bytes of scales for each number of KV in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _pair_flops(shape: Shape) -> float:
 
 def _kv_bytes(shape: Shape, kv: str = "bf16") -> float:
     """KV bytes of one token, in all layers."""
-    scales = 0.0 if kv == "bf16" else _SCALE_BYTES / shape.head_dim
+    scales = 0.0 if kv == "bf16" else _SCALE_BYTES
     return shape.kv_elements * (BYTES[kv] + scales)
 
 

@@ -32,6 +32,7 @@ from inferd.engine.worker.executor import ThreadExecutor, WorkerThread
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.runner import Runner
 from inferd.engine.worker.slots import Slots
+from inferd.kernels.kv_format import head_bytes
 from inferd.kernels.linear import ANY, Choices
 
 BLOCK_SIZE = 32
@@ -160,8 +161,7 @@ class Engine:
         products."""
         device = open_device(decoder.device)
         arch = decoder.arch
-        head_bytes = arch.head_dim * kv_dtype.itemsize + (4 if kv_dtype.itemsize == 1 else 0)
-        block_bytes = 2 * arch.num_layers * arch.num_kv_heads * head_bytes * BLOCK_SIZE
+        block_bytes = 2 * arch.num_layers * arch.num_kv_heads * head_bytes(arch.head_dim, kv_dtype) * BLOCK_SIZE
         per_seq = -(-max_len // BLOCK_SIZE) + 1
         num_blocks = num_seqs * per_seq
         if decoder.device.type == "cuda":

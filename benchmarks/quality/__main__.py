@@ -20,24 +20,29 @@ import torch
 from benchmarks.machine import place
 from benchmarks.quality.material import Material
 from benchmarks.quality.measure import Model, Quality, Reference
+from benchmarks.quality.schemes import SHUFFLED_INT4, SYMMETRIC_INT4
 from benchmarks.tables import Cell, markdown
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.locate import locate
+from inferd.engine.quant.recipe import Recipe
 from inferd.kernels import native
 
 FP8 = torch.float8_e4m3fn
-ROWS: tuple[tuple[str, str, torch.dtype, torch.dtype | None], ...] = (
+ROWS: tuple[tuple[str, str | Recipe, torch.dtype, torch.dtype | None], ...] = (
     ("bfloat16", "none", torch.bfloat16, None),
     ("bfloat16, fp8 KV", "none", torch.bfloat16, FP8),
     ("float32, fp8 KV", "none", torch.float32, FP8),
+    ("bfloat16, int8 KV", "none", torch.bfloat16, torch.int8),
+    ("float32, int8 KV", "none", torch.float32, torch.int8),
     ("int8, float32", "int8", torch.float32, None),
     ("int8, bfloat16", "int8", torch.bfloat16, None),
-    ("int4, float32", "int4", torch.float32, None),
-    ("int4, bfloat16", "int4", torch.bfloat16, None),
+    ("int4, float32", SHUFFLED_INT4, torch.float32, None),
+    ("int4, bfloat16", SHUFFLED_INT4, torch.bfloat16, None),
+    ("symmetric int4, float32", SYMMETRIC_INT4, torch.float32, None),
     ("fp8, float32", "fp8", torch.float32, None),
     ("fp8, bfloat16", "fp8", torch.bfloat16, None),
 )
-"""(name, quantization, dtype of activations, dtype of K and V)."""
+"""(name, quantization, dtype of activations, dtype of K and V). `schemes` says why int4 has a recipe of its own."""
 COLUMNS = ("precision", "NLL", "NLL - float32's", "KL", "flips", "whole answers")
 
 

@@ -32,7 +32,7 @@ from inferd.engine.api.memory.planner import (
     plan_memory,
     pool_of,
 )
-from inferd.engine.api.memory.precision import Precision, Quantization
+from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.served import (
     DeviceKind,
@@ -40,12 +40,12 @@ from inferd.engine.api.served import (
     KVCacheDtype,
     check_quantization,
     deterministic_on,
-    fp8_kv_refusal,
     quantization_of,
     resolved_dtype,
     served_device,
     served_kv_cache,
     served_precisions,
+    served_weights_dtype,
 )
 from inferd.engine.arch.description import Arch
 
@@ -86,7 +86,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     dtype: Dtype = "auto"
-    """Dtype of activations, and of weights that are not quantized."""
+    """Dtype of activations, norms and biases."""
+    weights_dtype: Dtype = "auto"
+    """Dtype of the embedding and of matrices that are not quantized: `dtype`, or 16 bits that products widen."""
     quantization: Quantization = "none"
     """Format of the linear layers' weights."""
     keeps_blocks: bool = False
@@ -143,6 +145,9 @@ def resolve(
     dtype = resolved_dtype(config.dtype, facts, machine)
     if dtype[0] != config.dtype:
         chosen["dtype"] = dtype[:2]
+    weights_dtype, why = served_weights_dtype(dtype[0], facts, machine)
+    if weights_dtype != config.weights_dtype:
+        chosen["weights_dtype"] = (weights_dtype, why)
     deterministic, why = deterministic_on(config.deterministic, device)
     if deterministic != config.deterministic:
         chosen["deterministic"] = (deterministic, why)
@@ -189,8 +194,9 @@ def longest_beside_weights(config: EngineConfig, arch: Arch, free_bytes: int) ->
 
 
 def precision_of(config: EngineConfig) -> Precision:
-    assert config.dtype != "auto"
-    return Precision(config.dtype, config.quantization, "fp8" if config.kv_cache_dtype == "fp8" else "auto")
+    assert config.dtype != "auto" and config.weights_dtype != "auto"
+    kv_cache: KVCache = next((name for name in KV_FORMATS if name == config.kv_cache_dtype), "auto")
+    return Precision(config.dtype, config.quantization, kv_cache, config.weights_dtype)
 
 
 def _workload(config: EngineConfig, max_model_len: int | None) -> Workload:
@@ -246,7 +252,7 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
         if config.kv_memory_bytes > left:
             raise CapacityError(
                 f"kv_memory of {format_bytes(config.kv_memory_bytes)} was asked for, but {format_bytes(left)} are left "
-                f"beside the weights ({format_bytes(rest.weights_bytes)} in {precision.name}) and "
+                f"beside the weights ({format_bytes(rest.weights_bytes)} in {precision.weights_name}) and "
                 f"{format_bytes(rest.working_bytes)} to work in: ask for less, or leave kv_memory out"
             )
         num_blocks, why = config.kv_memory_bytes // size, f"kv_memory of {format_bytes(config.kv_memory_bytes)}"
@@ -260,8 +266,7 @@ def _fit(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> d
         least = num_needed if config.max_model_len is not None else blocks_per_seq(arch, MIN_MODEL_LEN, work)
         if num_blocks < least:
             num_blocks, why = least, "the least that one sequence needs"
-    has_fp8 = fp8_kv_refusal(machine) is None
-    return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why, has_fp8)
+    return _settle_length(config, arch, replace(work, max_model_len=length), num_blocks, why)
 
 
 def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -> int:
@@ -280,11 +285,11 @@ def _length(config: EngineConfig, arch: Arch, machine: Machine, replaced: str) -
 
 
 def _settle_length(
-    config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str, has_fp8: bool
+    config: EngineConfig, arch: Arch, work: Workload, num_blocks: int, why: str
 ) -> dict[str, tuple[object, str]]:
     longest = longest_in_pool(arch, work, num_blocks)
     if longest < (config.max_model_len or MIN_MODEL_LEN):
-        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why, has_fp8=has_fp8))
+        raise CapacityError(pool_shortage(arch, precision_of(config), work, num_blocks, why))
     kv_bytes = num_blocks * block_bytes(arch, precision_of(config), work.block_size)
     chosen: dict[str, tuple[object, str]] = {"num_blocks": (num_blocks, why), "kv_memory_bytes": (kv_bytes, why)}
     if config.max_model_len is None:

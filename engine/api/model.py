@@ -15,6 +15,8 @@ from inferd.engine.arch.gguf.formats import in_words, with_blocks
 from inferd.engine.arch.registry import as_found, describe, weights
 from inferd.engine.arch.weights import KV_SCALE_SUFFIXES
 
+_NAMES = {"BF16": "bfloat16", "F16": "float16"}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -31,6 +33,8 @@ class ModelFacts:
     """Whether the head is a copy of the embedding in another format. Then its weights count once."""
     blocks: str = ""
     """The types of blocks in a GGUF file, and whether they are kept, widened or dequantized."""
+    matrix_dtype: str = "float32"
+    """Dtype of all matrices that are not quantized; "float32" if they differ."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelFacts:
@@ -53,15 +57,17 @@ class ModelFacts:
         has_kv_scales = any(name.endswith(KV_SCALE_SUFFIXES) for name in checkpoint.tensors)
         has_own_head = arch.tie_embeddings == described.tie_embeddings
         dtype, is_embedded = checkpoint.dtype, checkpoint.is_embedded
-        return cls(
-            checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, in_words(arch, placed.values())
-        )
+        tensors = checkpoint.tensors_of(arch)
+        floats = {tensors[source.tensor].dtype for source in weights(arch).sources if len(source.shape) == 2}
+        matrix_dtype = _NAMES.get(floats.pop(), "float32") if len(floats) == 1 else "float32"
+        blocks = in_words(arch, placed.values())
+        return cls(checkpoint.path, arch, dtype, is_embedded, has_kv_scales, not has_own_head, blocks, matrix_dtype)
 
     @classmethod
     def of_config(cls, path: Path, config: Mapping[str, Any]) -> ModelFacts:
         """From a parsed config.json alone, which is enough for a memory plan. Raises `ModelError`."""
         arch = _describe(path, config)
-        return cls(path, arch, arch.dtype, is_embedded=False)
+        return cls(path, arch, arch.dtype, is_embedded=False, matrix_dtype=arch.dtype)
 
     @property
     def num_params(self) -> int:

@@ -28,7 +28,7 @@ class Context:
     kv: Tensor
     """[blocks, 2, G, block_size, D]: holds the KV of earlier tokens, and receives the KV of this step's tokens."""
     kv_scales: Tensor | None
-    """[blocks, 2, G, block_size], if K and V are stored in 8 bits."""
+    """[blocks, 2, G, block_size, groups], if K and V are stored in 8 bits."""
 
 
 class Attention:

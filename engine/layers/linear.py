@@ -47,8 +47,9 @@ class Linear:
         yield from self._parameters.items()
 
     def take_weight(self, weight: Tensor) -> None:
-        """Use `weight` [out_size, in_size]. A scheme that converts it keeps no reference to it."""
-        self._take("weight", weight)
+        """Use `weight` [out_size, in_size], in the dtype that the scheme takes. A scheme that converts it keeps no
+        reference to it."""
+        self._take("weight", weight.to(self._parameters["weight"].dtype))
 
     def _take(self, name: str, tensor: Tensor) -> None:
         self._taken[name] = tensor

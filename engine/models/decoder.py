@@ -77,7 +77,8 @@ class Decoder:
     ) -> None:
         place = Placement(dtype, torch.device(device), recipe.layers, recipe.exceptions)
         self.arch, self.dtype, self.device = arch, dtype, place.device
-        self._embed = Parameter((arch.vocab_size, arch.hidden_size), dtype, place.device, self._take_embedding)
+        table = (arch.vocab_size, arch.hidden_size)
+        self._embed = Parameter(table, recipe.narrow or dtype, place.device, self._take_embedding)
         layers = range(arch.num_layers)
         self._layers = [DecoderLayer(arch, layer, place.within(f"layers.{layer}.")) for layer in layers]
         self._norm = stream_norm(arch, place)
@@ -113,14 +114,14 @@ class Decoder:
 
         token_ids [T] int64. batches: one for each cache group; they differ in their block tables only. kv [planes,
         blocks, 2, G, block_size, D] holds the KV of the earlier positions that a row's layers see, and receives the KV
-        of this step's positions. kv_scales [planes, blocks, 2, G, block_size] fp32, only for a KV cache in 8 bits.
+        of this step's positions. kv_scales [planes, blocks, 2, G, block_size, groups], only for a KV cache in 8 bits.
         A row's result depends on its own tokens alone.
         """
         return self.run_layers(self.embed(token_ids), batches, kv, kv_scales)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] int64 -> [T, hidden]: the first part of `forward`."""
-        x = embed(token_ids, self._embedding)
+        x = embed(token_ids, self._embedding, self.dtype)
         return x if self._embedding_multiplier == 1.0 else scaled(x, self._embedding_multiplier)
 
     def run_layers(

@@ -35,21 +35,29 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor or quantized matrix."""
 
 
-def recipe_of(arch: Arch, quantization: str, dtype: torch.dtype, choices: Choices = ANY) -> Recipe:
+def recipe_of(
+    arch: Arch,
+    quantization: str,
+    dtype: torch.dtype,
+    choices: Choices = ANY,
+    narrow: torch.dtype | None = None,
+) -> Recipe:
     """How the decoder of a checkpoint stores its weights: by the recipe named `quantization`, unless the checkpoint is
     quantized. A quantized checkpoint keeps its own format.
 
-    `dtype` is the activations' dtype. `choices` restricts the kernels of a GPU's products.
+    `dtype` is the activations' dtype. `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits
+    that the embedding and dense layers of a float32 model keep.
     """
     if arch.stored is None:
-        return recipes(choices)[quantization]
-    plain = Dense(choices)
+        return recipes(choices, narrow)[quantization]
+    plain = Dense(choices, narrow)
     schemes = {
         matrix: scheme_of(parts, dtype, plain, choices.is_invariant) for matrix, parts in weights(arch).parts().items()
     }
     head = schemes.pop("lm_head", plain)
     most = Counter(schemes.values()).most_common(1)[0][0]
-    return Recipe(most, head, {matrix: scheme for matrix, scheme in schemes.items() if scheme != most})
+    exceptions = {matrix: scheme for matrix, scheme in schemes.items() if scheme != most}
+    return Recipe(most, head, exceptions, narrow)
 
 
 def load(decoder: Decoder, stored: Mapping[str, TensorInfo], progress: Progress | None = None) -> int:

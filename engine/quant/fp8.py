@@ -13,7 +13,8 @@ from inferd.kernels.linear_fp8 import BLOCK, FP8, linear_fp8, quantize_static, q
 
 
 class Fp8(FromWeight):
-    """A scale for each output row, and one for each row of activations, found when it is computed."""
+    """A scale for each group of 128 inputs of an output row. Activations have one for each of the same groups, found in
+    each step."""
 
     name = "fp8"
 

@@ -13,7 +13,8 @@ from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 
 class Int8(FromWeight):
-    """One byte a weight and a 4-byte scale for each output row. Activations have a scale for each row."""
+    """One byte a weight and a 2-byte scale for each group of 64 inputs of an output row, or for each row if its inputs
+    are no multiple of 64. Activations have a scale for each 32 inputs."""
 
     name = "int8"
 
@@ -30,8 +31,8 @@ class Int8(FromWeight):
 
 
 class Int4(FromWeight):
-    """Half a byte a weight and a 2-byte scale for each group of 32 inputs of an output row. Activations have a scale
-    for each of the same groups."""
+    """Half a byte a weight, and a scale and a minimum of 2 bytes each for each group of 32 inputs of an output row.
+    Activations have a scale for each of the same groups."""
 
     name = "int4"
 
@@ -43,5 +44,5 @@ class Int4(FromWeight):
             )
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
-        q, scales = quantize_int4(weight)
-        return giving(out_dtype, weight.dtype, partial(linear_int4, q, scales, bias))
+        q, scales, minimums = quantize_int4(weight)
+        return giving(out_dtype, weight.dtype, partial(linear_int4, q, scales, bias, minimums=minimums))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
 from inferd.engine.quant.scheme import Dense, Scheme
@@ -13,7 +15,7 @@ from inferd.kernels.linear import ANY, Choices
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A scheme for each linear layer. Embedding, norms and biases always stay in the model's dtype."""
+    """A scheme for each linear layer. Norms and biases always stay in the model's dtype."""
 
     layers: Scheme
     """Scheme of the matrices of attention and MLP."""
@@ -21,21 +23,25 @@ class Recipe:
     """Scheme of the logits' matrix. If that matrix is tied to the embedding, the scheme stores a copy."""
     exceptions: Mapping[str, Scheme] = field(default_factory=dict)
     """Matrices of the layers that another scheme stores, by their names in the weight map: `layers.0.mlp.down`."""
+    narrow: torch.dtype | None = None
+    """Dtype of the embedding, with 16 bits, in a float32 model; None: the model's dtype."""
 
 
-def recipes(choices: Choices = ANY) -> Mapping[str, Recipe]:
-    """All recipes, by name. The head keeps at least 8 bits: it is one matrix in hundreds, and its error reaches every
-    token undamped.
+def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mapping[str, Recipe]:
+    """All recipes, by name. The head keeps at least 8 bits as an integer: it is one matrix in hundreds, and its error
+    reaches every token undamped. In e4m3 it would cost as much as all other matrices together.
 
-    `choices` restricts the kernels of a GPU's products.
+    `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits that the embedding and dense
+    layers of a float32 model keep.
     """
-    dense, fp8 = Dense(choices), Fp8(choices.is_invariant)
-    return {
-        "none": Recipe(dense, dense),
-        "fp8": Recipe(fp8, fp8),
-        "int8": Recipe(Int8(), Int8()),
-        "int4": Recipe(Int4(), Int8()),
+    dense, fp8 = Dense(choices, narrow), Fp8(choices.is_invariant)
+    layers_and_head: dict[str, tuple[Scheme, Scheme]] = {
+        "none": (dense, dense),
+        "fp8": (fp8, dense),
+        "int8": (Int8(), Int8()),
+        "int4": (Int4(), Int8()),
     }
+    return {name: Recipe(layers, head, narrow=narrow) for name, (layers, head) in layers_and_head.items()}
 
 
 RECIPES = recipes()

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from inferd.kernels.linear import ANY, Choices, linear
+from inferd.kernels.linear import ANY, Choices, linear, linear_16bit
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -71,19 +71,25 @@ def giving(out_dtype: torch.dtype | None, dtype: torch.dtype, bind: Callable[[to
     return lambda x: apply(x.to(out_dtype))
 
 
-class Dense(FromWeight):
-    """The weight in the model's dtype."""
+class Dense:
+    """The weight in the dtype of activations. With `narrow` it keeps 16 bits, and activations are float32."""
 
     name = "dense"
 
-    def __init__(self, choices: Choices = ANY) -> None:
-        self._choices = choices
+    def __init__(self, choices: Choices = ANY, narrow: torch.dtype | None = None) -> None:
+        self._choices, self._narrow = choices, narrow
 
     def check(self, out_size: int, in_size: int) -> None:
         """Every shape is allowed."""
 
+    def takes(self, out_size: int, in_size: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        assert self._narrow is None or dtype == torch.float32
+        return {"weight": TensorSpec((out_size, in_size), self._narrow or dtype)}
+
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
-        return linear(weight, bias, self._choices, out_dtype)
+        if self._narrow is None:
+            return linear(weight, bias, self._choices, out_dtype)
+        return linear_16bit(weight, bias)
 
 
 DENSE = Dense()

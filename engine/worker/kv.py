@@ -1,5 +1,5 @@
 """The KV pool: one tensor for all layers, laid out so that one head's part of a block is contiguous. A pool in 8 bits
-has a second tensor for scales.
+(`kernels/kv_format`) has a second tensor for scales.
 
 A block belongs to one cache group at a time. Layer i of the group uses plane i; the largest group uses all planes.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inferd.engine.arch.description import Arch
 from inferd.engine.worker.device import Device
+from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class KVPool:
     padding_block: int | None = None
     """Block that padding rows write to and no request has; None if the device does not pad steps."""
     scales: Tensor | None = None
-    """[planes, blocks, 2, kv heads, block_size] fp32: factor of each head of a token; None unless `data` has 8 bits."""
+    """[planes, blocks, 2, kv heads, block_size, groups]: factors of the groups of each head of a token; None unless
+    `data` has 8 bits."""
 
     @classmethod
     def allocate(cls, arch: Arch, num_blocks: int, block_size: int, dtype: torch.dtype, device: Device) -> KVPool:
@@ -32,7 +34,9 @@ class KVPool:
         num_planes = max(len(group.layers) for group in arch.cache_groups)
         pads = len(device.row_buckets) < device.row_buckets[-1]
         shape = (num_planes, num_blocks + pads, 2, arch.num_kv_heads, block_size)
-        scales = device.empty_pool(shape, torch.float32) if dtype == torch.float8_e4m3fn else None
+        scales = None
+        if dtype in KV_FORMATS:
+            scales = device.empty_pool((*shape, num_kv_groups(arch.head_dim)), KV_SCALE_DTYPE)
         data = device.empty_pool((*shape, arch.head_dim), dtype)
         return cls(data, num_blocks if pads else None, scales)
 

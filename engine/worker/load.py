@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from inferd.engine.api.checkpoint import Checkpoint
-from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of
+from inferd.engine.api.config import EngineConfig, longest_beside_weights, plan_of, precision_of
 from inferd.engine.api.errors import CapacityError, ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.capacity import MIN_MODEL_LEN
 from inferd.engine.api.memory.planner import MemoryPlan, format_bytes
+from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.wire.messages import Phase, Ready
 from inferd.engine.api.wire.params import SamplingParams
@@ -137,7 +138,8 @@ def _load_and_measure(decoder: Decoder, checkpoint: Checkpoint, planned: MemoryP
 
 def _allocate_pool(config: EngineConfig, arch: Arch, planned: MemoryPlan, device: Device) -> KVPool:
     assert config.num_blocks is not None and config.block_size is not None
-    dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else getattr(torch, config.dtype)
+    form = KV_FORMATS.get(precision_of(config).kv_cache)
+    dtype = getattr(torch, config.dtype if form is None else form.dtype)
     try:
         return KVPool.allocate(arch, config.num_blocks, config.block_size, dtype, device)
     except RuntimeError as error:
@@ -190,6 +192,7 @@ def _prepare_kernels() -> str:
 
 
 def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device: Device, choices: Choices) -> Decoder:
+    narrow = None if config.weights_dtype == config.dtype else getattr(torch, config.weights_dtype)
     try:
         return Decoder(
             arch,
@@ -197,7 +200,7 @@ def _build_decoder(config: EngineConfig, arch: Arch, dtype: torch.dtype, device:
             device.torch_device,
             config.max_model_len,
             config.rope_positions,
-            recipe_of(arch, config.quantization, dtype, choices),
+            recipe_of(arch, config.quantization, dtype, choices, narrow),
         )
     except QuantizationError as error:
         raise ModelError(f"{config.model_path}: {error}") from error
@@ -232,7 +235,7 @@ def _out_of_memory(what: str, error: RuntimeError, config: EngineConfig, arch: A
     return CapacityError(
         f"{what} could not be allocated ({error}); {format_bytes(free_bytes)} of memory are free: "
         + (f"--max-model-len up to {length} would fit; " if length >= MIN_MODEL_LEN else "")
-        + "free some memory, or give a smaller --kv-memory, or --kv-cache-dtype fp8"
+        + f"free some memory, or give a smaller --kv-memory, or --kv-cache-dtype {SHORT_KV}"
     )
 
 

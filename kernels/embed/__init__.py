@@ -17,7 +17,7 @@ class Key(NamedTuple):
     device_type: str
 
 
-EMBED: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
+EMBED: Op[Key, Callable[[Tensor, Tensor, torch.dtype], Tensor]] = Op(
     "embed",
     [
         Implementation("cpp", cpu.embed, lambda key: native.refuses(key.device_type)),
@@ -26,7 +26,10 @@ EMBED: Op[Key, Callable[[Tensor, Tensor], Tensor]] = Op(
 )
 
 
-def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """weight [V, hidden] of any dtype, token_ids [T] int64 below V -> [T, hidden]."""
+def embed(token_ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """weight [V, hidden] of any dtype, token_ids [T] int64 below V -> [T, hidden] in `dtype`: the weight's (None), or
+    float32 if the weight has 16 bits."""
+    dtype = dtype or weight.dtype
     assert token_ids.dtype == torch.int64 and weight.stride(1) == 1
-    return EMBED.resolve(Key(weight.device.type))(token_ids, weight)
+    assert dtype == weight.dtype or (dtype == torch.float32 and weight.dtype in (torch.bfloat16, torch.float16))
+    return EMBED.resolve(Key(weight.device.type))(token_ids, weight, dtype)

@@ -8,9 +8,9 @@ from torch import Tensor
 from inferd.kernels import native
 
 
-def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
+def embed(token_ids: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     token_ids = token_ids.contiguous()
-    out = torch.empty((token_ids.shape[0], weight.shape[1]), dtype=weight.dtype)
+    out = torch.empty((token_ids.shape[0], weight.shape[1]), dtype=dtype)
     native.function("inferd_embed")(
         token_ids.data_ptr(),
         weight.data_ptr(),
@@ -19,5 +19,6 @@ def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
         weight.shape[0],
         weight.stride(0) * weight.element_size(),
         weight.shape[1] * weight.element_size(),
+        0 if dtype == weight.dtype else native.WEIGHT_CODES[weight.dtype],
     )
     return out

@@ -6,5 +6,5 @@ import torch
 from torch import Tensor
 
 
-def embed(token_ids: Tensor, weight: Tensor) -> Tensor:
-    return torch.nn.functional.embedding(token_ids, weight)
+def embed(token_ids: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.embedding(token_ids, weight).to(dtype)

@@ -1,13 +1,16 @@
 """y = x W^T + b with an unquantized W, stored in the form that the device computes fastest in.
 
-On a CPU with AVX-512 the weight is packed once for `cpu.cpp`. There every output is one chain of products over the
-inputs, so a row's bits cannot depend on other rows. It reads weights at 0.9 of the memory's bandwidth for one row, 1.2
-to 1.4 times as fast as oneDNN's packed product. It is about as fast at 32 rows (1.1) and 256 (1.0): bfloat16, 2 cores
-of an AMD EPYC (Zen 4), 2026-11-21.
+On a CPU with AVX2 the weight is packed once for `cpu.cpp`. There every output is one chain of products over the
+inputs, so a row's bits cannot depend on other rows. With AVX-512 it reads weights at 0.9 of the memory's bandwidth for
+one row, 1.2 to 1.4 times as fast as oneDNN's packed product. It is about as fast at 32 rows (1.1) and 256 (1.0):
+bfloat16, 2 cores of an AMD EPYC (Zen 4), 2026-11-21.
 
-On other CPUs oneDNN packs the weight. A row's bits are then the same for any number of rows from two up (measured:
-torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a lone row is padded to two. F.linear in
-fp32 has no such property.
+With AVX2 in float32 it is 1.7 to 2.1 times as fast as oneDNN for one row. For 32 to 128 rows it is 1.06 to 1.45 times
+as fast (2 cores of an AMD Zen 3, 2026-11-23).
+
+On other CPUs, and for bfloat16 without AVX-512 BF16, oneDNN packs the weight. A row's bits are then the same for any
+number of rows from two up (measured: torch 2.13, SSE 4.1 to AVX-512, fp32 and bf16, an Intel Xeon, 2026-11-22), so a
+lone row is padded to two. F.linear in fp32 has no such property.
 
 On a GPU a kernel of our own multiplies few rows, and the vendor's library many (`cuda.py`). The library's bits may
 depend on the number of rows; `Choices.is_invariant` takes one kernel for any number instead.
@@ -29,7 +32,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.linear import cpu
 from inferd.kernels.linear.tuning import Table
-from inferd.kernels.registry import Deferred, Implementation, Op
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 _PACKED_ROWS_HINT = 32
 _PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -66,8 +69,13 @@ class Key(NamedTuple):
         return torch.float32 if self.is_wide else self.dtype
 
 
+class NarrowKey(NamedTuple):
+    device_type: str
+    weight_dtype: torch.dtype
+
+
 def _bind_cpp(weight: Tensor, bias: Tensor | None, _: Choices, out_dtype: torch.dtype) -> Apply:
-    return cpu.bind(weight, bias, out_dtype)
+    return cpu.bind(weight, bias, weight.dtype, out_dtype)
 
 
 def _bind_packed(weight: Tensor, bias: Tensor | None, _: Choices, out_dtype: torch.dtype) -> Apply:
@@ -131,7 +139,7 @@ def _refuses_plain(key: Key) -> str | None:
 LINEAR: Op[Key, Bind] = Op(
     "linear",
     [
-        Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype, key.out_dtype)),
+        Implementation("cpp", _bind_cpp, lambda key: cpu.refuses(key.device_type, key.dtype, key.dtype, key.out_dtype)),
         Implementation("onednn_packed", _bind_packed, _refuses_packed),
         Implementation("triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), _refuses_invariant),
         Implementation(
@@ -140,6 +148,26 @@ LINEAR: Op[Key, Bind] = Op(
         Implementation("torch", _bind_plain, _refuses_plain, varies=_PLAIN_VARIES),
     ],
 )
+
+
+LINEAR_16BIT: Op[NarrowKey, Callable[[Tensor, Tensor | None], Apply]] = Op(
+    "linear_16bit",
+    [
+        Implementation(
+            "cpp",
+            lambda weight, bias: cpu.bind(weight, bias, torch.float32, torch.float32),
+            lambda key: cpu.refuses(key.device_type, torch.float32, key.weight_dtype, torch.float32),
+        ),
+        Implementation("widened", lambda weight, bias: linear(weight.float(), bias), always),
+    ],
+)
+
+
+def linear_16bit(weight: Tensor, bias: Tensor | None) -> Apply:
+    """The layer as a function of x [T, in] in float32 that gives [T, out] in float32. weight [out, in] in bfloat16 or
+    float16. Bits are those of `linear` with the weight in float32."""
+    assert weight.dtype in (torch.bfloat16, torch.float16)
+    return LINEAR_16BIT.resolve(NarrowKey(weight.device.type, weight.dtype))(weight, bias)
 
 
 def linear(weight: Tensor, bias: Tensor | None, choices: Choices = ANY, out_dtype: torch.dtype | None = None) -> Apply:

@@ -4,15 +4,15 @@
 // end. The blocks of rows, columns and K only decide which chains run side by side, so a row's bits do not depend on
 // the number of rows. A block of K passes its unfinished chains on in fp32, which changes nothing.
 //
-// W is packed in panels of 64 columns. A panel is stored lane by lane of K (a lane is one fp32 or two bfloat16), with
-// its 64 columns side by side. The last panel has as many vectors of 16 columns as are left, filled up with zeros.
+// Weights in 16 bits may meet fp32 activations. Registers widen them exactly, so results are those of the wide weights.
+// A buffer of widened weights for many rows was slower (Zen 3, 32 to 128 rows).
+//
+// W is packed in panels of 64 columns, which are vectors of 16. A vector is stored lane by lane of K: a lane is 16
+// weights, or 16 pairs of bfloat16 that are multiplied as pairs. With AVX-512 the lanes of a panel's vectors alternate;
+// else its vectors follow each other. The last panel has as many vectors as are left, filled up with zeros.
 
 #include <algorithm>
 #include <vector>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "call.h"
 #include "parallel.h"
@@ -22,29 +22,99 @@ namespace {
 
 using namespace simd;
 
+// A register of sums. GCC would keep simd.h's 16 lanes in memory if the processor's registers are smaller.
+#if defined(__AVX512F__)
+typedef vf reg;
+constexpr int ROWS = 6;  // 6 x 4 accumulators, 4 columns and a broadcast: all 32 registers but three
+constexpr bool ALTERNATE = true;
+#elif defined(__AVX2__)
+typedef float reg __attribute__((vector_size(32)));
+constexpr int ROWS = 6;  // 6 x 2 accumulators, 2 columns and a broadcast: all 16 registers but one
+constexpr bool ALTERNATE = false;
+#else
+typedef float reg __attribute__((vector_size(16)));
+constexpr int ROWS = 3;
+constexpr bool ALTERNATE = false;
+#endif
+typedef int32_t ireg __attribute__((vector_size(sizeof(reg))));
+typedef uint32_t ureg __attribute__((vector_size(sizeof(reg))));
+typedef uint16_t hreg __attribute__((vector_size(sizeof(reg) / 2)));
+
+constexpr int WIDTH = sizeof(reg) / 4;
+constexpr int REGISTERS = LANES / WIDTH;  // of a vector
 constexpr int VECTORS = 4;
 constexpr int PANEL = VECTORS * LANES;
-constexpr int ROWS = 6;               // 6 x 4 accumulators, 4 columns and a broadcast: all 32 registers but three
-constexpr int64_t K_LANES = 1024;     // of a block: 256 KiB of a panel, a quarter of the second-level cache
+constexpr int64_t K_LANES = 1024;  // of a block: 256 KiB of a panel, a quarter to half of the second-level cache
 constexpr int64_t BYTES_AHEAD = 4096;
 constexpr int64_t ROWS_TOGETHER = 96;  // rows of one piece of work if there are more threads than panels
 
 template <class T>
+inline T read(const void* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+inline reg widened(const float* p) { return read<reg>(p); }
+inline reg widened(const bf16* p) {
+#if defined(__AVX512F__)
+    return load(p);
+#elif defined(__AVX2__)
+    return (reg)((ureg)_mm256_cvtepu16_epi32(read<__m128i>(p)) << 16);  // GCC would widen by halves
+#else
+    return (reg)(__builtin_convertvector(read<hreg>(p), ureg) << 16);
+#endif
+}
+inline reg widened(const fp16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_cvtph_ps(0xffff, read<__m256i>(p));
+#elif defined(__F16C__)
+    return (reg)_mm256_cvtph_ps(read<__m128i>(p));
+#else
+    // The exponent's bias differs by 112. Finite numbers, also the smallest, become exact.
+    const ureg bits = __builtin_convertvector(read<hreg>(p), ureg);
+    const reg magnitude = (reg)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (reg)((ureg)magnitude | (bits & 0x8000) << 16);
+#endif
+}
+
+inline reg fused(reg a, reg b, reg c) {
+#if defined(__AVX512F__)
+    return mul_add(a, b, c);
+#elif defined(__FMA__)
+    return (reg)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// How weights of type W are stored and multiplied by activations of type X.
+template <class X, class W>
 struct Lane;
-template <>
-struct Lane<float> {
+template <class W>
+struct Lane<float, W> {
     static constexpr int SIZE = 1;
-    static vf multiply(vf acc, vi a, vi b) { return mul_add((vf)a, (vf)b, acc); }
+    typedef W Unit;
+    static ireg columns(const W* p) { return (ireg)widened(p); }
+    static reg multiply(reg acc, ireg a, ireg b) { return fused((reg)a, (reg)b, acc); }
 };
 template <>
-struct Lane<bf16> {
+struct Lane<bf16, bf16> {
     static constexpr int SIZE = 2;
-    static vf multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
+    typedef int32_t Unit;
+    static ireg columns(const int32_t* p) { return read<ireg>(p); }
+    static reg multiply(reg acc, ireg a, ireg b) {
+#if defined(__AVX512F__)
+        return dot2(acc, a, b);
+#else
+        acc = fused((reg)(a & int32_t(0xffff0000)), (reg)(b & int32_t(0xffff0000)), acc);
+        return fused((reg)(a << 16), (reg)(b << 16), acc);
+#endif
+    }
 };
 
 struct Problem {
-    const void *x, *bias;
-    const int32_t* packed;
+    const void *x, *bias, *packed;
     void* out;
     int64_t rows, x_stride, k, n;
     bool is_wide;  // whether results are fp32, whatever the other dtypes
@@ -52,17 +122,29 @@ struct Problem {
 
 inline int64_t lanes_of(int64_t k, int size) { return (k + size - 1) / size; }
 
-// `rows` x V vectors of chains through lanes begin .. end. Prefetches `num_ahead` lines a lane from `ahead`.
-template <class T, int R, int V>
-void multiply(const int32_t* const* x, const int32_t* panel, int64_t num_lanes, vf acc[R][V], const char* ahead,
-              int num_ahead) {
+// Number of vectors that `rows` multiply at a time if vectors follow each other. A processor that begins two products a
+// cycle and ends each after four needs eight chains.
+constexpr int vectors_for(int rows) { return std::max(1, 8 / (rows * REGISTERS)); }
+
+// R rows x V vectors of chains through `num_lanes`. Vectors that alternate prefetch `num_ahead` vectors a lane from
+// `ahead`. Others lie `to_vector` units apart, and each prefetches its own.
+template <class L, int R, int V>
+__attribute__((always_inline)) inline void multiply(const int32_t* const* x, const typename L::Unit* weights,
+                                                    int64_t to_vector, int64_t num_lanes, reg acc[R][V * REGISTERS],
+                                                    const char* ahead, int num_ahead) {
+    constexpr int64_t LANE_BYTES = LANES * sizeof(typename L::Unit);
     for (int64_t lane = 0; lane < num_lanes; lane++) {
-        vi columns[V];
-        for (int v = 0; v < V; v++) columns[v] = load_i(panel + (lane * V + v) * LANES);
-        for (int i = 0; i < num_ahead; i++) __builtin_prefetch(ahead + (lane * num_ahead + i) * 64, 0, 2);
+        ireg columns[V * REGISTERS];
+        for (int v = 0; v < V; v++) {
+            const auto* vector = weights + (ALTERNATE ? (lane * V + v) * LANES : v * to_vector + lane * LANES);
+            for (int i = 0; i < REGISTERS; i++) columns[v * REGISTERS + i] = L::columns(vector + i * WIDTH);
+            if (!ALTERNATE) __builtin_prefetch(reinterpret_cast<const char*>(vector) + BYTES_AHEAD, 0, 2);
+        }
+        for (int i = 0; ALTERNATE && i < num_ahead; i++)
+            __builtin_prefetch(ahead + (lane * num_ahead + i) * LANE_BYTES, 0, 2);
         for (int r = 0; r < R; r++) {
-            vi one = splat_i(x[r][lane]);
-            for (int v = 0; v < V; v++) acc[r][v] = Lane<T>::multiply(acc[r][v], one, columns[v]);
+            const ireg one = x[r][lane] - ireg{};
+            for (int v = 0; v < V * REGISTERS; v++) acc[r][v] = L::multiply(acc[r][v], one, columns[v]);
         }
     }
 }
@@ -72,22 +154,24 @@ struct Block {
     int64_t row, first_row, first_lane, num_lanes, index, num_blocks;
 };
 
-template <class T>
+template <class X>
 class Panel {
   public:
     Panel(const Problem& p, int64_t index, std::vector<float>& chains) : p_(p), chains_(chains) {
-        lanes_ = lanes_of(p.k, Lane<T>::SIZE);
+        lanes_ = lanes_of(p.k, Lane<X, X>::SIZE);
         column_ = index * PANEL;
-        data_ = p.packed + column_ * lanes_;
         vectors_ = int(std::min<int64_t>(VECTORS, (p.n - column_ + LANES - 1) / LANES));
     }
 
+    // Multiplies rows by weights of type W.
+    template <class W>
     void run(int64_t first_row, int64_t end_row) {
+        if constexpr (!ALTERNATE) return run_blocks<W, VECTORS>(first_row, end_row);
         switch (vectors_) {
-            case 4: return run_blocks<4>(first_row, end_row);
-            case 3: return run_blocks<3>(first_row, end_row);
-            case 2: return run_blocks<2>(first_row, end_row);
-            default: return run_blocks<1>(first_row, end_row);
+            case 4: return run_blocks<W, 4>(first_row, end_row);
+            case 3: return run_blocks<W, 3>(first_row, end_row);
+            case 2: return run_blocks<W, 2>(first_row, end_row);
+            default: return run_blocks<W, 1>(first_row, end_row);
         }
     }
 
@@ -95,70 +179,87 @@ class Panel {
     const Problem& p_;
     std::vector<float>& chains_;
     int64_t lanes_, column_;
-    const int32_t* data_;
     int vectors_;
 
-    template <int V>
+    template <class W, int V>
     void run_blocks(int64_t first_row, int64_t end_row) {
         if (lanes_ > K_LANES) chains_.resize((end_row - first_row) * PANEL);
+        // Blocks of similar size: eight rows are four and four, not six and two.
+        const int64_t num_blocks = (end_row - first_row + ROWS - 1) / ROWS;
         for (int64_t begin = 0; begin < lanes_; begin += K_LANES) {
             const int64_t num = std::min(K_LANES, lanes_ - begin);
-            // Blocks of similar size: eight rows are four and four, not six and two.
-            const int64_t num_blocks = (end_row - first_row + ROWS - 1) / ROWS;
             for (int64_t index = 0; index < num_blocks; index++) {
                 const int64_t row = first_row + (end_row - first_row) * index / num_blocks;
                 const int64_t size = first_row + (end_row - first_row) * (index + 1) / num_blocks - row;
                 const Block block{row, first_row, begin, num, index, num_blocks};
                 switch (size) {
-                    case 6: run_block<6, V>(block); break;
-                    case 5: run_block<5, V>(block); break;
-                    case 4: run_block<4, V>(block); break;
-                    case 3: run_block<3, V>(block); break;
-                    case 2: run_block<2, V>(block); break;
-                    case 1: run_block<1, V>(block); break;
+                    case 6: run_rows<W, 6, V>(block); break;
+                    case 5: run_rows<W, 5, V>(block); break;
+                    case 4: run_rows<W, 4, V>(block); break;
+                    case 3: run_rows<W, 3, V>(block); break;
+                    case 2: run_rows<W, 2, V>(block); break;
+                    case 1: run_rows<W, 1, V>(block); break;
                 }
             }
         }
     }
 
-    template <int R, int V>
-    void run_block(const Block& block) {
-        const int64_t row = block.row, begin = block.first_lane, num = block.num_lanes;
-        const bool is_first = begin == 0, is_last = begin + num == lanes_;
+    template <class W, int R, int V>
+    void run_rows(const Block& block) {
+        if constexpr (ALTERNATE) return run_block<W, R, V>(block, 0);
+        constexpr int TOGETHER = vectors_for(R);
+        int vector = 0;
+        for (; vector + TOGETHER <= vectors_; vector += TOGETHER) run_block<W, R, TOGETHER>(block, vector);
+        for (; vector < vectors_; vector++) run_block<W, R, 1>(block, vector);
+    }
+
+    // By itself: in a function of many blocks GCC spills sums.
+    template <class W, int R, int V>
+    __attribute__((noinline)) void run_block(const Block& block, int vector) {
+        typedef Lane<X, W> L;
+        typedef typename L::Unit Unit;
+        const int64_t row = block.row, num = block.num_lanes;
+        const bool is_first = block.first_lane == 0, is_last = block.first_lane + num == lanes_;
         const int32_t* x[R];
         for (int r = 0; r < R; r++)
-            x[r] = reinterpret_cast<const int32_t*>(static_cast<const T*>(p_.x) + (row + r) * p_.x_stride) + begin;
-        vf acc[R][V] = {};
-        float* chains = chains_.data() + (row - block.first_row) * PANEL;
+            x[r] = reinterpret_cast<const int32_t*>(static_cast<const X*>(p_.x) + (row + r) * p_.x_stride) +
+                   block.first_lane;
+        reg acc[R][V * REGISTERS] = {};
+        float* chains = chains_.data() + (row - block.first_row) * PANEL + vector * LANES;
         if (!is_first)
             for (int r = 0; r < R; r++)
-                for (int v = 0; v < V; v++) acc[r][v] = load(chains + r * PANEL + v * LANES);
+                for (int v = 0; v < V * REGISTERS; v++) acc[r][v] = read<reg>(chains + r * PANEL + v * WIDTH);
         // One block of rows reads the weights once, and needs only a page prefetched. Several blocks have time to fetch
         // all of the next panel in memory, which this thread most likely takes, spread over the products of all blocks.
         const int num_ahead = int((V + block.num_blocks - 1) / block.num_blocks);
         const int64_t fetched = block.index * num_ahead;  // lines a lane that earlier blocks have fetched
         const bool is_alone = block.num_blocks == 1;
-        const int32_t* lanes = data_ + begin * V * LANES;
-        const char* next = reinterpret_cast<const char*>(lanes) + (is_alone ? BYTES_AHEAD : num * (V + fetched) * 64);
-        multiply<T, R, V>(x, lanes, num, acc, next, fetched < V ? num_ahead : 0);
+        const int64_t place = ALTERNATE ? block.first_lane * V : vector * lanes_ + block.first_lane;
+        const Unit* weights = static_cast<const Unit*>(p_.packed) + column_ * lanes_ + place * LANES;
+        const char* next = reinterpret_cast<const char*>(weights) +
+                           (is_alone ? BYTES_AHEAD : num * (V + fetched) * int64_t(LANES * sizeof(Unit)));
+        multiply<L, R, V>(x, weights, lanes_ * LANES, num, acc, next, fetched < V ? num_ahead : 0);
         for (int r = 0; r < R; r++)
             for (int v = 0; v < V; v++) {
-                if (is_last)
-                    put(row + r, column_ + v * LANES, acc[r][v]);
-                else
-                    store(chains + r * PANEL + v * LANES, acc[r][v]);
+                float sums[LANES];
+                float* to = is_last ? sums : chains + r * PANEL + v * LANES;
+                for (int i = 0; i < REGISTERS; i++)
+                    std::memcpy(to + i * WIDTH, &acc[r][v * REGISTERS + i], sizeof(reg));
+                if (is_last) put(row + r, column_ + (vector + v) * LANES, sums);
             }
     }
 
-    void put(int64_t row, int64_t column, vf value) {
+    // Writes the sums of 16 columns, with the bias. By itself: inlined, it takes half of the time to compile.
+    __attribute__((noinline)) void put(int64_t row, int64_t column, const float* sums) {
+        vf value = load(sums);
         const int64_t place = row * p_.n + column;
-        const T* bias = static_cast<const T*>(p_.bias);
+        const X* bias = static_cast<const X*>(p_.bias);
         const int left = int(std::min<int64_t>(LANES, p_.n - column));
         if (bias) value += left == LANES ? load(bias + column) : load_part(bias + column, left);
         if (p_.is_wide)
             write(static_cast<float*>(p_.out) + place, value, left);
         else
-            write(static_cast<T*>(p_.out) + place, value, left);
+            write(static_cast<X*>(p_.out) + place, value, left);
     }
 
     template <class Out>
@@ -170,7 +271,7 @@ class Panel {
     }
 };
 
-template <class T>
+template <class X, class W>
 void run(const Problem& p, int num_threads) {
     const int64_t panels = (p.n + PANEL - 1) / PANEL;
     const bool is_wide = panels >= 2 * num_threads;
@@ -184,67 +285,77 @@ void run(const Problem& p, int num_threads) {
         static thread_local std::vector<float> chains;
         const int64_t first = i / row_pieces * turn, piece = i % row_pieces;
         for (int64_t index = first; index < std::min(panels, first + turn); index++)
-            Panel<T>(p, index, chains).run(piece * together, std::min(p.rows, (piece + 1) * together));
+            Panel<X>(p, index, chains).template run<W>(piece * together, std::min(p.rows, (piece + 1) * together));
     });
 }
 
-// Every step reads the weights from end to end: larger pages take fewer address translations.
-void use_huge_pages(void* begin, int64_t num_bytes) {
-#if defined(__linux__)
-    const uintptr_t page = 4096, start = (uintptr_t(begin) + page - 1) / page * page;
-    const uintptr_t end = (uintptr_t(begin) + num_bytes) / page * page;
-    if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
-#endif
-}
-
-template <class T>
-void pack(const T* weight, int32_t* packed, int64_t n, int64_t k, int num_threads) {
-    const int64_t lanes = lanes_of(k, Lane<T>::SIZE);
-    use_huge_pages(packed, (n + LANES - 1) / LANES * LANES * lanes * 4);
+template <class X, class W>
+void pack(const W* weight, typename Lane<X, W>::Unit* packed, int64_t n, int64_t k, int num_threads) {
+    typedef typename Lane<X, W>::Unit Unit;
+    constexpr int64_t SIZE = Lane<X, W>::SIZE, PAIR = 4 / sizeof(W);  // weights of a lane, and of 32 bits
+    const int64_t lanes = lanes_of(k, SIZE);
     const int64_t groups = (n + LANES - 1) / LANES;
-    const int64_t whole = k / (LANES * Lane<T>::SIZE) * LANES;  // lanes in whole blocks of sixteen
+    const int64_t whole = k / (LANES * PAIR) * LANES * PAIR;  // weights in whole blocks of sixteen times 32 bits
     parallel_for(groups, num_threads, [&](int64_t group) {
         const int64_t first = group / VECTORS * VECTORS;
-        const int64_t vectors = std::min<int64_t>(VECTORS, groups - first);
-        int32_t* place = packed + first * LANES * lanes + (group - first) * LANES;
+        const int64_t vectors = ALTERNATE ? std::min<int64_t>(VECTORS, groups - first) : 1;
+        Unit* place = packed + (ALTERNATE ? first * lanes + (group - first) : group * lanes) * LANES;
         const int64_t left = std::min<int64_t>(LANES, n - group * LANES);
-        for (int64_t lane = 0; lane < whole; lane += LANES) {
+        const W* from = weight + group * LANES * k;
+        for (int64_t at = 0; at < whole; at += LANES * PAIR) {
             vi rows[LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                rows[i] = i < left ? load_i(weight + (group * LANES + i) * k + lane * Lane<T>::SIZE) : vi{};
+            for (int64_t i = 0; i < LANES; i++) rows[i] = i < left ? load_i(from + i * k + at) : vi{};
             transpose(rows);
-            for (int i = 0; i < LANES; i++) store_i(place + (lane + i) * vectors * LANES, rows[i]);
+            Unit* to = place + at / SIZE * vectors * LANES;
+            for (int i = 0; i < LANES; i++) {
+                if constexpr (PAIR == SIZE) {
+                    store_i(to + i * vectors * LANES, rows[i]);
+                } else {
+                    const vh low = __builtin_convertvector((vu)rows[i], vh);
+                    const vh high = __builtin_convertvector((vu)rows[i] >> 16, vh);
+                    std::memcpy(to + 2 * i * vectors * LANES, &low, sizeof low);
+                    std::memcpy(to + (2 * i + 1) * vectors * LANES, &high, sizeof high);
+                }
+            }
         }
-        for (int64_t lane = whole; lane < lanes; lane++)
+        for (int64_t at = whole; at < k; at += SIZE)
             for (int64_t i = 0; i < LANES; i++) {
-                int32_t element = 0;
-                const int64_t size = std::min<int64_t>(Lane<T>::SIZE, k - lane * Lane<T>::SIZE) * sizeof(T);
-                if (i < left) std::memcpy(&element, weight + (group * LANES + i) * k + lane * Lane<T>::SIZE, size);
-                place[lane * vectors * LANES + i] = element;
+                Unit element = {};
+                if (i < left) std::memcpy(&element, from + i * k + at, std::min(SIZE, k - at) * sizeof(W));
+                place[at / SIZE * vectors * LANES + i] = element;
             }
     });
 }
 
+// Calls run(X, W) for activations of `dtype` and weights of `weight_dtype`. 0: fp32, 1: bfloat16, 2: fp16. Weights have
+// the activations' dtype, or they have 16 bits and activations are fp32.
+template <class Run>
+void by_dtypes(int64_t dtype, int64_t weight_dtype, const Run& run) {
+    if (dtype == 1) return run(bf16{}, bf16{});
+    if (weight_dtype == 0) return run(float{}, float{});
+    if (weight_dtype == 1) return run(float{}, bf16{});
+    return run(float{}, fp16{});
+}
+
 }  // namespace
 
-// weight [n, k] -> packed, ceil(n / 16) * 16 * ceil(k / lane size) lanes of 4 bytes. dtype 0: fp32, 1: bfloat16.
-static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, int64_t dtype,
+// weight [n, k] -> packed, ceil(n / 16) * 16 * ceil(k / lane size) lanes. A lane is a pair if activations are bfloat16.
+static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, int64_t dtype, int64_t weight_dtype,
                         int64_t num_threads) {
-    if (dtype == 0)
-        pack(static_cast<const float*>(weight), static_cast<int32_t*>(packed), n, k, int(num_threads));
-    else
-        pack(static_cast<const bf16*>(weight), static_cast<int32_t*>(packed), n, k, int(num_threads));
+    by_dtypes(dtype, weight_dtype, [&](auto x, auto w) {
+        typedef decltype(x) X;
+        typedef decltype(w) W;
+        typedef typename Lane<X, W>::Unit Unit;
+        pack<X, W>(static_cast<const W*>(weight), static_cast<Unit*>(packed), n, k, int(num_threads));
+    });
 }
 INFERD_EXPORT(linear_pack)
 
 // x [rows, k], `x_stride` elements from row to row; the last lane of each row must be readable in full. bias [n] or
 // null; out [rows, n] of `out_dtype`: that of x, or fp32.
 static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows, int64_t x_stride,
-                   int64_t k, int64_t n, int64_t dtype, int64_t out_dtype, int64_t num_threads) {
-    Problem p{x, bias, static_cast<const int32_t*>(packed), out, rows, x_stride, k, n, out_dtype == 0};
-    if (dtype == 0)
-        run<float>(p, int(num_threads));
-    else
-        run<bf16>(p, int(num_threads));
+                   int64_t k, int64_t n, int64_t dtype, int64_t weight_dtype, int64_t out_dtype, int64_t num_threads) {
+    const Problem p{x, bias, packed, out, rows, x_stride, k, n, out_dtype == 0};
+    by_dtypes(dtype, weight_dtype, [&](auto x, auto w) { run<decltype(x), decltype(w)>(p, int(num_threads)); });
 }
 INFERD_EXPORT(linear)

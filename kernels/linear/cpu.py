@@ -7,42 +7,45 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import native, pages
 
 _LANES = 16
 
 
-def refuses(device_type: str, dtype: torch.dtype, out_dtype: torch.dtype) -> str | None:
+def refuses(device_type: str, dtype: torch.dtype, weight_dtype: torch.dtype, out_dtype: torch.dtype) -> str | None:
     """Why it cannot run; None if it can."""
     reason = native.refuses(device_type, dtype, out_dtype)
     if reason is not None:
         return reason
+    if weight_dtype != dtype and (dtype != torch.float32 or weight_dtype not in native.WEIGHT_CODES):
+        return f"widens bfloat16 and float16 to float32, not {weight_dtype} to {dtype}"
     if out_dtype != dtype:
         return None  # oneDNN needs two products
     level = native.level()
-    if not level.startswith("avx512"):
-        return f"needs AVX-512; these kernels are compiled for {level}"
+    if level == "portable":
+        return "needs AVX2; these kernels are compiled for any processor"
     if dtype == torch.bfloat16 and level != "avx512_bf16":
         return f"needs AVX-512 BF16 for bfloat16; these kernels are compiled for {level}"
     return None
 
 
-def bind(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Pack `weight` [N, K], without keeping the original. Results are in the weight's dtype or in float32."""
+def bind(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Pack `weight` [N, K], without keeping the original. `dtype` is that of inputs."""
     out_size, in_size = weight.shape
-    dtype = weight.dtype
-    code, lane_size = native.DTYPE_CODES[dtype], 4 // weight.element_size()
-    packed = torch.empty(-(-out_size // _LANES) * _LANES * -(-in_size // lane_size), dtype=torch.int32)
+    code, weight_code = native.DTYPE_CODES[dtype], native.WEIGHT_CODES[weight.dtype]
+    is_paired = dtype == torch.bfloat16
+    in_lanes = -(-in_size // 2) if is_paired else in_size
+    packed = pages.empty(-(-out_size // _LANES) * _LANES * in_lanes, torch.int32 if is_paired else weight.dtype)
     weight = weight.contiguous()
     native.function("inferd_linear_pack")(
-        weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, torch.get_num_threads()
+        weight.data_ptr(), packed.data_ptr(), out_size, in_size, code, weight_code, torch.get_num_threads()
     )
     multiply = native.function("inferd_linear")
     bias = None if bias is None else bias.to(dtype).contiguous()
 
     def apply(x: Tensor) -> Tensor:
         assert x.shape[1] == in_size and x.dtype == dtype
-        if in_size % lane_size:
+        if is_paired and in_size % 2:
             x = torch.nn.functional.pad(x, (0, 1))
         elif x.stride(1) != 1:
             x = x.contiguous()
@@ -57,6 +60,7 @@ def bind(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Callabl
             in_size,
             out_size,
             code,
+            weight_code,
             native.DTYPE_CODES[out_dtype],
             torch.get_num_threads(),
         )

@@ -6,8 +6,9 @@ with a scale for each output row of the weight, or, as DeepSeek-V3 stores them (
 
     y[m, n] = sum over blocks j of s_x[m, j] * s_w[n / 128, j] * (sum over k in j of x_q[m, k] * w_q[n, k]) + b[n]
 
-with a scale for each 128 x 128 block of the weight and each 128 inputs of a token. The shape of the scales says which
-of the two it is. For few rows the floor is reading the weight: half the bytes of bfloat16.
+with a scale for each 128 x 128 block of the weight and each 128 inputs of a token. A group of 128 inputs of one output
+row may have a scale of its own instead: s_w[n, j]. The shape of the scales says which of the three it is. For few rows
+the floor is reading the weight: half the bytes of bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from inferd.kernels import gpu
 from inferd.kernels.linear_fp8 import cuda, reference
 from inferd.kernels.linear_fp8.activations import (
     Activations,
-    quantize_blocks,
+    quantize_groups,
     quantize_rows,
     quantize_static,
     quantize_weight,
@@ -31,7 +32,7 @@ from inferd.kernels.linear_fp8.reference import BLOCK
 from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 __all__ = [
-    "BLOCK", "FP8", "LINEAR_FP8", "Activations", "Apply", "Key", "linear_fp8", "quantize_blocks", "quantize_rows",
+    "BLOCK", "FP8", "LINEAR_FP8", "Activations", "Apply", "Key", "linear_fp8", "quantize_groups", "quantize_rows",
     "quantize_static", "quantize_weight",
 ]  # fmt: skip
 
@@ -45,7 +46,8 @@ class Key(NamedTuple):
     """Dtype of activations and results."""
     out_size: int
     in_size: int
-    has_blocks: bool
+    has_groups: bool
+    """Whether 128 inputs share a scale, and not all of a row."""
     is_invariant: bool
 
 
@@ -56,8 +58,8 @@ Bind = Callable[[Tensor, Tensor, Tensor | None, Activations], Apply]
 
 
 def _refuses_scaled_mm(key: Key) -> str | None:
-    if key.has_blocks:
-        return "takes a scale for each row, not for each block"
+    if key.has_groups:
+        return "takes a scale for each row, not for 128 inputs"
     if key.is_invariant:
         return _SCALED_MM_VARIES
     return cuda.refuses(key.device_type, key.dtype, key.out_size, key.in_size)
@@ -88,13 +90,13 @@ def linear_fp8(
 ) -> Apply:
     """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`.
 
-    q [out, in] e4m3; scales fp32, [out] or [blocks of out, blocks of in]; bias [out] of any float dtype. `quantize`
-    quantizes x; by default row by row or, with scales of blocks, in blocks of 128 inputs. `is_invariant`: a row's bits
-    must depend on that row alone, on a GPU too.
+    q [out, in] e4m3; scales fp32, [out], or [out or blocks of out, groups of in]; bias [out] of any float dtype.
+    `quantize` quantizes x; by default row by row or, with scales of groups, in groups of 128 inputs. `is_invariant`: a
+    row's bits must depend on that row alone, on a GPU too.
     """
     out_size, in_size = q.shape
-    has_blocks = scales.dim() == 2
-    expected = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if has_blocks else (out_size,)
-    assert q.dtype == FP8 and scales.dtype == torch.float32 and scales.shape == expected, (q.dtype, scales.shape)
-    key = Key(q.device.type, dtype, out_size, in_size, has_blocks, is_invariant)
-    return LINEAR_FP8.resolve(key)(q, scales, bias, quantize or (quantize_blocks if has_blocks else quantize_rows))
+    has_groups, num_groups = scales.dim() == 2, -(-in_size // BLOCK)
+    allowed = [(out_size, num_groups), (-(-out_size // BLOCK), num_groups)] if has_groups else [(out_size,)]
+    assert q.dtype == FP8 and scales.dtype == torch.float32 and scales.shape in allowed, (q.dtype, scales.shape)
+    key = Key(q.device.type, dtype, out_size, in_size, has_groups, is_invariant)
+    return LINEAR_FP8.resolve(key)(q, scales, bias, quantize or (quantize_groups if has_groups else quantize_rows))

@@ -1,4 +1,4 @@
-"""Ways to quantize activations to FP8: row by row, in blocks of inputs, or by a scale from calibration."""
+"""Ways to quantize activations to FP8: row by row, in groups of inputs, or by a scale from calibration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.kernels.quantize_fp8 import quantize_fp8
 from inferd.kernels.quantize_fp8.reference import E4M3_MAX
 
 Activations = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""x [T, in] -> (q [T, in] e4m3, scales fp32: [T], or [T, blocks of in])."""
+"""x [T, in] -> (q [T, in] e4m3, scales fp32: [T], or [T, groups of in])."""
 
 _PIECE = 2**24
 """Numbers of a weight quantized at once: their fp32 copies take 64 MiB."""
@@ -23,8 +23,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return quantize_fp8(x)
 
 
-def quantize_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize with a scale for each 128 inputs of a row. The last block may be shorter."""
+def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize with a scale for each 128 inputs of a row. The last group may be shorter."""
     in_size = x.shape[1]
     if in_size % BLOCK:
         x = torch.nn.functional.pad(x, (0, -in_size % BLOCK))
@@ -43,11 +43,12 @@ def quantize_static(scale: float) -> Activations:
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out, in] of any float dtype -> (q [out, in] e4m3, scales [out] fp32), a piece at a time."""
+    """weight [out, in] of any float dtype -> (q [out, in] e4m3, scales [out, groups of in] fp32), a piece at a time."""
     q = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    scales = torch.empty(weight.shape[:1], dtype=torch.float32, device=weight.device)
+    shape = (weight.shape[0], -(-weight.shape[1] // BLOCK))
+    scales = torch.empty(shape, dtype=torch.float32, device=weight.device)
     num_rows = max(1, _PIECE // weight.shape[1])
     for row in range(0, weight.shape[0], num_rows):
         piece = slice(row, row + num_rows)
-        q[piece], scales[piece] = quantize_fp8(weight[piece])
+        q[piece], scales[piece] = quantize_groups(weight[piece])
     return q, scales

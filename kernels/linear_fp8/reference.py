@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Rows and columns of a weight that share a scale; also inputs of a token that share one."""
+"""Inputs that share a scale, of a token or of a row of weights; also rows of a block of weights."""
 
 _PIECE = 2**18
 """Weights widened at once: 2 MiB in fp64 stay in the cache. For a 2048 x 4096 weight and one row: 0.7 G weights a
@@ -26,7 +26,7 @@ Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Quantize) -> Callable[[Tensor], Tensor]:
     added = None if bias is None else bias.to(torch.float64)
-    product = _row_products if scales.dim() == 1 else _block_products
+    product = _row_products if scales.dim() == 1 else _group_products
     wide_scales = scales.to(torch.float64)
 
     def apply(x: Tensor) -> Tensor:
@@ -42,12 +42,14 @@ def _row_products(x: Tensor, x_scales: Tensor, q: Tensor, scales: Tensor) -> Ten
     return sums * (scales * _SHIFTED_BIAS) * x_scales[:, None]
 
 
-def _block_products(x: Tensor, x_scales: Tensor, q: Tensor, scales: Tensor) -> Tensor:
+def _group_products(x: Tensor, x_scales: Tensor, q: Tensor, scales: Tensor) -> Tensor:
     total = torch.zeros((x.shape[0], q.shape[0]), dtype=torch.float64, device=x.device)
     for block, columns in enumerate(torch.split(q, BLOCK, 1)):
         inputs = x[:, block * BLOCK : block * BLOCK + columns.shape[1]]
         sums = torch.cat([inputs @ _wide(piece).T for piece in torch.split(columns, _PIECE // BLOCK)], 1)
-        row_scales = (scales[:, block] * _SHIFTED_BIAS).repeat_interleave(BLOCK)[: q.shape[0]]
+        row_scales = scales[:, block] * _SHIFTED_BIAS
+        if len(row_scales) != q.shape[0]:
+            row_scales = row_scales.repeat_interleave(BLOCK)[: q.shape[0]]
         total += sums * row_scales * x_scales[:, block, None]
     return total
 

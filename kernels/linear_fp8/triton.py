@@ -1,10 +1,10 @@
 """The Triton implementation: products on the tensor cores, with sums promoted to fp32 every 128 inputs.
 
-It serves scales of blocks, which torch._scaled_mm does not accept on every device, and layers whose bits must depend on
-the row alone. A program computes one tile of results and walks all inputs in order, in steps of 128. The number of rows
-only decides how many of them share a tile. On sm_90 a warp group multiplies 64 rows at a time in any tile, so an output
-is always the same chain of instructions. For few rows the floor is memory: a byte for each weight, read once for each
-tile of rows.
+It serves scales of groups and blocks, which torch._scaled_mm does not accept on every device, and layers whose bits
+must depend on the row alone. A program computes one tile of results and walks all inputs in order, in steps of 128. The
+number of rows only decides how many of them share a tile. On sm_90 a warp group multiplies 64 rows at a time in any
+tile, so an output is always the same chain of instructions. For few rows the floor is memory: a byte for each weight,
+read once for each tile of rows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def _linear_fp8(
     out_size,
     in_size,
     x_stride,
+    HAS_GROUPS: tl.constexpr,
     HAS_BLOCKS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -57,13 +58,17 @@ def _linear_fp8(
         mask = is_column[None, :] & (inner < left)[:, None]
         weight_tile = tl.load(weight_place + block * BLOCK_K, mask=mask, other=0.0)
         partial = tl.dot(x_tile, weight_tile)
-        if HAS_BLOCKS:
+        if HAS_GROUPS:
             row_scale = tl.load(x_scales + row * num_blocks + block, mask=is_row, other=0.0)
-            scale = tl.load(scales + (first_column // BLOCK_K) * num_blocks + block)
-            total += partial * (row_scale * scale)[:, None]
+            if HAS_BLOCKS:
+                scale = tl.load(scales + (first_column // BLOCK_K) * num_blocks + block)
+                total += partial * (row_scale * scale)[:, None]
+            else:
+                scale = tl.load(scales + column * num_blocks + block, mask=is_column, other=0.0)
+                total += partial * row_scale[:, None] * scale[None, :]
         else:
             total += partial
-    if not HAS_BLOCKS:
+    if not HAS_GROUPS:
         row_scale = tl.load(x_scales + row, mask=is_row, other=0.0)
         scale = tl.load(scales + column, mask=is_column, other=0.0)
         total = total * row_scale[:, None] * scale[None, :]
@@ -94,7 +99,8 @@ def bind(q: Tensor, scales: Tensor, bias: Tensor | None, quantize: Activations) 
             out_size,
             in_size,
             x_q.stride(0),
-            HAS_BLOCKS=scales.dim() == 2,
+            HAS_GROUPS=scales.dim() == 2,
+            HAS_BLOCKS=scales.dim() == 2 and scales.shape[0] != out_size,
             HAS_BIAS=bias is not None,
             BLOCK_M=block_m,
             BLOCK_N=_BLOCK_N,
@@ -114,14 +120,13 @@ def _tile(num_rows: int) -> tuple[int, int]:
 
 def shipped() -> Iterator[Shipped]:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for has_blocks in (False, True):
+        for name, has_groups, has_blocks in (("rows", False, False), ("groups", True, False), ("blocks", True, True)):
             for has_bias in (False, True) if dtype == torch.bfloat16 else (False,):
                 for num_rows in (64, 128):
                     block_m, num_warps = _tile(num_rows)
                     yield Shipped(
                         op="linear_fp8",
-                        config=f"{DTYPES[dtype]} {'blocks' if has_blocks else 'rows'}{' bias' if has_bias else ''} "
-                        f"tile {block_m}",
+                        config=f"{DTYPES[dtype]} {name}{' bias' if has_bias else ''} tile {block_m}",
                         kernel=_linear_fp8,
                         signature={
                             **dict.fromkeys(("x", "weight"), "*fp8e4nv"),
@@ -131,6 +136,7 @@ def shipped() -> Iterator[Shipped]:
                             **dict.fromkeys(("num_rows", "out_size", "in_size", "x_stride"), "i32"),
                         },
                         constants={
+                            "HAS_GROUPS": has_groups,
                             "HAS_BLOCKS": has_blocks,
                             "HAS_BIAS": has_bias,
                             "BLOCK_M": block_m,

@@ -1,29 +1,28 @@
 """y = x W^T + b with W in 4 bits, in groups of inputs of an output row that share a scale. Activations are quantized at
-each call, to 8 bits and in the same groups.
+each call, to 8 bits and in groups of 16 or 32.
 
-    y[m, n] = b[n] + sum over groups g of x_scale[m, g] * scale[n, g] * sum over k in g of x_q[m, k] * (q[n, k] - 8)
-
-`quantized.py` has the layouts: zero points, minimums, tables of values and orders of inputs. A group's sum is an exact
-integer, and groups are added in order in fp32, so a row's result depends on that row alone. The arithmetic of groups of
-32 is that of llama.cpp's q4_0 with q8_0, except for scales in bfloat16: no weight is too small for them.
+`quantized.py` has the layouts (zero points, minimums, tables of values and orders of inputs) and the arithmetic. The
+arithmetic of symmetric groups of 32 is that of llama.cpp's q4_0 with q8_0, except for scales in bfloat16: no weight is
+too small for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int4 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix, Table
 from inferd.kernels.registry import Implementation, Op, always
 
 GROUP_SIZE = reference.GROUP_SIZE
-"""Inputs that share a scale in what `quantize_int4` makes."""
+"""Inputs that share a scale and a minimum in what `quantize_int4` makes."""
 
-Quantize = Callable[[Tensor], tuple[Tensor, Tensor]]
+Quantize = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 QUANTIZE_INT4: Op[Key, Quantize] = Op(
     "quantize_int4",
@@ -35,16 +34,22 @@ QUANTIZE_INT4: Op[Key, Quantize] = Op(
 LINEAR_INT4: Op[Key, Bind] = Op(
     "linear_int4",
     [
-        Implementation("cpp", cpu.bind, cpu.refuses),
-        Implementation("reference", reference.bind, always),
+        Implementation("cpp", partial(int_product.bind, "linear_int4"), int_product.refuses),
+        Implementation("reference", quantized.bind, always),
     ],
 )
 
 
-def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out, in] of any float dtype -> (q [out, in] uint8 in 0..15, scales [out, in / 32] bfloat16).
+def quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """weight [out, in] of any float dtype -> (q [out, in] uint8 in 0..15, scales, minimums), the latter [out, in / 32]
+    in fp16: w is about scale * q + minimum. With NaN or infinity a group has a scale of NaN.
 
-    A weight is about scale * (q - 8). Several scales are tried for each group; the least squared error wins.
+    The smallest weight of a group becomes 0 or -0.5, and the largest 15 or 15.5, before all are rounded and cut to
+    0..15. Each of these four tries has a scale and a minimum of least squares. The best wins. Its scale is rounded to
+    fp16 before the minimum is found, and both before the final q.
+
+    Squared error of normal weights, relative to their squares: 0.0050; with one try, 0 and 15: 0.0056; with the best of
+    50 tries: 0.0049; without minimums, at the best of four scales: 0.0066.
     """
     assert weight.shape[1] % GROUP_SIZE == 0, f"{weight.shape[1]} inputs are no multiple of {GROUP_SIZE}"
     return QUANTIZE_INT4.resolve(Key(weight.device.type, weight.dtype))(weight)
@@ -60,9 +65,10 @@ def linear_int4(
     minimums: Tensor | None = None,
     table: Table = "centred",
     order: Tensor | None = None,
+    x_group_size: int | None = None,
 ) -> Apply:
     """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
     hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
     assert q.dtype == torch.uint8
-    matrix = Matrix(q, scales, bias, zeros, minimums, order, table)
+    matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size)
     return LINEAR_INT4.resolve(matrix.key(dtype))(matrix)

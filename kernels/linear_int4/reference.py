@@ -1,65 +1,66 @@
-"""The 4-bit linear layer in plain PyTorch. Exact and slow: every call converts the weights again."""
+"""The quantization of weights to 4 bits in plain PyTorch, with the bits of the C++."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot, quantized
-from inferd.kernels.quantized import MAX_X_GROUP_SIZE, Apply, Matrix
-
 GROUP_SIZE = 32
-TRIED = (-7.0, -7.5, -8.0, -8.5)
-"""Values of q - 8 tried for the element of the largest magnitude. Each gives a scale."""
+LOWEST, HIGHEST = (0.0, 0.5), (15.0, 15.5)
+"""Tried places of a group's smallest weight, below 0, and of its largest, before the rounding to 0..15."""
 _SMALLEST = 1e-30
-"""A group counts as zeros if its largest magnitude is smaller."""
+"""All weights of a group count as its smallest if they lie closer together."""
 _ROWS_AT_ONCE = 1024
 
 
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     parts = [_quantize(rows) for rows in torch.split(weight, _ROWS_AT_ONCE)]
-    return torch.cat([q for q, _ in parts]), torch.cat([scales for _, scales in parts])
+    q, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
+    return q, scales, minimums
 
 
-def bind(matrix: Matrix) -> Apply:
-    return quantized.bind(matrix, min(matrix.group_size, MAX_X_GROUP_SIZE))
-
-
-def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     groups = weight.to(torch.float32).reshape(-1, GROUP_SIZE)
-    top, bottom = groups.amax(1, keepdim=True), (-groups).amax(1, keepdim=True)
-    extreme = torch.where(top >= bottom, top, -bottom)
-    is_finite = groups.isfinite().all(1, keepdim=True)
-    is_usable = is_finite & (extreme.abs() >= _SMALLEST)
-    chosen = torch.where(is_usable, _best_scale(groups, extreme), torch.where(is_finite, 0.0, torch.nan))
-    scales = chosen.to(torch.bfloat16)
-    rounded = _round(groups, 1.0 / scales.to(torch.float32))
-    q = torch.where(is_usable & (scales != 0), rounded, 0.0).to(torch.int8) + 8
-    return q.to(torch.uint8).reshape(weight.shape), scales.reshape(weight.shape[0], -1)
+    bottom = groups.amin(1, keepdim=True)
+    width = groups.amax(1, keepdim=True) - bottom
+    is_finite = width.isfinite()
+    is_usable = is_finite & (width >= _SMALLEST)
+    slope, q_sum, w_sum = _best_slope((groups - bottom) * (1.0 / width))
+    scales = torch.where(is_usable, slope * width, torch.where(is_finite, 0.0, torch.nan)).to(torch.float16)
+    wide = scales.to(torch.float32)
+    above = torch.where(is_usable, (w_sum * width - q_sum * wide) * (1.0 / GROUP_SIZE), 0.0)
+    minimums = torch.where(is_finite, above + bottom, torch.nan).to(torch.float16)
+    has_scale = is_usable & (wide > 0) & wide.isfinite()
+    q = torch.where(has_scale, _cut((groups - minimums.to(torch.float32)) * (1.0 / wide)), 0.0).to(torch.uint8)
+    num_rows = weight.shape[0]
+    return q.reshape(weight.shape), scales.reshape(num_rows, -1), minimums.reshape(num_rows, -1)
 
 
-def _best_scale(groups: Tensor, extreme: Tensor) -> Tensor:
-    """The best scale of those tried. Each rounding has a scale of least squares; the one that explains most of the
-    group wins."""
-    low, high = groups.chunk(2, 1)
-    best, most = torch.zeros_like(extreme), torch.full_like(extreme, -1.0)
-    for tried in TRIED:
-        a, b = _round(groups, int_dot.divided(tried, extreme)).chunk(2, 1)
-        along, square = _sum(int_dot.fma(low, a, high * b)), _sum(int_dot.fma(a, a, b * b))
-        share = along / extreme
-        explained = share * share / square
-        is_better = explained > most
-        best, most = torch.where(is_better, along / square, best), torch.where(is_better, explained, most)
-    return best
+def _best_slope(shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(slope, sum of q, sum of the shares). Slope * q + a constant explains most of the `shares`, from 0 to 1."""
+    best = torch.zeros_like(shares[:, :1])
+    most, best_sum, w_sum = best - 1.0, best, _sum(shares)
+    for below in LOWEST:
+        for highest in HIGHEST:
+            q = _cut(shares * (below + highest) - below)
+            q_sum = _sum(q)
+            along = GROUP_SIZE * _sum(q * shares) - q_sum * w_sum
+            square = GROUP_SIZE * _sum(q * q) - q_sum * q_sum
+            slope = along / square
+            explained = along * slope
+            is_better = explained > most
+            best, best_sum = torch.where(is_better, slope, best), torch.where(is_better, q_sum, best_sum)
+            most = torch.where(is_better, explained, most)
+    return best, best_sum, w_sum
 
 
-def _round(groups: Tensor, inverse: Tensor) -> Tensor:
-    return (groups * inverse).round().clamp(-8, 7)
+def _cut(x: Tensor) -> Tensor:
+    return x.round().clamp(0, 15)
 
 
-def _sum(lanes: Tensor) -> Tensor:
-    """Sum [G, 16] to [G, 1] by halving four times, in the order of the C++ code."""
-    while lanes.shape[1] > 1:
-        low, high = lanes.chunk(2, 1)
-        lanes = low + high
-    return lanes
+def _sum(group: Tensor) -> Tensor:
+    """Sum [G, 32] to [G, 1] by halving five times, in the order of the C++ code."""
+    while group.shape[1] > 1:
+        low, high = group.chunk(2, 1)
+        group = low + high
+    return group

@@ -1,10 +1,7 @@
 """y = x W^T + b with W in 8 bits, in groups of inputs of an output row that share a scale, or with one scale for a row.
-Activations are quantized to 8 bits at each call.
+Activations are quantized to 8 bits at each call, in groups of 16 or 32 or by rows.
 
-    y[m, n] = b[n] + sum over groups g of x_scale[m, g] * scale[n, g] * sum over k in g of x_q[m, k] * q[n, k]
-
-`quantized.py` has the layouts: zero points, minimums and orders of inputs. A group's sum is an exact integer, and
-groups are added in order in fp32, so a row's result depends on that row alone.
+`quantized.py` has the layouts (zero points, minimums and orders of inputs) and the arithmetic.
 
 Compared with oneDNN's product of the same integers: 1.2 to 1.9 times as fast for 1 to 8 rows, 1.03 to 1.13 times for
 32, 0.96 to 1.0 times for 256. Only this side's time includes the quantization of x (2 cores of a Zen 4, 2026-11-21).
@@ -13,11 +10,12 @@ Compared with oneDNN's product of the same integers: 1.2 to 1.9 times as fast fo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import native
+from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int8 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix
 from inferd.kernels.registry import Implementation, Op, always
@@ -37,14 +35,21 @@ QUANTIZE_INT8: Op[Key, Quantize] = Op(
 LINEAR_INT8: Op[Key, Bind] = Op(
     "linear_int8",
     [
-        Implementation("cpp", cpu.bind, cpu.refuses),
-        Implementation("reference", reference.bind, always),
+        Implementation("cpp", partial(int_product.bind, "linear_int8"), int_product.refuses),
+        Implementation("reference", quantized.bind, always),
     ],
 )
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out, in] of any float dtype -> (q [out, in] int8 in -127..127, scales [out, 1] fp32)."""
+    """weight [out, in] of any float dtype -> (q [out, in] int8 in -127..127, scales [out, groups] bfloat16). A group
+    has 64 inputs; a row of no multiple of 64 is one group. With NaN or infinity a group has such a scale.
+
+        scale = max |w| / 127, rounded to bfloat16        q = w / scale, rounded to the nearest integer, ties to even
+
+    Emulated with activations in groups of 32, the KL divergence on SmolLM2-135M-Instruct is 0.0049 nats a token. Groups
+    of 32 give 0.0045 for 2 bytes more in 64, groups of 128 give 0.0057, a scale for each row 0.0076 (2026-11-23).
+    """
     return QUANTIZE_INT8.resolve(Key(weight.device.type, weight.dtype))(weight)
 
 
@@ -57,10 +62,11 @@ def linear_int8(
     zeros: Tensor | None = None,
     minimums: Tensor | None = None,
     order: Tensor | None = None,
+    x_group_size: int | None = None,
 ) -> Apply:
     """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
     hold; q is [out, in] int8. They are needed during this call only."""
     assert q.dtype == torch.int8
     assert q.shape[1] <= MAX_IN_SIZE, f"{q.shape[1]} inputs; at most {MAX_IN_SIZE} can be summed in 32 bits"
-    matrix = Matrix(q, scales, bias, zeros, minimums, order)
+    matrix = Matrix(q, scales, bias, zeros, minimums, order, x_group_size=x_group_size)
     return LINEAR_INT8.resolve(matrix.key(dtype))(matrix)

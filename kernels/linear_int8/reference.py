@@ -1,32 +1,25 @@
-"""The 8-bit linear layer in plain PyTorch. Exact and slow: every call converts the weights again."""
+"""The quantization of weights to 8 bits in plain PyTorch, with the bits of the C++."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot, quantized
-from inferd.kernels.quantized import MAX_X_GROUP_SIZE, Apply, Matrix
+GROUP_SIZE = 64
+_SMALLEST = 1e-30
+"""A group counts as zeros if its largest magnitude is smaller."""
+
+
+def group_size(in_size: int) -> int:
+    return in_size if in_size % GROUP_SIZE else GROUP_SIZE
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    return int_dot.quantize(weight, weight.shape[1])
-
-
-def bind(matrix: Matrix) -> Apply:
-    if matrix.key(torch.float32)[2:] == (0, torch.float32, "none", "centred", False):
-        return _bind_rows(matrix)
-    return quantized.bind(matrix, min(matrix.group_size, MAX_X_GROUP_SIZE))
-
-
-def _bind_rows(matrix: Matrix) -> Apply:
-    """Both a row of weights and a row of activations have one scale."""
-    scales = matrix.scales.flatten()
-    added = torch.zeros_like(scales) if matrix.bias is None else matrix.bias.to(torch.float32)
-
-    def apply(x: Tensor) -> Tensor:
-        x_q, x_scales = int_dot.quantize(x, x.shape[1])
-        sums = int_dot.product(x_q, matrix.q).to(torch.float32)
-        return int_dot.fma(sums * scales, x_scales, added).to(x.dtype)
-
-    return apply
+    size = group_size(weight.shape[1])
+    groups = weight.to(torch.float32).reshape(weight.shape[0], weight.shape[1] // size, size)
+    largest = groups.abs().amax(2)
+    scales = torch.where(largest < _SMALLEST, 0.0, largest / 127.0).to(torch.bfloat16)
+    is_usable = (largest >= _SMALLEST) & largest.isfinite()
+    inverse = 1.0 / scales.to(torch.float32)
+    q = torch.where(is_usable.unsqueeze(2), (groups * inverse.unsqueeze(2)).round(), 0.0)
+    return q.to(torch.int8).flatten(1), scales

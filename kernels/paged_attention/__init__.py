@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.kv_format import check_scales, refuses_kv
 from inferd.kernels.paged_attention import cpu, reference
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.registry import Deferred, Implementation, Op, always
@@ -36,11 +37,9 @@ def _refuses_triton(key: Key) -> str | None:
         return f"takes head sizes up to 256, not {key.head_dim}"
     if key.block_size & (key.block_size - 1):
         return f"takes block sizes that are powers of two, not {key.block_size}"
-    if key.kv_dtype not in (key.dtype, torch.float8_e4m3fn):
-        return f"takes KV in the dtype of the queries or in 8 bits, not {key.kv_dtype} for {key.dtype}"
     if key.device_type == "cuda" and key.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies 16-bit numbers, not {key.dtype}"
-    return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
+    return refuses_kv(key.dtype, key.kv_dtype) or gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
 Run = Callable[[Tensor, Tensor, AttentionBatch, float, int | None, float | None, Tensor | None], Tensor]
@@ -71,17 +70,18 @@ def paged_attention(
 ) -> Tensor:
     """Attend each query to the positions up to its own: [T, Hq, D] in q's dtype.
 
-    q [T, Hq, D], contiguous. kv [blocks, 2 (k, v), G, block_size, D], contiguous, in any float dtype, holds this step's
-    tokens already. G divides Hq, and query head h reads KV head h // (Hq / G). With a `window` w a query sees the last
-    w positions, its own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query sees may hold
-    anything, NaN included. Exactly a float8_e4m3fn pool has `kv_scales` [blocks, 2, G, block_size] fp32: the factors of
-    the numbers of each head.
+    q [T, Hq, D], contiguous. kv [blocks, 2 (k, v), G, block_size, D], contiguous, in q's dtype or in 8 bits, holds this
+    step's tokens already. G divides Hq, and query head h reads KV head h // (Hq / G). With a `window` w a query sees
+    the last w positions, its own included. `softcap` c turns a score s into c * tanh(s / c). Slots that no query sees
+    may hold anything, NaN included.
+
+    Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups]. Its elements are numbers
+    times scales, rounded to q's dtype. Results have the bits of those over a pool of such elements.
     """
     assert q.shape[0] == batch.num_tokens and q.shape[2] == kv.shape[4] and q.shape[1] % kv.shape[2] == 0
     assert kv.shape[1] == 2 and kv.shape[3] == batch.block_size and kv.is_contiguous()
     assert window is None or window >= 1
-    assert (kv_scales is not None) == (kv.dtype == torch.float8_e4m3fn)
-    assert kv_scales is None or (kv_scales.shape == kv.shape[:4] and kv_scales.is_contiguous())
+    check_scales(kv, kv_scales)
     key = Key(
         q.device.type,
         q.dtype,

@@ -14,8 +14,8 @@
 // Weights are rounded to the element's type before they are summed and multiplied, so that their sum is exactly the
 // divisor.
 //
-// K and V in 8 bits are widened exactly when they are loaded. A key's scale multiplies its scores, and a value's scale
-// its weights, which are rounded after that.
+// K and V in 8 bits are multiplied by their scales when they are loaded, and rounded to the element's type. So results
+// have the bits of those over a pool of such elements.
 
 #include <cmath>
 
@@ -26,10 +26,8 @@
 
 namespace {
 
-template <class T, class S>
+template <class T>
 class Worker {
-    static constexpr bool HAS_SCALES = Tile<T, S>::HAS_SCALES;
-
   public:
     Worker(const Problem& problem, Scratch& scratch)
         : p_(problem), s_(scratch), t_(problem, scratch), few_(t_), many_(t_) {}
@@ -67,9 +65,9 @@ class Worker {
   private:
     const Problem& p_;
     Scratch& s_;
-    Tile<T, S> t_;
-    FewRows<T, S> few_;
-    ManyRows<T, S> many_;
+    Tile<T> t_;
+    FewRows<T> few_;
+    ManyRows<T> many_;
     float* partials_;  // of the tile's rows, if they are kept
 
     void clear() {
@@ -146,14 +144,12 @@ class Worker {
         if (peak == LOWEST && has_nan(scores, begin, end)) peak = std::numeric_limits<float>::quiet_NaN();
         s_.tile_peak[row - t_.first_row] = peak;
         const bool is_hidden = peak == LOWEST;
-        const float* value_scales = HAS_SCALES ? &s_.value_scales[row / t_.rows_per_head * SPLIT] : nullptr;
         T* weights = t_.weights(row);
         auto weight = [&](int k) { return k >= end || is_hidden ? vf{} : exp(load(scores + k) - peak); };
         vf totals = {};
         for (int k = begin; k < end; k += 2 * LANES) {
-            vf first = weight(k), second = weight(k + LANES);
-            totals = HAS_SCALES ? totals + first + second : Element<T>::add(totals, first, second);
-            if (HAS_SCALES) first = first * load(value_scales + k), second = second * load(value_scales + k + LANES);
+            const vf first = weight(k), second = weight(k + LANES);
+            totals = Element<T>::add(totals, first, second);
             if (k + LANES < end) Element<T>::store(weights + k, first, second);
             else simd::store(weights + k, first);
         }
@@ -214,35 +210,34 @@ Scratch& own_scratch() {
     return scratch;
 }
 
-template <class T, class S>
+template <class T>
 void attend_all(const Problem& p, int num_threads) {
     num_threads = int(std::min<int64_t>(num_threads, 1 + work(p) / KEYS_A_THREAD));
     const Schedule schedule = plan(p, num_threads);
-    std::vector<float> partials(schedule.num_partials * Worker<T, S>::partial_size(p));
+    std::vector<float> partials(schedule.num_partials * Worker<T>::partial_size(p));
     const int team = int(std::min<int64_t>(num_threads, int64_t(schedule.items.size())));
     parallel_for_dynamic(int64_t(schedule.items.size()), team, [&](int64_t i) {
-        Worker<T, S>(p, own_scratch()).run(schedule.items[i], partials.data());
+        Worker<T>(p, own_scratch()).run(schedule.items[i], partials.data());
     });
     parallel_for_dynamic(int64_t(schedule.cut.size()), team, [&](int64_t i) {
         const auto& [item, num_tiles] = schedule.cut[i];
-        Worker<T, S>(p, own_scratch()).combine(item, num_tiles, partials.data());
+        Worker<T>(p, own_scratch()).combine(item, num_tiles, partials.data());
     });
 }
 
 }  // namespace
 
-// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], in 8 bits if it has scales; see the Python signature. dtype 0:
-// fp32, 1: bfloat16.
-static void paged_attention(const void* q, const void* kv, const float* kv_scales, void* out, const int32_t* query_start,
+// q, out [T, Hq, D]; kv [blocks, 2, G, block_size, D], with scales if it has 8 bits; see the Python signature. dtype 0:
+// fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
+static void paged_attention(const void* q, const void* kv, const void* kv_scales, void* out, const int32_t* query_start,
                             const int32_t* seq_lens, const int32_t* tables, int64_t num_requests,
                             int64_t max_blocks, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                             int64_t block_size, int64_t window, float scale, float softcap, int64_t dtype,
-                            int64_t num_threads) {
-    Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), kv_scales, static_cast<char*>(out),
-              query_start, seq_lens, tables, num_requests, max_blocks,
-              num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
-    const int threads = int(num_threads);
-    if (dtype == 0) kv_scales ? attend_all<float, e4m3>(p, threads) : attend_all<float, float>(p, threads);
-    else kv_scales ? attend_all<bf16, e4m3>(p, threads) : attend_all<bf16, bf16>(p, threads);
+                            int64_t kv_format, int64_t num_threads) {
+    Problem p{static_cast<const char*>(q), static_cast<const char*>(kv), static_cast<const bf16*>(kv_scales),
+              static_cast<char*>(out), query_start, seq_lens, tables, num_requests, max_blocks,
+              num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap, kv_format};
+    if (dtype == 0) attend_all<float>(p, int(num_threads));
+    else attend_all<bf16>(p, int(num_threads));
 }
 INFERD_EXPORT(paged_attention)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import native
+from inferd.kernels.kv_format import kv_code, refuses_kv
 from inferd.kernels.paged_attention.batch import AttentionBatch
 
 _MAX_HEADS_PER_KV_HEAD = 64
@@ -20,11 +21,9 @@ def refuses(
     """Why it cannot run; None if it can."""
     if block_size % _BLOCK_MULTIPLE:
         return f"takes block sizes that are multiples of {_BLOCK_MULTIPLE}, not {block_size}"
-    if kv_dtype not in (dtype, torch.float8_e4m3fn):
-        return f"takes KV in the dtype of the queries or in 8 bits, not {kv_dtype} for {dtype}"
     if heads_per_kv_head > _MAX_HEADS_PER_KV_HEAD:
         return f"takes at most {_MAX_HEADS_PER_KV_HEAD} query heads a KV head, not {heads_per_kv_head}"
-    return native.refuses(device_type, dtype)
+    return refuses_kv(dtype, kv_dtype) or native.refuses(device_type, dtype)
 
 
 def paged_attention(
@@ -57,6 +56,7 @@ def paged_attention(
         scale,
         softcap or 0.0,
         native.DTYPE_CODES[q.dtype],
+        kv_code(kv.dtype),
         torch.get_num_threads(),
     )
     return out

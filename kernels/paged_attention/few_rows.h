@@ -1,17 +1,18 @@
 // Few rows of each KV head (decodes): keys are read as they lie. A vector holds sixteen lanes of one key, a link of
 // every chain, and the chains of sixteen keys are transposed to be added up. Values are interleaved by pairs in
-// registers. Nothing is stored; memory bounds the speed.
+// registers. Nothing is stored, except for keys and values that are widened from 8 bits; memory bounds the speed.
 #pragma once
 
 #include "paged_attention/tile.h"
 
 namespace {
 
-template <class T, class S>
+template <class T>
 class FewRows {
-    using KeyTile = Tile<T, S>;
+    using KeyTile = Tile<T>;
+    typedef typename KeyTile::Lanes Lanes;
+    typedef typename KeyTile::Sums Sums;
     static constexpr int PER_LANE = KeyTile::PER_LANE;
-    static constexpr bool HAS_SCALES = KeyTile::HAS_SCALES;
     static constexpr int MOST_ROWS = 8;     // of one KV head: more are worth the packing of its keys
     static constexpr int GROUPS_AHEAD = 2;  // prefetched: best of 1, 2, 4, 8 over heads of 64, 128 (Zen 4, 2026-11-21)
 
@@ -30,8 +31,7 @@ class FewRows {
         for (size_t i = 0; i < num_; i++) {
             look_ahead(i);
             const Group& group = t_.s.groups[i];
-            if (HAS_SCALES && t_.groups_per_head() > 1) score(group, widened(t_.keys_of(group)));
-            else score(group, t_.keys_of(group));
+            score(group, t_.keys_of(group));
         }
     }
 
@@ -39,8 +39,7 @@ class FewRows {
         for (size_t i = num_; i < 2 * num_; i++) {
             look_ahead(i);
             const Group& group = t_.s.groups[i];
-            if (HAS_SCALES && t_.groups_per_head() > 1) sum(group, widened(t_.values_of(group)));
-            else sum(group, t_.values_of(group));
+            sum(group, t_.values_of(group));
         }
     }
 
@@ -56,22 +55,12 @@ class FewRows {
         for (int is_value = 0; is_value < 2; is_value++)
             for (int first = begin / panel * panel; first < t_.end; first += panel)
                 for (int head = 0; head < t_.item.num_heads; head++)
-                    for (int key = std::max(first, begin); key < std::min(first + panel, t_.end); key += LANES) {
+                    for (int key = std::max(first, begin); key < std::min(first + panel, t_.end); key += LANES)
                         t_.s.groups.push_back(t_.group(head, is_value, key));
-                        if (HAS_SCALES && is_value)
-                            t_.keep_value_scales(t_.s.groups.back(), &t_.s.value_scales[head * SPLIT + key]);
-                    }
         num_ = t_.s.groups.size() / 2;
     }
 
     void look_ahead(size_t i) { t_.ahead = t_.s.groups[std::min(i + GROUPS_AHEAD, t_.s.groups.size() - 1)].data; }
-
-    // All of a group as T, if several blocks of rows take it: widening costs more than loading.
-    const T* widened(const S* data) {
-        T* place = reinterpret_cast<T*>(t_.s.widened.data());
-        for (int64_t i = 0; i < LANES * t_.p.head_dim; i += LANES * PER_LANE) store_i(place + i, t_.take(data, i));
-        return place;
-    }
 
     template <class F>
     void for_rows(const Group& group, F f) const {
@@ -79,65 +68,65 @@ class FewRows {
         t_.for_rows(group.head * num, (group.head + 1) * num, group.key, group.key + LANES, f);
     }
 
-    template <class X>
-    void score(const Group& group, const X* keys) {
+    void score(const Group& group, const T* keys) {
         for_rows(group, [&](auto R, int row, int key, int) {
             switch (t_.num_lanes / LANES) {
-                case 2: return score<R, 2>(row, key, keys, group.scales);
-                case 3: return score<R, 3>(row, key, keys, group.scales);
-                case 4: return score<R, 4>(row, key, keys, group.scales);
-                case 8: return score<R, 8>(row, key, keys, group.scales);
+                case 2: return score<R, 2>(row, key, keys);
+                case 3: return score<R, 3>(row, key, keys);
+                case 4: return score<R, 4>(row, key, keys);
+                case 8: return score<R, 8>(row, key, keys);
             }
         });
     }
 
     // A head is N vectors.
-    template <int R, int N, class X>
-    void score(int row, int key, const X* keys, const float* scales) {
-        vi query[R][N], chains[R][LANES];
+    template <int R, int N>
+    void score(int row, int key, const T* keys) {
+        Lanes query[R][N];
+        vi chains[R][LANES];
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) query[r][n] = load_i(t_.query(row + r) + n * LANES);
+            for (int n = 0; n < N; n++) query[r][n] = Element<T>::load(t_.query(row + r) + n * LANES);
         for (int i = 0; i < LANES; i++) {
-            vf acc[R] = {};
+            Sums acc[R] = {};
             for (int n = 0; n < N; n++) {
-                const vi one = t_.take(keys, (i * N + n) * LANES * PER_LANE);
+                const Lanes one = t_.take(keys, (i * N + n) * LANES * PER_LANE);
                 for (int r = 0; r < R; r++) acc[r] = Element<T>::multiply(acc[r], query[r][n], one);
             }
-            for (int r = 0; r < R; r++) chains[r][i] = (vi)acc[r];
+            for (int r = 0; r < R; r++) store(&chains[r][i], acc[r]);
         }
         for (int r = 0; r < R; r++) {
             transpose(chains[r]);
-            vf total = {};
-            for (int i = 0; i < LANES; i++) total = total + (vf)chains[r][i];
-            t_.put_scores(row + r, key, total, scales);
+            Sums total = {};
+            for (int i = 0; i < LANES; i++) total = total + Element<T>::load_sums(&chains[r][i]);
+            t_.put_scores(row + r, key, total);
         }
     }
 
-    template <class X>
-    void sum(const Group& group, const X* values) {
+    void sum(const Group& group, const T* values) {
         for_rows(group, [&](auto R, int row, int key, int) {
-            constexpr int V = R == 4 ? 4 : 8;
+            constexpr int V = std::clamp(MOST_SUMS / R, 2, 8);
             int64_t d = 0;
             for (; d + V * LANES <= t_.width; d += V * LANES) sum<R, V>(row, d, key, values);
-            for (; d + 4 * LANES <= t_.width; d += 4 * LANES) sum<R, 4>(row, d, key, values);
+            if constexpr (V > 4)
+                for (; d + 4 * LANES <= t_.width; d += 4 * LANES) sum<R, 4>(row, d, key, values);
             for (; d < t_.width; d += 2 * LANES) sum<R, 2>(row, d, key, values);
         });
     }
 
-    template <int R, int V, class X>
-    void sum(int row, int64_t d, int key, const X* values) {
+    template <int R, int V>
+    void sum(int row, int64_t d, int key, const T* values) {
         const int32_t* weights = reinterpret_cast<const int32_t*>(t_.weights(row) + key);
-        vf acc[R][V];
+        Sums acc[R][V];
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) acc[r][v] = load(t_.sums(row + r) + d + v * LANES);
+            for (int v = 0; v < V; v++) acc[r][v] = Element<T>::load_sums(t_.sums(row + r) + d + v * LANES);
         for (int i = 0; i < LANES / PER_LANE; i++)
             for (int v = 0; v < V; v += 2) {
-                vi low, high;
+                Lanes low, high;
                 const int64_t place = i * PER_LANE * t_.p.head_dim + d + v * LANES;
                 if constexpr (PER_LANE == 1) low = t_.take(values, place), high = t_.take(values, place + LANES);
                 else zip(t_.take(values, place), t_.take(values, place + t_.p.head_dim), low, high);
                 for (int r = 0; r < R; r++) {
-                    const vi one = splat_i(weights[r * (SPLIT / PER_LANE) + i]);
+                    const Lanes one = Element<T>::splat(weights[r * (SPLIT / PER_LANE) + i]);
                     acc[r][v] = Element<T>::multiply(acc[r][v], one, low);
                     acc[r][v + 1] = Element<T>::multiply(acc[r][v + 1], one, high);
                 }

@@ -87,18 +87,21 @@ def form(head_dim: int, kv_bytes: int, block_m: int) -> Form:
         num_stages = 2 if kv_bytes == 1 and head_dim <= 128 else 3
         return Form(block_m, block_n, num_warps=8, num_stages=num_stages, programs_per_sm=1)
     if kv_bytes == 1:
-        return Form(block_m, block_n, num_warps=8, num_stages=6, programs_per_sm=1)
+        num_stages = 3 if head_dim > 128 and block_m == 32 else 6
+        return Form(block_m, block_n, num_warps=8, num_stages=num_stages, programs_per_sm=1)
     if block_m == 16:
         return Form(block_m, block_n, num_warps=4, num_stages=3, programs_per_sm=3 if is_small else 2)
     return Form(block_m, block_n, num_warps=8, num_stages=6 if is_small else 4, programs_per_sm=1)
 
 
-def largest_block(head_dim: int, sm: int, *, is_cut: bool) -> int:
+def largest_block(head_dim: int, kv_bytes: int, sm: int, *, is_cut: bool) -> int:
     """The largest block whose results fit in registers twice: for a tile and for the tiles before it. From sm 90 on
-    larger blocks read their operands from shared memory. Storing a result at a cut needs more registers."""
+    larger blocks read their operands from shared memory. Storing a result at a cut needs more registers, and so does
+    dequantizing K and V."""
+    is_large = sm >= 90 and not is_cut and kv_bytes > 1
     if head_dim > 128:
-        return 64 if sm >= 90 and not is_cut else 32
-    return 128 if sm >= 90 and not is_cut else 64
+        return 64 if is_large else 32
+    return 128 if is_large else 64
 
 
 def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_deterministic: bool) -> tuple[Pass, ...]:
@@ -107,7 +110,7 @@ def passes(shape: Shape, query_lens: Sequence[int], table_tokens: int, *, is_det
     if is_deterministic:
         return (_cut(shape, query_lens, (1, MAX_QUERIES), STEADY_ROWS, table_tokens),)
     border = _FEW_ROWS // shape.group
-    most = largest_block(shape.head_dim, shape.sm, is_cut=True)
+    most = largest_block(shape.head_dim, shape.kv_bytes, shape.sm, is_cut=True)
     found = []
     few = [length for length in query_lens if length <= border]
     if few:
@@ -132,7 +135,7 @@ def _cut(shape: Shape, lens: Sequence[int], bounds: tuple[int, int], most_rows: 
 
 def _whole(shape: Shape, lens: Sequence[int], bounds: tuple[int, int]) -> Pass | None:
     """A launch with a segment for each unit; None if that would leave multiprocessors idle."""
-    chosen = _fitting(shape, lens, largest_block(shape.head_dim, shape.sm, is_cut=False))
+    chosen = _fitting(shape, lens, largest_block(shape.head_dim, shape.kv_bytes, shape.sm, is_cut=False))
     num_units = _num_units(shape, lens, chosen)
     if num_units < _WAVES * _num_programs(shape, chosen):
         return None

@@ -1,5 +1,5 @@
 """Attention over a paged KV pool in plain PyTorch: tiles of KV at absolute positions, online softmax, everything in
-fp32.
+fp32. K and V in 8 bits are rounded to the dtype of the queries.
 
 A query's bits depend on its own sequence alone, for these reasons (measured: torch 2.13 with MKL 2024.2, limited to SSE
 4.2, AVX2 and AVX-512 on an Intel Xeon, 1 to 8 threads, 2026-11-22):
@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferd.kernels.kv_format import dequantize_heads
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch, QueryGroup
 
 NUM_ROWS = 16
@@ -60,7 +61,7 @@ def _attend(
     for tile in range(_first_tile(group, window), group.num_tiles[0]):
         num_active = sum(num_tiles > tile for num_tiles in group.num_tiles)
         active = slice(0, num_active * num_kv_heads)
-        keys, values = _gather(kv, kv_scales, group.tile_tables[:num_active], tile)
+        keys, values = _gather(kv, kv_scales, group.tile_tables[:num_active], tile, q.dtype)
         scores = _product(packed[active], keys.transpose(1, 2))
         if softcap is not None:
             scores = scores.div_(softcap).tanh_().mul_(softcap)
@@ -108,17 +109,20 @@ def _row_positions(positions: Tensor, repeat: int, num_rows: int) -> Tensor:
     return torch.cat([spread, spread[:, -1:].expand(-1, num_rows - spread.shape[1])], dim=1)
 
 
-def _gather(kv: Tensor, kv_scales: Tensor | None, tile_tables: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    kv: Tensor, kv_scales: Tensor | None, tile_tables: Tensor, tile: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """K and V of one tile, each [B * G, ATTENTION_SPLIT, D] in fp32. Pages of a head are contiguous in the pool."""
     _, _, num_kv_heads, block_size, head_dim = kv.shape
     num_blocks = ATTENTION_SPLIT // block_size
     blocks = tile_tables[:, tile * num_blocks : (tile + 1) * num_blocks]
     planes = torch.arange(2 * num_kv_heads, device=kv.device).view(2, 1, num_kv_heads, 1)
     page_ids = blocks[None, :, None, :] * (2 * num_kv_heads) + planes
-    pages = kv.view(-1, block_size, head_dim).index_select(0, page_ids.flatten()).to(torch.float32)
+    pages = kv.view(-1, block_size, head_dim).index_select(0, page_ids.flatten())
     if kv_scales is not None:
-        pages *= kv_scales.view(-1, block_size, 1).index_select(0, page_ids.flatten())
-    tiles = pages.view(2, -1, ATTENTION_SPLIT, head_dim)
+        scales = kv_scales.view(-1, block_size, kv_scales.shape[-1]).index_select(0, page_ids.flatten())
+        pages = dequantize_heads(pages, scales).to(dtype)
+    tiles = pages.to(torch.float32).view(2, -1, ATTENTION_SPLIT, head_dim)
     return tiles[0], tiles[1]
 
 

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "simd.h"
+
 namespace {
 
 constexpr int SPLIT = 256;    // keys of a tile
@@ -16,7 +18,7 @@ constexpr int MAX_ROWS = 256;   // of a piece of work
 struct Problem {
     const char* q;
     const char* kv;
-    const float* kv_scales;  // of 8-bit K and V: [blocks, 2, G, block_size]; else null
+    const simd::bf16* kv_scales;  // of 8-bit K and V: [blocks, 2, G, block_size, groups of a head]; else null
     char* out;
     const int32_t* query_start;  // [R + 1]
     const int32_t* seq_lens;     // [R]
@@ -25,6 +27,7 @@ struct Problem {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;  // 0: none
     float scale, softcap;  // softcap 0: none
+    int64_t kv_format;     // as in kv_numbers.h; 0: K and V have the type of the queries
     int repeat() const { return int(num_heads / num_kv_heads); }
 };
 

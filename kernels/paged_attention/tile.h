@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "e4m3.h"
+#include "kv_numbers.h"
 #include "paged_attention/schedule.h"
 #include "simd.h"
 
@@ -29,18 +29,35 @@ struct Rows {
 // them, they may hold anything.
 struct Group {
     const char* data;
-    const float* scales;  // of its keys or values in 8 bits
+    const bf16* scales;  // of its keys or values in 8 bits
     int head, key;
 };
 
-// Products of lanes; the sum of weights, rounded as they are stored; 32 weights to memory.
+// Sixteen lanes and their sums in fp32; products of lanes; the sum of weights, rounded as they are stored; 32 weights to
+// memory.
 template <class T>
 struct Element;
+
+// Most sums of sixteen that are kept at once, so that registers hold them.
+#if defined(__AVX512F__)
+constexpr int MOST_SUMS = 16;
+#else
+constexpr int MOST_SUMS = 4;
+#endif
 
 template <>
 struct Element<float> {
     static constexpr int PER_LANE = 1;
-    static vf multiply(vf acc, vi a, vi b) { return mul_add((vf)a, (vf)b, acc); }
+    typedef floats Lanes;
+    typedef floats Sums;
+    static Lanes load(const void* p) { return load_floats(p); }
+    static Sums load_sums(const void* p) { return load_floats(p); }
+    static Lanes splat(int32_t lane) {
+        float x;
+        std::memcpy(&x, &lane, sizeof x);
+        return splat_floats(x);
+    }
+    static Sums multiply(Sums acc, Lanes a, Lanes b) { return mul_add(a, b, acc); }
     static vf add(vf totals, vf first, vf second) { return totals + first + second; }
     static void store(float* p, vf first, vf second) { simd::store(p, first), simd::store(p + LANES, second); }
 };
@@ -48,7 +65,12 @@ struct Element<float> {
 template <>
 struct Element<bf16> {
     static constexpr int PER_LANE = 2;
-    static vf multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
+    typedef vi Lanes;
+    typedef vf Sums;
+    static Lanes load(const void* p) { return load_i(p); }
+    static Sums load_sums(const void* p) { return (vf)load_i(p); }
+    static Lanes splat(int32_t lane) { return splat_i(lane); }
+    static Sums multiply(vf acc, vi a, vi b) { return dot2(acc, a, b); }
     static vf add(vf totals, vf first, vf second) { return dot2(totals, narrow(first, second), splat_i(TWO_ONES)); }
     static void store(bf16* p, vf first, vf second) { store_i(p, narrow(first, second)); }
     static constexpr int32_t TWO_ONES = 0x3f803f80;
@@ -71,18 +93,19 @@ using Buffer = std::vector<T, Aligned<T>>;
 // item.
 struct Scratch {
     Buffer<int32_t> keys, values, query;
-    Buffer<float> scores, tile_sum, tile_peak, tile_total, summed, peak, total, value_scales;
+    Buffer<float> scores, tile_sum, tile_peak, tile_total, summed, peak, total;
     Buffer<char> weights, partly_seen, widened;
     std::vector<Group> groups;
     std::vector<Rows> rows;
 };
 
-// Queries of type T over K and V stored as S: T itself, or 8 bits.
-template <class T, class S>
+// Queries of type T over K and V of type T, or in 8 bits: these are widened when they are read.
+template <class T>
 class Tile {
   public:
     static constexpr int PER_LANE = Element<T>::PER_LANE;
-    static constexpr bool HAS_SCALES = std::is_same_v<S, e4m3>;
+    typedef typename Element<T>::Lanes Lanes;
+    typedef typename Element<T>::Sums Sums;
 
     const Problem& p;
     Scratch& s;
@@ -110,8 +133,8 @@ class Tile {
         s.tile_peak.resize(BLOCK_ROWS), s.tile_total.resize(BLOCK_ROWS);
         s.summed.resize(MAX_ROWS * width);
         s.peak.resize(MAX_ROWS), s.total.resize(MAX_ROWS);
-        s.partly_seen.resize(LANES * p.head_dim * sizeof(S));
-        if (HAS_SCALES) s.value_scales.resize(BLOCK_ROWS * SPLIT + LANES), s.widened.resize(LANES * p.head_dim * sizeof(T));
+        s.partly_seen.resize(LANES * p.head_dim * sizeof(T));
+        s.widened.resize(LANES * p.head_dim * sizeof(T));
     }
 
     void start_item(const Item& given) {
@@ -166,66 +189,54 @@ class Tile {
     float* sums(int row) const { return &s.tile_sum[(row - first_row) * width]; }
 
     // Scales and stores the scores of sixteen keys.
-    void put_scores(int row, int key, vf total, const float* key_scales) const {
-        if (HAS_SCALES) total = total * load(key_scales);
-        store(scores(row) + key, total * p.scale);
-    }
+    void put_scores(int row, int key, Sums total) const { store(scores(row) + key, total * p.scale); }
 
     Group group(int head, int is_value, int key) const {
         const int64_t plane = is_value * p.num_kv_heads + item.first_head + head;
         const Page& page = pages_[key / LANES];
-        return {page.data + plane * p.block_size * p.head_dim * sizeof(S),
-                HAS_SCALES ? page.scales + plane * p.block_size : nullptr, head, key};
+        const int64_t slot = plane * p.block_size;
+        return {page.data + slot * p.head_dim * number_bytes(), page.scales + slot * num_scales(), head, key};
     }
 
     // Sixteen lanes of the current group. Prefetches the same place of a later group to the second-level cache, line by
     // line beside the loads. Sixty lines at once, or to the first level, took a third longer (Zen 4, 2026-11-21).
-    vi take(const S* data, int64_t element) const {
-        __builtin_prefetch(ahead + element * sizeof(S), 0, 2);
-        if constexpr (!HAS_SCALES) return load_i(data + element);
-        else if constexpr (PER_LANE == 2) return load_pairs(data + element);
-        else return (vi)load(data + element);
+    Lanes take(const T* data, int64_t element) const {
+        __builtin_prefetch(ahead + element * sizeof(T), 0, 2);
+        return Element<T>::load(data + element);
     }
 
-    // The same for a group that was widened.
-    template <class X>
-    std::enable_if_t<!std::is_same_v<X, S>, vi> take(const X* data, int64_t element) const {
-        return load_i(data + element);
+    // Keys that no query sees are masked after their products, so they may hold anything. Valid until the next group is
+    // read.
+    const T* keys_of(const Group& group) {
+        if (!p.kv_format) return reinterpret_cast<const T*>(group.data);
+        T* place = reinterpret_cast<T*>(s.widened.data());
+        const int64_t num_bytes = LANES * p.head_dim;
+        for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+        ahead = s.widened.data();
+        DEQUANTIZE<T>[p.kv_format](group.data, group.scales, place, LANES, p.head_dim);
+        return place;
     }
-
-    // One element, for the end of a head that is less than a vector.
-    static T one(S x) {
-        if constexpr (!HAS_SCALES) return x;
-        else if constexpr (PER_LANE == 2) return {to_bf16_bits(x)};
-        else return to_float(x);
-    }
-
-    // Keys that no query sees are masked after their products, so they may hold anything.
-    const S* keys_of(const Group& group) const { return reinterpret_cast<const S*>(group.data); }
 
     // Zeros replace values that no query sees, because 0 * NaN is NaN.
-    const S* values_of(const Group& group) {
-        const S* data = reinterpret_cast<const S*>(group.data);
+    const T* values_of(const Group& group) {
+        const T* data = keys_of(group);
         const int first = std::max(0, begin - group.key), last = std::min(LANES, end - group.key);
         if (first == 0 && last == LANES) return data;
-        S* copy = reinterpret_cast<S*>(s.partly_seen.data());
-        std::memset(copy, 0, LANES * p.head_dim * sizeof(S));
-        std::memcpy(copy + first * p.head_dim, data + first * p.head_dim, (last - first) * p.head_dim * sizeof(S));
+        T* copy = reinterpret_cast<T*>(s.partly_seen.data());
+        std::memset(copy, 0, LANES * p.head_dim * sizeof(T));
+        std::memcpy(copy + first * p.head_dim, data + first * p.head_dim, (last - first) * p.head_dim * sizeof(T));
         return copy;
-    }
-
-    // The scales of values, with zeros for those that no query sees.
-    void keep_value_scales(const Group& group, float* place) const {
-        for (int i = 0; i < LANES; i++)
-            place[i] = group.key + i >= begin && group.key + i < end ? group.scales[i] : 0.0f;
     }
 
   private:
     struct Page {
         const char* data;
-        const float* scales;
+        const bf16* scales;
     };
     Page pages_[SPLIT / LANES];  // of sixteen keys of head 0
+
+    int64_t number_bytes() const { return p.kv_format ? 1 : sizeof(T); }
+    int64_t num_scales() const { return p.kv_format ? num_kv_groups(p.head_dim) : 0; }
 
     // Groups of four rows, and the rest. Each skips the keys that none of its queries sees.
     void list_rows() {
@@ -245,8 +256,8 @@ class Tile {
         for (int key = begin / LANES * LANES; key < end; key += LANES) {
             const int64_t position = start + key, slot = position % p.block_size;
             const int64_t planes = p.tables[item.request * p.max_blocks + position / p.block_size] * 2 * p.num_kv_heads;
-            pages_[key / LANES] = {p.kv + (planes * p.block_size + slot) * p.head_dim * int64_t(sizeof(S)),
-                                   HAS_SCALES ? p.kv_scales + planes * p.block_size + slot : nullptr};
+            const int64_t place = planes * p.block_size + slot;
+            pages_[key / LANES] = {p.kv + place * p.head_dim * number_bytes(), p.kv_scales + place * num_scales()};
         }
     }
 };

@@ -15,11 +15,11 @@ other numbers of rows must round alike. Blocks of 16 and 32 use one instruction 
 others on Hopper and later, and do not occur if `AttentionBatch.is_deterministic`.
 
 The floor of decodes is memory: each K and V that is seen is read once, 2 * D numbers a key and KV head, and with 8 bits
-2 scales. Cuts add packed rows * (D + 2) * 4 bytes, written and read once, for each tile behind another in its unit.
-With 4 query heads a KV head and bfloat16 that is 1.6% of the tile's bytes, with 8 heads and 8 bits 6.3%. If there are
-fewer rows than programs it concerns all tiles; with many rows only those at the start of a segment. A unit that was not
-cut is written at once. The floor of chunks is arithmetic: 4 * D operations for each query head and each key that it
-sees.
+2 scales for each group of 32. Cuts add packed rows * (D + 2) * 4 bytes, written and read once, for each tile behind
+another in its unit. With 4 query heads a KV head and bfloat16 that is 1.6% of the tile's bytes, with 8 heads and 8 bits
+6.0%. If there are fewer rows than programs it concerns all tiles; with many rows only those at the start of a segment.
+A unit that was not cut is written at once. The floor of chunks is arithmetic: 4 * D operations for each query head and
+each key that it sees.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, Shipped
+from inferd.kernels.kv_format import KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.paged_attention import partial, passes, work
 from inferd.kernels.paged_attention.batch import ATTENTION_SPLIT, AttentionBatch
 from inferd.kernels.paged_attention.partial import merge, no_result, offset_of, store_slot
@@ -43,6 +44,13 @@ from inferd.kernels.paged_attention.work import Work
 _LOG2_E = math.log2(math.e)
 _INTERPRETED = (5, 90)
 """Multiprocessors and compute capability that are assumed without a GPU."""
+
+
+@triton.jit
+def _dequantized(numbers, scales, GROUP: tl.constexpr):
+    """[keys, elements] in fp32: numbers of 8 bits times the scales [keys, groups] of their groups."""
+    wide = tl.reshape(numbers.to(tl.float32), [numbers.shape[0], scales.shape[1], GROUP])
+    return tl.reshape(wide * scales.to(tl.float32)[:, :, None], numbers.shape)
 
 
 @triton.jit
@@ -94,16 +102,14 @@ def _attend(
     q, kv, kv_scales, out, slots, slot_stats, units, segments, tables, table_stride, num_heads, num_kv_heads,
     block_shift, window, slot_rows, scale, cap,
     HAS_CAP: tl.constexpr, IS_CUT: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_N: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Scores count powers of two: `scale` includes log2(e). With a cap c, `scale` is that of 2 s / c, and `cap` is c
-    log2(e).
-
-    With KV in 8 bits a key is multiplied by its scale when it is widened. A value's scale, times 2^8, multiplies the
-    weights of the value. Values reach 448, so these weights stay within float16 whenever the products would. Both
-    choices, and reading the scales late, avoid spills.
+    log2(e). K and V in 8 bits are multiplied by their scales, and rounded to q's dtype.
     """
-    HAS_SCALES: tl.constexpr = kv.dtype.element_ty == tl.float8e4nv
+    HAS_SCALES: tl.constexpr = kv.dtype.element_ty.primitive_bitwidth == 8
+    NUM_SCALES: tl.constexpr = (D + GROUP - 1) // GROUP
+    scale_group = tl.arange(0, BLOCK_D // GROUP)
     head = tl.program_id(0) % num_kv_heads
     segment = segments + (tl.program_id(0) // num_kv_heads) * 4
     group = num_heads // num_kv_heads
@@ -150,28 +156,29 @@ def _attend(
             k_offset = (page.to(tl.int64) * (2 * num_kv_heads) + head) * page_size + inside
             if HAS_SCALES:
                 k_place = ((page * (2 * num_kv_heads) + head) << block_shift) + (key & ((1 << block_shift) - 1))
-                k_scale = tl.load(kv_scales + k_place, mask=is_seen, other=0.0)
+                k_scale_place = k_place[:, None] * NUM_SCALES + scale_group[None, :]
+                is_scale = is_seen[:, None] & (scale_group < NUM_SCALES)[None, :]
+                k_scales = tl.load(kv_scales + k_scale_place, mask=is_scale, other=0.0)
             # Load the pages of the next block one iteration ahead, else their loads would be a stage of the pipeline.
             page = tl.load(table + ((key + BLOCK_N) >> block_shift), mask=key + BLOCK_N < high, other=0)
             is_kv = is_seen[:, None] & is_column
             k = tl.load(kv + k_offset[:, None] + column[None, :], mask=is_kv, other=0.0)
             if HAS_SCALES:
-                k = k.to(tl.float32) * k_scale[:, None]
+                k = _dequantized(k, k_scales, GROUP)
             k = k.to(b_q.dtype)
             scores = _scores(b_q, k, key, position, window, scale, cap, HAS_CAP)
             weights, decay, tile_peak = _weights(scores, tile_peak, scale, HAS_CAP)
             v_offset = k_offset + num_kv_heads * page_size
-            v = tl.load(kv + v_offset[:, None] + column[None, :], mask=is_kv, other=0.0).to(b_q.dtype)
+            v = tl.load(kv + v_offset[:, None] + column[None, :], mask=is_kv, other=0.0)
+            if HAS_SCALES:
+                v_scale_place = k_scale_place + (num_kv_heads << block_shift) * NUM_SCALES
+                v = _dequantized(v, tl.load(kv_scales + v_scale_place, mask=is_scale, other=0.0), GROUP)
+            v = v.to(b_q.dtype)
             # Round before summing, so that the divisor is the sum of the weights that were used.
             weights = weights.to(b_q.dtype)
             tile_total = tl.dot(weights, ones, tile_total * decay, input_precision="ieee")
-            if HAS_SCALES:
-                v_scale = tl.load(kv_scales + k_place + (num_kv_heads << block_shift), mask=is_seen, other=0.0)
-                weights = (weights.to(tl.float32) * (v_scale * 256.0)[None, :]).to(b_q.dtype)
             tile_summed = tl.dot(weights, v, tile_summed * decay, input_precision="ieee")
             if ((block + 1) % (TILE // BLOCK_N) == 0) | (block == last_block):
-                if HAS_SCALES:
-                    tile_summed = tile_summed * (1.0 / 256.0)
                 if IS_CUT:
                     if is_from_start:
                         peak, total, summed = merge(peak, total, summed, tile_peak, tile_total, tile_summed)
@@ -282,13 +289,15 @@ def _run(
 
 
 def _constants(form: Form, head_dim: int, has_cap: bool, is_cut: bool) -> dict[str, object]:
+    block_d = max(16, triton.next_power_of_2(head_dim))
     return {
         "HAS_CAP": has_cap,
         "IS_CUT": is_cut,
         "D": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+        "BLOCK_D": block_d,
         "BLOCK_M": form.block_m,
         "BLOCK_N": form.block_n,
+        "GROUP": min(KV_GROUP, block_d),
         "TILE": ATTENTION_SPLIT,
     }
 
@@ -298,20 +307,27 @@ def shipped() -> Iterator[Shipped]:
     float16 the name of an instruction."""
     yield from work.shipped()
     yield from partial.shipped()
-    bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+    bf16, fp16, fp8, int8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8
     for head_dim, blocks in ((64, (16, 32)), (128, (16, 32, 64)), (256, (16, 32))):
         for block_m in blocks:
             yield _shipped(head_dim, bf16, bf16, block_m, is_cut=True)
         for sm in (80, 90) if head_dim > 64 else (90,):
-            yield _shipped(head_dim, bf16, bf16, passes.largest_block(head_dim, sm, is_cut=False), is_cut=False, sm=sm)
+            block_m = passes.largest_block(head_dim, bf16.itemsize, sm, is_cut=False)
+            yield _shipped(head_dim, bf16, bf16, block_m, is_cut=False, sm=sm)
     for head_dim, kv_dtype, has_cap in ((80, bf16, False), (128, fp8, False), (256, bf16, True), (256, fp8, True)):
         sm = 90 if kv_dtype == fp8 else 0
         yield _shipped(head_dim, bf16, kv_dtype, 16, is_cut=True, has_cap=has_cap, sm=sm)
-        block_m = passes.largest_block(head_dim, 90, is_cut=False)
+        block_m = passes.largest_block(head_dim, kv_dtype.itemsize, 90, is_cut=False)
         yield _shipped(head_dim, bf16, kv_dtype, block_m, is_cut=False, has_cap=has_cap, sm=90)
     for head_dim, block_m in ((64, 16), (128, 32), (128, 64)):
         yield _shipped(head_dim, bf16, fp8, block_m, is_cut=True, sm=90)
+    for head_dim, block_m in ((64, 16), (80, 16), (128, 16), (128, 64), (256, 16)):
+        yield _shipped(head_dim, bf16, int8, block_m, is_cut=True)
+    for head_dim in (128, 256):
+        block_m = passes.largest_block(head_dim, int8.itemsize, 90, is_cut=False)
+        yield _shipped(head_dim, bf16, int8, block_m, is_cut=False)
     yield _shipped(128, fp16, fp8, 16, is_cut=True, sm=90)
+    yield _shipped(128, fp16, int8, 16, is_cut=True)
     yield _shipped(128, fp16, fp16, 16, is_cut=True)
 
 
@@ -335,7 +351,8 @@ def _shipped(
         signature={
             **dict.fromkeys(("q", "out"), f"*{DTYPES[dtype]}"),
             "kv": f"*{DTYPES[kv_dtype]}",
-            **dict.fromkeys(("kv_scales", "slots", "slot_stats"), "*fp32"),
+            **dict.fromkeys(("slots", "slot_stats"), "*fp32"),
+            "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE if kv_dtype.itemsize == 1 else torch.float32]}",
             **dict.fromkeys(("units", "segments", "tables"), "*i32"),
             **dict.fromkeys(integers, "i32"),
             **dict.fromkeys(("scale", "cap"), "fp32"),

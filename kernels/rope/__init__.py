@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import gpu
+from inferd.kernels.kv_format import check_scales, refuses_kv
 from inferd.kernels.registry import ROWS_SHARE_SUMS, Deferred, Implementation, Op, always
 from inferd.kernels.rope import cpu, reference
 
@@ -31,9 +32,7 @@ class Key(NamedTuple):
 def _refuses_triton(key: Key) -> str | None:
     if key.head_dim > _MAX_TRITON_HEAD_DIM:
         return f"takes heads of at most {_MAX_TRITON_HEAD_DIM}, not {key.head_dim}"
-    if key.kv_dtype not in (key.dtype, torch.float8_e4m3fn):
-        return f"writes KV in the dtype of the keys or in 8 bits, not {key.kv_dtype} for {key.dtype}"
-    return gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
+    return refuses_kv(key.dtype, key.kv_dtype) or gpu.refuses(key.device_type, key.dtype, key.kv_dtype)
 
 
 Run = Callable[
@@ -73,21 +72,17 @@ def rope_and_cache(
 
     q [T, Hq, D]; k, v [T, G, D]; cos_sin [P, r] fp32, a position's r/2 cosines and then its r/2 sines, r <= D even;
     positions [T] int64, below P; write_slots [T] int64, block_id * block_size + offset, no two alike; kv [blocks, 2, G,
-    block_size, D], written in place, in any float dtype; q_norm, k_norm [D], both or neither, with their `eps`.
+    block_size, D], written in place, in q's dtype or in 8 bits; q_norm, k_norm [D], both or neither, with their `eps`.
     Arithmetic is in fp32, with one rounding to the dtype at the end, ties to even.
 
-    Exactly a float8_e4m3fn pool has `kv_scales` [blocks, 2, G, block_size] fp32, written in place. Each head of each
-    token is divided by its largest magnitude / 448, so finite numbers stay finite and the largest is exact.
-
-    One scale of 1 for all would be less precise. The embedded model would be 4 times as far from itself with a plain
-    cache (0.00061 nats a token against 0.00015, 6,648 tokens). Random weights would be 1.2 times as far, or 1.7 times
-    with one channel of K at 30 times the others, as biases make it (2026-11-21).
+    Exactly a pool of 8 bits (`kv_format`) has `kv_scales` [blocks, 2, G, block_size, groups], written in place. A
+    group's scale is its largest magnitude divided by the format's largest number, rounded to bfloat16. The group's
+    elements are divided by the rounded scale, and then rounded.
     """
     assert k.shape == v.shape and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
     assert cos_sin.dtype == torch.float32 and cos_sin.shape[-1] % 2 == 0 and cos_sin.shape[-1] <= q.shape[-1]
     assert kv.shape[1] == 2 and kv.shape[2] == k.shape[1] and kv.shape[4] == k.shape[2]
     assert (q_norm is None) == (k_norm is None)
-    assert (kv_scales is not None) == (kv.dtype == torch.float8_e4m3fn)
-    assert kv_scales is None or (kv_scales.shape == kv.shape[:4] and kv_scales.dtype == torch.float32)
+    check_scales(kv, kv_scales)
     run = ROPE_AND_CACHE.resolve(Key(q.device.type, q.dtype, kv.dtype, q.shape[-1], q_norm is not None))
     return run(q, k, v, cos_sin, positions, write_slots, kv, q_norm, k_norm, eps, kv_scales)

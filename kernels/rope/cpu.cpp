@@ -1,11 +1,11 @@
 // RMS norm of each head (optional), rotation of q and k by their positions, and the write of k and v into the paged
-// pool: one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each head has a scale.
+// pool: one pass over a token's heads, in fp32, rounded once. In a pool of 8 bits each group of a head has a scale.
 
 #include <cmath>
 #include <cstdlib>
 
 #include "call.h"
-#include "e4m3.h"
+#include "kv_numbers.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -67,12 +67,13 @@ struct Problem {
     const float* cos_sin;
     const int64_t *positions, *write_slots;
     void* kv;
-    float* kv_scales;  // [blocks, 2, G, block_size], or null: the pool has the heads' dtype
+    bf16* kv_scales;  // [blocks, 2, G, block_size, groups], or null: the pool has the heads' dtype
     void* out;
     const void *q_norm, *k_norm;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
     int64_t q_stride, k_stride, v_stride;  // elements from token to token
     float eps;
+    int64_t kv_format;  // as in kv_numbers.h; 0: K and V have the heads' type
 };
 
 template <int N, class T>
@@ -129,28 +130,6 @@ void turn_any_heads(const Problem& p, const T* from, O* to, int64_t num_heads, i
     }
 }
 
-// A head as 8 bits; returns its scale, the largest magnitude / 448, or 1 if that is 0. NaN makes all of them NaN.
-float quantize_head(const float* head, e4m3* to, int64_t size) {
-    const vi no_sign = splat_i(0x7fffffff);
-    vi largest_bits = {};  // magnitudes are ordered like their bits, with NaN on top
-    auto see = [&](vf v) {
-        const vi bits = (vi)v & no_sign;
-        largest_bits = bits > largest_bits ? bits : largest_bits;
-    };
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) see(load(head + i));
-    if (i < size) see(load_part(head + i, int(size - i)));
-    int32_t most = 0;
-    for (int lane = 0; lane < LANES; lane++) most = largest_bits[lane] > most ? largest_bits[lane] : most;
-    float scale;
-    std::memcpy(&scale, &most, sizeof scale);
-    scale /= E4M3_MAX;
-    if (scale == 0.0f) scale = 1.0f;
-    for (i = 0; i + LANES <= size; i += LANES) store(to + i, load(head + i) / splat(scale));
-    if (i < size) store_part(to + i, load_part(head + i, int(size - i)) / splat(scale), int(size - i));
-    return scale;
-}
-
 // N: vectors in a head; 0 for heads of any size.
 template <int N, class T, class W>
 void run_token(const Problem& p, int64_t token) {
@@ -164,28 +143,27 @@ void run_token(const Problem& p, int64_t token) {
             turn_any_heads(p, from, to, num_heads, to_stride, weight, cos_sin);
     };
     const int64_t block = p.write_slots[token] / p.block_size, offset = p.write_slots[token] % p.block_size;
-    const int64_t plane = p.block_size * size, first = block * 2 * p.num_kv_heads * plane + offset * size;
+    const int64_t first = block * 2 * p.num_kv_heads * p.block_size + offset;  // slot of the first head
     const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
     const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
     turn(static_cast<const T*>(p.q) + token * p.q_stride, static_cast<T*>(p.out) + token * p.num_heads * size,
          p.num_heads, size, p.q_norm);
-    if (p.kv_scales) {
-        e4m3* keys = static_cast<e4m3*>(p.kv) + first;
-        float* scales = p.kv_scales + block * 2 * p.num_kv_heads * p.block_size + offset;
-        float head[MAX_HEAD_DIM];
-        for (int64_t h = 0; h < p.num_kv_heads; h++) {
-            turn(k + h * size, head, 1, size, p.k_norm);
-            scales[h * p.block_size] = quantize_head(head, keys + h * plane, size);
-            widen_head(v + h * size, head, size);
-            const int64_t value = p.num_kv_heads + h;
-            scales[value * p.block_size] = quantize_head(head, keys + value * plane, size);
-        }
+    const int64_t plane = p.block_size * size, heads = p.num_kv_heads;
+    if (!p.kv_format) {
+        T* keys = static_cast<T*>(p.kv) + first * size;
+        T* values = keys + heads * plane;
+        turn(k, keys, heads, plane, p.k_norm);
+        for (int64_t h = 0; h < heads; h++) std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
         return;
     }
-    T* keys = static_cast<T*>(p.kv) + first;
-    T* values = keys + p.num_kv_heads * plane;
-    turn(k, keys, p.num_kv_heads, plane, p.k_norm);
-    for (int64_t h = 0; h < p.num_kv_heads; h++) std::memcpy(values + h * plane, v + h * size, size * sizeof(T));
+    const int64_t num_scales = num_kv_groups(size);
+    float head[MAX_HEAD_DIM];
+    for (int64_t h = 0; h < 2 * heads; h++) {
+        if (h < heads) turn(k + h * size, head, 1, size, p.k_norm);
+        else widen_head(v + (h - heads) * size, head, size);
+        const int64_t slot = first + h * p.block_size;
+        QUANTIZE[p.kv_format](head, static_cast<char*>(p.kv) + slot * size, p.kv_scales + slot * num_scales, size);
+    }
 }
 
 template <int N, class T, class W>
@@ -210,16 +188,16 @@ void run(const Problem& p, int64_t num_threads) {
 
 }  // namespace
 
-// Arguments as in the Python signature; dtypes 0: fp32, 1: bfloat16.
+// Arguments as in the Python signature; dtypes 0: fp32, 1: bfloat16. kv_format 0: that of q; else as in kv_numbers.h.
 static void rope_and_cache(const void* q, const void* k, const void* v, const float* cos_sin,
-                           const int64_t* positions, const int64_t* write_slots, void* kv, float* kv_scales, void* out,
+                           const int64_t* positions, const int64_t* write_slots, void* kv, void* kv_scales, void* out,
                            const void* q_norm, const void* k_norm, int64_t num_tokens, int64_t num_heads,
                            int64_t num_kv_heads, int64_t head_dim, int64_t rotary_dim, int64_t block_size,
                            int64_t q_stride, int64_t k_stride, int64_t v_stride, float eps, int64_t dtype,
-                           int64_t norm_dtype, int64_t num_threads) {
-    Problem p{q, k, v, cos_sin, positions, write_slots, kv, kv_scales, out, q_norm, k_norm,
+                           int64_t norm_dtype, int64_t kv_format, int64_t num_threads) {
+    Problem p{q, k, v, cos_sin, positions, write_slots, kv, static_cast<bf16*>(kv_scales), out, q_norm, k_norm,
               num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, block_size,
-              q_stride, k_stride, v_stride, eps};
+              q_stride, k_stride, v_stride, eps, kv_format};
     if (dtype == 0)
         run<float, float>(p, num_threads);
     else if (norm_dtype == 0)

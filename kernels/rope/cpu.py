@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.kernels import native
+from inferd.kernels.kv_format import kv_code, refuses_kv
 
 _MAX_HEAD_DIM = 512
 """A head is held on the stack."""
@@ -13,11 +14,9 @@ _MAX_HEAD_DIM = 512
 
 def refuses(device_type: str, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str | None:
     """Why it cannot run; None if it can."""
-    if kv_dtype not in (dtype, torch.float8_e4m3fn):
-        return f"takes KV in the dtype of the heads or in 8 bits, not {kv_dtype} for {dtype}"
     if head_dim > _MAX_HEAD_DIM:
         return f"takes heads of at most {_MAX_HEAD_DIM}, not {head_dim}"
-    return native.refuses(device_type, dtype)
+    return refuses_kv(dtype, kv_dtype) or native.refuses(device_type, dtype)
 
 
 def rope_and_cache(
@@ -34,7 +33,7 @@ def rope_and_cache(
     kv_scales: Tensor | None,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous() and (kv_scales is None or kv_scales.is_contiguous())
+    assert kv.is_contiguous()
     assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert q_norm is None or q_norm.dtype in (q.dtype, torch.float32)
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
@@ -63,6 +62,7 @@ def rope_and_cache(
         eps,
         native.DTYPE_CODES[q.dtype],
         native.DTYPE_CODES[q.dtype if q_norm is None else q_norm.dtype],
+        kv_code(kv.dtype),
         torch.get_num_threads(),
     )
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.kernels.quantize_fp8.reference import quantize_fp8
+from inferd.kernels.kv_format import quantize_heads
 from inferd.kernels.rms_norm.reference import rms_norm
 
 
@@ -32,7 +32,8 @@ def rope_and_cache(
         if kv_scales is None:
             kv[block_ids, plane, :, offsets] = heads.to(kv.dtype)
         else:
-            kv[block_ids, plane, :, offsets], kv_scales[block_ids, plane, :, offsets] = quantize_fp8(heads)
+            numbers, scales = quantize_heads(heads, kv.dtype)
+            kv[block_ids, plane, :, offsets], kv_scales[block_ids, plane, :, offsets] = numbers, scales
     return _rotate(q, cos, sin).to(dtype)
 
 

@@ -2,8 +2,8 @@
 
 Registers hold a head as its two halves that rotate against each other, and the rest that does not rotate. Each is
 loaded in pieces of 16 bytes. The floor is memory: q, k and v in and out once; a token's cosines and sines come from the
-cache after its first program. A head of an 8-bit pool is divided by its scale, rounded once, ties to even. NaN stays,
-and as the scale is NaN too, so does the whole head.
+cache after its first program. Each group of a head of an 8-bit pool is divided by its scale. Groups may lie across
+the halves.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ import triton.language as tl
 from torch import Tensor
 
 from inferd.kernels.gpu import DTYPES, FP8_MIN_SM, Shipped
-from inferd.kernels.quantize_fp8.triton import cast
+from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 
 _HEADS = 8
 """Heads of one program."""
 
 
 @triton.jit
-def _scale(largest):
-    """Scale of heads in 8 bits, from the bits of their largest magnitudes. Without their sign bits order like the
-    numbers, with infinity and then NaN on top; a maximum of floats would lose NaN."""
-    scale = tl.div_rn(largest.to(tl.float32, bitcast=True), 448.0)
-    return tl.where(scale == 0.0, 1.0, tl.maximum(scale, 1e-30, propagate_nan=tl.PropagateNan.ALL))
+def _largest(x, is_member):
+    """Bits of the largest magnitude of each head. They order like the numbers, with infinity and then NaN on top; a
+    maximum of floats would lose NaN."""
+    return tl.max(tl.where(is_member, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0), 1)
 
 
 @triton.jit
-def _magnitude(x):
-    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+def _scale(largest, MOST: tl.constexpr):
+    scale = largest.to(tl.float32, bitcast=True) * (1.0 / MOST)
+    scale = tl.maximum(scale, 2.0**-100, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(scale <= 2.0**100, scale, float("nan")).to(tl.bfloat16)
 
 
 @triton.jit
-def _divided(x, scale, inverse):
-    """The quotient as IEEE 754 rounds it (Markstein 1990, IBM Journal of Research and Development 34.1). Scales from
-    1e-30 on have inverses and remainders that are normal numbers. A division would make a wide head spill."""
-    near = x * inverse[:, None]
-    return tl.fma(tl.fma(-near, tl.broadcast_to(scale[:, None], x.shape), x), inverse[:, None], near)
+def _narrow(x, dtype: tl.constexpr):
+    """fp32 as `dtype`, rounded to nearest, ties to even. Magnitudes are below the largest number and half a step."""
+    if dtype == tl.int8:
+        # 1.5 * 2^23: the low bits of the sum are the rounded integer.
+        return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+    return x.to(dtype)
 
 
 @triton.jit
@@ -58,6 +60,8 @@ def _rotate(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    MOST: tl.constexpr,
+    GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -91,23 +95,28 @@ def _rotate(
     turned_first = first * cos - second * sin
     turned_second = second * cos + first * sin
     dtype: tl.constexpr = target.dtype.element_ty
-    if dtype == tl.float8e4nv:
-        largest = tl.maximum(_magnitude(turned_first), _magnitude(turned_second))
-        if 2 * HALF < HEAD_DIM:
-            largest = tl.maximum(largest, _magnitude(rest))
-        scale_8 = _scale(largest)
-        tl.store(target_scales + heads.to(tl.int64) * scale_stride, scale_8, mask=heads < num_heads)
-        inverse = tl.div_rn(tl.full([HEADS], 1.0, tl.float32), scale_8)
-        turned_first = _divided(turned_first, scale_8, inverse)
-        turned_second = _divided(turned_second, scale_8, inverse)
-        if 2 * HALF < HEAD_DIM:
-            rest = _divided(rest, scale_8, inverse)
+    if dtype.primitive_bitwidth == 8:
+        goal_scales = target_scales + heads.to(tl.int64) * scale_stride
+        for group in tl.static_range((HEAD_DIM + GROUP - 1) // GROUP):
+            in_first = (column // GROUP == group)[None, :]
+            in_second = ((HALF + column) // GROUP == group)[None, :]
+            largest = tl.maximum(_largest(turned_first, in_first), _largest(turned_second, in_second))
+            if 2 * HALF < HEAD_DIM:
+                in_rest = (column_rest // GROUP == group)[None, :]
+                largest = tl.maximum(largest, _largest(rest, in_rest))
+            scale_8 = _scale(largest, MOST)
+            tl.store(goal_scales + group, scale_8, mask=heads < num_heads)
+            inverse = (1.0 / scale_8.to(tl.float32))[:, None]
+            turned_first = tl.where(in_first, turned_first * inverse, turned_first)
+            turned_second = tl.where(in_second, turned_second * inverse, turned_second)
+            if 2 * HALF < HEAD_DIM:
+                rest = tl.where(in_rest, rest * inverse, rest)
     goals = target + heads[:, None].to(tl.int64) * target_stride + column[None, :]
-    tl.store(goals, cast(turned_first, dtype), mask=is_turned)
-    tl.store(goals + HALF, cast(turned_second, dtype), mask=is_turned)
+    tl.store(goals, _narrow(turned_first, dtype), mask=is_turned)
+    tl.store(goals + HALF, _narrow(turned_second, dtype), mask=is_turned)
     if 2 * HALF < HEAD_DIM:
         goals_rest = target + heads[:, None].to(tl.int64) * target_stride + column_rest[None, :]
-        tl.store(goals_rest, cast(rest, dtype), mask=is_rest)
+        tl.store(goals_rest, _narrow(rest, dtype), mask=is_rest)
 
 
 @triton.jit
@@ -120,6 +129,8 @@ def _move(
     first_head,
     num_heads,
     HEAD_DIM: tl.constexpr,
+    MOST: tl.constexpr,
+    GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -127,13 +138,17 @@ def _move(
     column = tl.arange(0, BLOCK)
     is_inside = (heads < num_heads)[:, None] & (column < HEAD_DIM)[None, :]
     values = tl.load(source + heads[:, None] * HEAD_DIM + column[None, :], mask=is_inside, other=0.0)
-    if target.dtype.element_ty == tl.float8e4nv:
+    dtype: tl.constexpr = target.dtype.element_ty
+    if dtype.primitive_bitwidth == 8:
         values = values.to(tl.float32)
-        scale = _scale(_magnitude(values))
-        tl.store(target_scales + heads.to(tl.int64) * scale_stride, scale, mask=heads < num_heads)
-        values = _divided(values, scale, tl.div_rn(tl.full([HEADS], 1.0, tl.float32), scale))
-    if target.dtype.element_ty != source.dtype.element_ty:
-        values = cast(values.to(tl.float32), target.dtype.element_ty)
+        goal_scales = target_scales + heads.to(tl.int64) * scale_stride
+        for group in tl.static_range((HEAD_DIM + GROUP - 1) // GROUP):
+            is_member = (column // GROUP == group)[None, :]
+            scale = _scale(_largest(values, is_member), MOST)
+            tl.store(goal_scales + group, scale, mask=heads < num_heads)
+            inverse = (1.0 / scale.to(tl.float32))[:, None]
+            values = tl.where(is_member, values * inverse, values)
+        values = _narrow(values, dtype)
     tl.store(target + heads[:, None].to(tl.int64) * target_stride + column[None, :], values, mask=is_inside)
 
 
@@ -160,6 +175,8 @@ def _rope_and_cache(
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    MOST: tl.constexpr,
+    GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -174,25 +191,27 @@ def _rope_and_cache(
         goal = out + token * (NUM_HEADS * HEAD_DIM)
         _rotate(
             q + token * q_stride, goal, HEAD_DIM, kv_scales, 0, q_norm, angles, part * HEADS, NUM_HEADS, eps,
-            HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
+            HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
         slot = tl.load(write_slots + token)
         plane: tl.constexpr = PAGE * HEAD_DIM
         keys = kv + (slot // PAGE) * (2 * NUM_KV_HEADS * plane) + (slot % PAGE) * HEAD_DIM
-        key_scales = kv_scales + (slot // PAGE) * (2 * NUM_KV_HEADS * PAGE) + slot % PAGE
+        NUM_SCALES: tl.constexpr = (HEAD_DIM + GROUP - 1) // GROUP
+        key_scales = kv_scales + ((slot // PAGE) * (2 * NUM_KV_HEADS * PAGE) + slot % PAGE) * NUM_SCALES
         if part < NUM_Q_PARTS + NUM_KV_PARTS:
             _rotate(
-                k + token * k_stride, keys, plane, key_scales, PAGE, k_norm, angles, (part - NUM_Q_PARTS) * HEADS,
-                NUM_KV_HEADS, eps, HEAD_DIM, HALF, HAS_NORM, HEADS, BLOCK_HALF, BLOCK_REST,
+                k + token * k_stride, keys, plane, key_scales, PAGE * NUM_SCALES, k_norm, angles,
+                (part - NUM_Q_PARTS) * HEADS, NUM_KV_HEADS, eps, HEAD_DIM, HALF, HAS_NORM, MOST, GROUP, HEADS,
+                BLOCK_HALF, BLOCK_REST,
             )  # fmt: skip
         else:
             first_head = (part - NUM_Q_PARTS - NUM_KV_PARTS) * HEADS
             values = keys + NUM_KV_HEADS * plane
-            value_scales = key_scales + NUM_KV_HEADS * PAGE
+            value_scales = key_scales + NUM_KV_HEADS * PAGE * NUM_SCALES
             _move(
-                v + token * v_stride, values, plane, value_scales, PAGE, first_head, NUM_KV_HEADS, HEAD_DIM, HEADS,
-                BLOCK_HEAD,
+                v + token * v_stride, values, plane, value_scales, PAGE * NUM_SCALES, first_head, NUM_KV_HEADS,
+                HEAD_DIM, MOST, GROUP, HEADS, BLOCK_HEAD,
             )  # fmt: skip
 
 
@@ -210,13 +229,13 @@ def rope_and_cache(
     kv_scales: Tensor | None,
 ) -> Tensor:
     q, k, v = (_with_heads_together(heads) for heads in (q, k, v))
-    assert kv.is_contiguous() and (kv_scales is None or kv_scales.is_contiguous())
+    assert kv.is_contiguous()
     assert all(norm is None or norm.is_contiguous() for norm in (q_norm, k_norm))
     assert positions.is_contiguous() and write_slots.is_contiguous() and cos_sin.is_contiguous()
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    constants, num_warps = _form(num_heads, num_kv_heads, head_dim, cos_sin.shape[1], kv.shape[3])
+    constants, num_warps = _form(num_heads, num_kv_heads, head_dim, cos_sin.shape[1], kv.shape[3], kv.dtype)
     num_parts = triton.cdiv(num_heads, _HEADS) + 2 * triton.cdiv(num_kv_heads, _HEADS)
     _rope_and_cache[(num_tokens, num_parts)](
         q,
@@ -247,17 +266,19 @@ def _with_heads_together(heads: Tensor) -> Tensor:
 
 
 def _form(
-    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int
-) -> tuple[dict[str, int], int]:
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, block_size: int, kv_dtype: torch.dtype
+) -> tuple[dict[str, float], int]:
     """(constants, warps), with 8 elements of each half a thread: one load of 16 bytes of 16-bit numbers."""
     block_half = triton.next_power_of_2(rotary_dim // 2)
     block_head = triton.next_power_of_2(head_dim)
-    constants = {
+    constants: dict[str, float] = {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "HALF": rotary_dim // 2,
         "PAGE": block_size,
+        "MOST": KV_FORMATS[kv_dtype].most if kv_dtype in KV_FORMATS else 0.0,
+        "GROUP": KV_GROUP,
         "HEADS": _HEADS,
         "BLOCK_HALF": block_half,
         "BLOCK_REST": triton.next_power_of_2(max(1, head_dim - rotary_dim)),
@@ -278,18 +299,21 @@ _SHAPES = (
 _DTYPES = (
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.int8),
     (torch.float16, torch.float16),
     (torch.float16, torch.float8_e4m3fn),
+    (torch.float16, torch.int8),
     (torch.float32, torch.float32),
     (torch.float32, torch.float8_e4m3fn),
+    (torch.float32, torch.int8),
 )
 
 
 def shipped() -> Iterator[Shipped]:
     for shape in _SHAPES:
-        for dtype, kv_dtype in _DTYPES if shape == _SHAPES[0] else _DTYPES[:2]:
+        for dtype, kv_dtype in _DTYPES if shape == _SHAPES[0] else _DTYPES[:3]:
             for has_norm in (False, True):
-                constants, num_warps = _form(*shape)
+                constants, num_warps = _form(*shape, kv_dtype)
                 norm_dtype = torch.float32 if shape[2] == 256 else dtype  # Gemma's
                 yield Shipped(
                     op="rope_and_cache",
@@ -298,7 +322,8 @@ def shipped() -> Iterator[Shipped]:
                     signature={
                         **dict.fromkeys(("q", "k", "v", "out"), f"*{DTYPES[dtype]}"),
                         **dict.fromkeys(("q_norm", "k_norm"), f"*{DTYPES[norm_dtype]}"),
-                        **dict.fromkeys(("cos_sin", "kv_scales"), "*fp32"),
+                        "cos_sin": "*fp32",
+                        "kv_scales": f"*{DTYPES[KV_SCALE_DTYPE if kv_dtype in KV_FORMATS else torch.float32]}",
                         **dict.fromkeys(("positions", "write_slots"), "*i64"),
                         "kv": f"*{DTYPES[kv_dtype]}",
                         **dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32"),

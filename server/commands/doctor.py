@@ -26,6 +26,7 @@ from rich.console import Console
 
 from inferd.engine.api.errors import ConfigError
 from inferd.engine.api.machine import gpu as accelerator
+from inferd.engine.api.machine.cpu import COMPILERS
 from inferd.engine.api.machine.gpu import NoAcceleratorError
 from inferd.server.config.settings import Settings
 from inferd.server.transport.limits import LEAST_CONNECTIONS, RESERVED_FILES, connections_within
@@ -229,7 +230,7 @@ def check_open_files(max_connections: int) -> Check:
 
 
 def check_compiler() -> Check:
-    found = next((path for name in ("g++", "c++") if (path := shutil.which(name))), None)
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if found is None:
         way_out = "install g++ 11 or newer: without it inferd computes in plain PyTorch, which is several times slower"
         return Check("compiler", "warn", "no C++ compiler for the CPU kernels", way_out)

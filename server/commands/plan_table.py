@@ -15,6 +15,7 @@ from rich.table import Table
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.memory.activations import Part
 from inferd.engine.api.memory.planner import format_bytes
+from inferd.engine.api.memory.precision import KV_FORMATS
 from inferd.server.commands.plan import PlanOptions, PlanReport, PlanRow, build, to_json
 
 _SMALL_BYTES = 10**10
@@ -98,7 +99,7 @@ def _layers(count: int) -> str:
 def _parts(report: PlanReport) -> Table:
     plan, work, unit = report.plan, report.work, _Unit.of(report.plan.total_bytes)
     weights = "" if report.precision.quantization == "none" else f"{report.precision.quantization} weights, "
-    kv = ", fp8 KV" if report.precision.kv_cache == "fp8" else ""
+    kv = f", {report.precision.kv_cache} KV" if report.precision.kv_cache in KV_FORMATS else ""
     sequences = f"{_sequences(work.num_seqs)} of {work.max_model_len:,} tokens"
     table = _table(f"{weights}{report.precision.dtype}{kv}, {sequences}")
     table.add_column("part", no_wrap=True)

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from inferd.engine.api.errors import ConfigError
+from inferd.engine.api.memory.precision import KVCache
 from inferd.server.config.fields import (
     ENV_PREFIX,
     Auto,
@@ -66,7 +67,7 @@ class Settings(BaseSettings):
         "Format that linear layers store their weights in; auto keeps the blocks of a GGUF file.",
         panel=_MODEL,
     )
-    kv_cache_dtype: Literal["auto", "fp8"] = setting(
+    kv_cache_dtype: KVCache = setting(
         "auto", "Format of the KV cache; auto takes the dtype of the activations.", panel=_MODEL
     )
     max_model_len: Annotated[int | None, Auto, Number] = setting(

@@ -246,9 +246,8 @@ class ScriptedRouter:
         self.scripts, self.submits, self.aborted = [], [], {}
 
 
-LOOP_BOUND_S = 0.08
-"""Time that no callback may block the event loop for (R13). The aim is 50 ms. A slow hour of a shared machine takes
-half as long again: the largest answer took 39 ms in one and 55 to 64 in another (2 cores AMD EPYC, 2026-11-23)."""
+LOOP_BOUND_S = 0.05
+"""Maximum time that a callback may block the event loop (R13)."""
 
 
 class Beats:

@@ -87,10 +87,15 @@ def load_transformers(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def load_decoder(
-    directory: Path, dtype: torch.dtype, changes: dict[str, Any] | None = None, max_positions: int | None = None
+    directory: Path,
+    dtype: torch.dtype,
+    changes: dict[str, Any] | None = None,
+    max_positions: int | None = None,
+    recipe: Recipe = UNQUANTIZED,
 ) -> Decoder:
     """The checkpoint in our decoder, with the fields of its config in `changes` replaced."""
-    decoder = Decoder(describe(read_config(directory) | (changes or {})), dtype, "cpu", max_positions)
+    arch = describe(read_config(directory) | (changes or {}))
+    decoder = Decoder(arch, dtype, "cpu", max_positions, recipe=recipe)
     load(decoder, Checkpoint.read(directory).tensors)
     return decoder
 

@@ -20,6 +20,7 @@ from inferd.engine.arch.registry import describe
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.models.loader import load
 from inferd.engine.quant.recipe import RECIPES, Recipe
+from inferd.kernels.kv_format import KV_FORMATS
 from tests.cpu.checkpoints import read_config
 from tests.cpu.paging import prompt_logits
 
@@ -82,11 +83,11 @@ def main() -> None:
            for name in ("fp8", "int8", "int4") for dtype in (torch.float32, torch.bfloat16)},
     }  # fmt: skip
     for name, model in models.items():
-        for kv_dtype in (None, torch.float8_e4m3fn):
+        for kv_dtype in (None, *KV_FORMATS):
             if kv_dtype is not None and name != "bfloat16":
                 continue
             found = divergence(exact, log_probs(model, texts, kv_dtype))
-            shown = name if kv_dtype is None else f"{name}, fp8 KV"
+            shown = name if kv_dtype is None else f"{name}, {kv_dtype} KV"
             print(f"{shown:24} KL {found.mean_kl:.6f}  top 1 {found.top_1:.4f}  of {found.num_tokens} tokens")
 
 

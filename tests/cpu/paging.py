@@ -13,7 +13,15 @@ from torch import Tensor
 
 from inferd.engine.arch.paging import num_dead_blocks
 from inferd.engine.models.decoder import Decoder
+from inferd.kernels.kv_format import KV_FORMATS, KV_SCALE_DTYPE, num_kv_groups
 from inferd.kernels.paged_attention import AttentionBatch
+
+
+def nan_scales(kv: Tensor) -> Tensor | None:
+    """Scales for a pool [..., D] of 8 bits, all NaN; None for another pool."""
+    if kv.dtype not in KV_FORMATS:
+        return None
+    return torch.full((*kv.shape[:-1], num_kv_groups(kv.shape[-1])), float("nan"), dtype=KV_SCALE_DTYPE)
 
 
 @dataclass(eq=False)
@@ -49,7 +57,7 @@ class Pool:
         shape = (num_planes, num_blocks, 2, arch.num_kv_heads, block_size, arch.head_dim)
         self.decoder, self.block_size, self.table_width = decoder, block_size, table_width
         self.kv = torch.full(shape, float("nan")).to(kv_dtype or decoder.dtype)
-        self.kv_scales = torch.full(shape[:-1], float("nan")) if kv_dtype == torch.float8_e4m3fn else None
+        self.kv_scales = nan_scales(self.kv)
         self.free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self.never_written = self.free.pop()
 

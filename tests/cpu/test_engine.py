@@ -163,7 +163,9 @@ def test_ids_are_those_of_generate_alone_and_32_at_once(checkpoints: dict[str, P
         assert run(engine.core(), request(name, prompts[name]))[name].token_ids == expected[name]
 
 
-@pytest.fixture(scope="module", params=[("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8")])
+@pytest.fixture(
+    scope="module", params=[("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8"), ("float32", "int8")]
+)
 def engine(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Engine:
     return Engine.load(checkpoints["qwen3"], *request.param)
 

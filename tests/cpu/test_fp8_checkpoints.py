@@ -24,7 +24,7 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
-from inferd.kernels.linear_fp8 import quantize_blocks, quantize_rows, quantize_static
+from inferd.kernels.linear_fp8 import quantize_groups, quantize_rows, quantize_static
 from tests.cpu.checkpoints import read_config
 from tests.cpu.fp8_checkpoints import BLOCK, FORMATS, Format, Saved, plain_arch, save
 from tests.cpu.paging import prompt_logits
@@ -71,7 +71,7 @@ class Multiplied(FromWeight):
 def oracle(form: Format, saved: Saved) -> Tensor:
     """Logits of the multiplied-out weights. If activations have stored scales, each layer has its own."""
     arch = plain_arch(form)
-    dynamic = Multiplied(quantize_blocks if form.name.endswith("blocks") else quantize_rows)
+    dynamic = Multiplied(quantize_groups if form.name.endswith("blocks") else quantize_rows)
     decoder = Decoder(arch, torch.float32, "cpu", recipe=Recipe(dynamic, dynamic if form.has_head else exact()))
     give_own_schemes(decoder, form, saved)
     parameters = decoder.parameters()

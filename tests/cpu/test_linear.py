@@ -13,9 +13,9 @@ from inferd.engine.layers.linear import Linear
 from inferd.engine.layers.placement import Placement
 from inferd.engine.quant.fp8 import Fp8
 from inferd.engine.quant.integer import Int4, Int8
-from inferd.engine.quant.scheme import DENSE, QuantizationError, Scheme
+from inferd.engine.quant.scheme import DENSE, Dense, QuantizationError, Scheme
 from inferd.kernels import native
-from inferd.kernels.linear import LINEAR, Key
+from inferd.kernels.linear import LINEAR, LINEAR_16BIT, Key, NarrowKey
 from inferd.kernels.registry import KernelError
 
 CPU = torch.device("cpu")
@@ -83,12 +83,35 @@ def test_a_row_is_its_own(
         assert torch.equal(linear(neighbours)[place], alone), f"{num_rows} rows, {num_threads} threads"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (33, 7), (1, 5), (250, 77), (2048, 256)])
+def test_weights_of_16_bits_give_the_bits_of_wide_ones(
+    dtype: torch.dtype, has_bias: bool, in_size: int, out_size: int, num_threads: int
+) -> None:
+    weight, bias = torch.randn(out_size, in_size), torch.randn(out_size) if has_bias else None
+    weight[:, ::3] *= 1e-6  # many are subnormal in float16
+    weight = weight.to(dtype)
+    narrow = Linear(in_size, out_size, Placement(torch.float32, CPU, Dense(narrow=dtype)), has_bias)
+    taken = {name: parameter.dtype for name, parameter in narrow.parameters()}
+    assert taken == {"weight": dtype, **({"bias": torch.float32} if has_bias else {})}
+    for name, parameter in narrow.parameters():
+        parameter.write(0, weight if name == "weight" or bias is None else bias)
+    wide = linear_of(weight.float(), bias)
+    for num_rows in (1, 2, 3, 4, 9, 64):
+        x = torch.randn(num_rows, in_size + 2)[:, 1:-1]
+        assert torch.equal(narrow(x), wide(x)), num_rows
+
+
 def test_a_packed_form_is_what_runs_and_the_others_say_why_not(kernels: str) -> None:
     key = Key("cpu", torch.float32)
     LINEAR.resolve(key)
+    narrow = NarrowKey("cpu", torch.float16)
+    LINEAR_16BIT.resolve(narrow)
+    is_cpp = kernels == "cpp" and native.level() != "portable"
+    assert LINEAR_16BIT.choice(narrow).chosen == ("cpp" if is_cpp else "widened")
     chosen = {choice.key: choice.chosen for choice in LINEAR.choices()}
-    has_avx512 = kernels == "cpp" and native.level().startswith("avx512")
-    assert chosen[key] == ("cpp" if has_avx512 else "onednn_packed")
+    assert chosen[key] == ("cpp" if is_cpp else "onednn_packed")
     LINEAR.force("onednn_packed")
     try:
         with pytest.raises(KernelError, match=r"packs float32 and bfloat16, not torch.float64"):

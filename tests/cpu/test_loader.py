@@ -18,9 +18,9 @@ from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.arch.registry import describe
 from inferd.engine.layers.parameter import Parameter
 from inferd.engine.models.decoder import Decoder
-from inferd.engine.models.loader import load
+from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
-from tests.cpu.cases import CASES
+from tests.cpu.cases import CASES, Case
 from tests.cpu.checkpoints import load_decoder, read_config
 from tests.cpu.paging import prompt_logits
 
@@ -55,6 +55,23 @@ def test_one_file_and_shards_give_the_same_model(tmp_path: Path) -> None:
         prompt_logits(load_decoder(tmp_path / name, torch.float32), ids, (40,)) for name in ("shards", "one")
     )
     assert torch.equal(shards, one)
+
+
+@pytest.mark.parametrize("case", [SHARDED, TIED], ids=["own head", "tied head"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_keep_16_bits_give_the_same_logits(
+    case: Case, quantization: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    case.save(tmp_path, dtype)
+    arch, ids = describe(read_config(tmp_path)), list(range(40))
+    wide, narrow = (recipe_of(arch, quantization, torch.float32, narrow=kept) for kept in (None, dtype))
+    decoder = load_decoder(tmp_path, torch.float32, recipe=narrow)
+    taken = {name: parameter.dtype for name, parameter in decoder.parameters().items() if len(parameter.shape) == 2}
+    assert taken.pop("embed.weight") == dtype
+    assert set(taken.values()) == {dtype if quantization == "none" else torch.float32}
+    expected = prompt_logits(load_decoder(tmp_path, torch.float32, recipe=wide), ids, (40,))
+    assert torch.equal(prompt_logits(decoder, ids, (40,)), expected)
 
 
 def test_a_model_that_embeds_may_be_stored_without_what_generates(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ from tests.cpu.quantized_checkpoints import CHECKPOINTS, CONFIG, Checkpoint, Sav
 
 Change = Callable[[dict[str, Tensor]], Any]
 IDS = list(range(3, 90, 2))
-TOLERANCE = 0.04
-"""Root of the mean squared distance, relative to that of the logits. Activations are rounded to 8 bits, which moves
-the logits of these models by 0.010 to 0.026. One wrong module moves them by 0.06 and more."""
+TOLERANCE = 1.5
+"""Maximum distance of the logits, in units of `Checkpoint.rounding`, which was measured for each model: 0.010 to 0.026.
+One wrong tensor moves the logits by 3.7 to 60 units: those of NVFP4 of ModelOpt by at least 0.0605, or 6.2 units."""
 
 
 @pytest.fixture(params=CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
@@ -59,28 +59,33 @@ def oracle(saved: Saved) -> Tensor:
 
 
 def error(found: Tensor, expected: Tensor) -> float:
+    """Root of the mean squared distance, relative to that of the logits."""
     return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def test_logits_are_those_of_the_dequantized_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
     expected = oracle(save(checkpoint, tmp_path))
     decoder = loaded(tmp_path)
-    assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < TOLERANCE
+    assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < TOLERANCE * checkpoint.rounding
 
 
 @pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"])
 def test_the_tolerance_sees_one_wrong_module(checkpoint: Checkpoint, module: str, tmp_path: Path) -> None:
-    """In one of two layers, a tensor of the module has its rows in reverse."""
+    """In one of two layers, a tensor of the module has its rows in reverse. The logits move by twice the tolerance.
+
+    The scales of q_proj in the last layer move them least, because attention in a random model hardly depends on them:
+    by 3.7 units in GPTQ with an order for each module, and by 4.8 and more in the other models.
+    """
     saved = save(checkpoint, tmp_path)
-    expected = oracle(saved)
+    expected, least = oracle(saved), 2 * TOLERANCE * checkpoint.rounding
     names = [n for layer in (0, 1) for n in saved.tensors if n.startswith(f"model.layers.{layer}.{module}.")]
     for name in names:
         tensor = saved.tensors[name]
         if tensor.dim() < 2 or min(tensor.shape) < 2 or torch.equal(tensor, tensor.flip(0)):
             continue
         save_file({**saved.tensors, name: tensor.flip(0)}, tmp_path / "model.safetensors")
-        assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > TOLERANCE, name
+        assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > least, name
 
 
 def test_bits_are_the_same_in_any_chunks(checkpoint: Checkpoint, tmp_path: Path) -> None:

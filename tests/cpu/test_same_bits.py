@@ -19,6 +19,7 @@ from inferd.engine.api.wire.params import SamplingParams
 from inferd.engine.models.decoder import Decoder
 from inferd.engine.quant.recipe import RECIPES
 from inferd.engine.sample.sampler import Sampler
+from inferd.kernels.kv_format import KV_FORMATS
 from tests.cpu.checkpoints import Case, random_decoder
 from tests.cpu.paging import Pool, Request
 
@@ -172,7 +173,7 @@ class Setup:
         return Run(self.decoder, self.params, num_neighbours, seed, self.kv_dtype)
 
 
-FP8 = torch.float8_e4m3fn
+FP8, INT8 = KV_FORMATS
 SETUPS = [
     *itertools.product(CASES[:1], (torch.float32, torch.bfloat16), (GREEDY, SAMPLED), ("none",), (None,)),
     *((case, torch.bfloat16, SAMPLED, "none", None) for case in CASES[1:]),
@@ -180,16 +181,16 @@ SETUPS = [
     (CASES[0], torch.bfloat16, SAMPLED, "int4", None),
     (CASES[0], torch.bfloat16, SAMPLED, "fp8", None),
     (CASES[2], torch.bfloat16, SAMPLED, "none", FP8),
-    (CASES[1], torch.float32, GREEDY, "none", FP8),
+    (CASES[1], torch.float32, GREEDY, "none", INT8),
     pytest.param((CASES[1], torch.float32, GREEDY, "int4", None), marks=pytest.mark.long),
-    pytest.param((CASES[0], torch.bfloat16, SAMPLED, "int4", FP8), marks=pytest.mark.long),
+    pytest.param((CASES[0], torch.bfloat16, SAMPLED, "int4", INT8), marks=pytest.mark.long),
 ]
 
 
 def setup_id(setup: tuple[Case, torch.dtype, SamplingParams, str, torch.dtype | None]) -> str:
     case, dtype, params, quantization, kv_dtype = setup
     kind = "greedy" if params is GREEDY else "sampled"
-    return f"{case.name} {dtype} {kind} {quantization}{' fp8 KV' if kv_dtype else ''}"
+    return f"{case.name} {dtype} {kind} {quantization}{f' {kv_dtype} KV' if kv_dtype else ''}"
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=setup_id)

@@ -111,7 +111,7 @@ def test_no_room_is_told_with_what_is_free_and_what_would_fit(
         assert str(told.value) == (
             f"{what} could not be allocated (tried to allocate 7 GiB); 300.0 MiB of memory are free: "
             f"--max-model-len up to {length} would fit; free some memory, or give a smaller --kv-memory, or "
-            "--kv-cache-dtype fp8"
+            "--kv-cache-dtype int8"
         )
 
 

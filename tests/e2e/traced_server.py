@@ -32,7 +32,8 @@ _PREFIX = "inferd."
 class Recorder:
     """Counts the calls between functions of inferd on all threads. Skips the libraries between two of them.
 
-    What an event loop calls has no caller. A coroutine that goes on after an `await` is not called again.
+    A function that an event loop calls is counted without a caller. A coroutine counts when it begins, and not again
+    when it goes on after an `await`.
     """
 
     def __init__(self, folder: Path) -> None:

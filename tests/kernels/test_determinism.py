@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 
 NOT_CALLED = {
-    *("linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # run on a CPU only
+    *("linear_16bit", "linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # run on a CPU only
     *("norm_linear", "linear_residual", "gate_up_act"),  # belong to layers that are bound for few rows
 }
 """Ops that a deterministic GPU never calls; `test_decoder_kernels` counts the calls of the last three."""
@@ -62,7 +62,7 @@ def test_every_op_runs_in_what_does_not_vary() -> None:
     assert {found[name].chosen for name in ("linear", "linear_fp8", "paged_attention", "rms_norm", "sample")} == {
         "triton_invariant", "triton",
     }  # fmt: skip
-    assert choose("linear_fp8", has_blocks=True).chosen == "triton"
+    assert choose("linear_fp8", has_groups=True).chosen == "triton"
     refuse_varying(found.values())
 
 

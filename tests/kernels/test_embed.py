@@ -21,10 +21,23 @@ def test_equals_torch(dtype: torch.dtype, num_tokens: int) -> None:
     assert torch.equal(embed(token_ids.expand(3, -1)[0], weight[:, 2:9]), weight[token_ids][:, 2:9])
 
 
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_16_bits_are_widened_exactly(dtype: torch.dtype) -> None:
+    """Every finite number once."""
+    numbers = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    weight = torch.where(numbers.isfinite(), numbers, 1.0).view(64, 1024)
+    token_ids = torch.randperm(64)
+    rows = embed(token_ids, weight[:, 3:], torch.float32)
+    assert torch.equal(rows.view(torch.int32), weight[token_ids, 3:].float().view(torch.int32))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_id_that_does_not_exist_is_no_number(dtype: torch.dtype) -> None:
     """C++ only: it does not check ids."""
     if native.prepare(KERNEL_CACHE).path is None:
         pytest.skip("there is no C++ compiler")
-    rows = cpu.embed(torch.tensor([3, 50, -1]), torch.randn(50, 19).to(dtype))
-    assert rows.isnan().all(dim=1).tolist() == [False, True, True]
+    weight = torch.randn(50, 19).to(dtype)
+    for out_dtype in (dtype, torch.float32):
+        rows = cpu.embed(torch.tensor([3, 50, -1]), weight, out_dtype)
+        assert rows.dtype == out_dtype and rows.isnan().all(dim=1).tolist() == [False, True, True]

@@ -4,6 +4,7 @@ alone."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from inferd.kernels.linear_fp8 import (
     Activations,
     Key,
     linear_fp8,
-    quantize_blocks,
+    quantize_groups,
     quantize_rows,
     quantize_static,
     quantize_weight,
@@ -40,10 +41,17 @@ def plain_quantization(implementation: str) -> Iterator[None]:
     QUANTIZE_FP8.force(None)
 
 
-def random_layer(out_size: int, in_size: int, has_blocks: bool) -> tuple[Tensor, Tensor]:
+Scales = Literal["rows", "groups", "blocks"]
+"""Weights that share a scale: a row, 128 inputs of a row, or those of 128 rows."""
+SCALES: tuple[Scales, ...] = get_args(Scales)
+
+
+def random_layer(out_size: int, in_size: int, kind: Scales) -> tuple[Tensor, Tensor]:
     """Unrelated numbers and scales, as in a checkpoint."""
     q = (torch.randn(out_size, in_size) * 50).to(FP8)
-    shape = (-(-out_size // BLOCK), -(-in_size // BLOCK)) if has_blocks else (out_size,)
+    num_groups = -(-in_size // BLOCK)
+    shapes = {"rows": (out_size,), "groups": (out_size, num_groups), "blocks": (-(-out_size // BLOCK), num_groups)}
+    shape = shapes[kind]
     return q, torch.rand(shape) * 0.01 + 0.001
 
 
@@ -66,11 +74,11 @@ def error(result: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("has_blocks", [False, True])
+@pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
-def test_equals_the_formula(dtype: torch.dtype, has_blocks: bool, out_size: int, in_size: int) -> None:
-    q, scales = random_layer(out_size, in_size, has_blocks)
-    quantize = quantize_blocks if has_blocks else quantize_rows
+def test_equals_the_formula(dtype: torch.dtype, kind: Scales, out_size: int, in_size: int) -> None:
+    q, scales = random_layer(out_size, in_size, kind)
+    quantize = quantize_rows if kind == "rows" else quantize_groups
     for num_rows, bias in ((3, None), (70, torch.randn(out_size).to(dtype))):
         x = torch.randn(num_rows, in_size).to(dtype)
         x[-1] = 0
@@ -79,13 +87,13 @@ def test_equals_the_formula(dtype: torch.dtype, has_blocks: bool, out_size: int,
         assert error(result, product(x, q, scales, bias, quantize)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("has_blocks", [False, True])
-def test_the_tolerance_sees_other_scales_and_other_activations(has_blocks: bool) -> None:
-    q, scales = random_layer(260, 300, has_blocks)
+@pytest.mark.parametrize("kind", SCALES)
+def test_the_tolerance_sees_other_scales_and_other_activations(kind: Scales) -> None:
+    q, scales = random_layer(260, 300, kind)
     x = torch.randn(9, 300)
     x[:, :128] *= 20
     result = linear_fp8(q, scales, None, torch.float32)(x)
-    quantize, other = (quantize_blocks, quantize_rows) if has_blocks else (quantize_rows, quantize_blocks)
+    quantize, other = (quantize_rows, quantize_groups) if kind == "rows" else (quantize_groups, quantize_rows)
     assert error(result, product(x, q, scales, None, quantize)) < TOLERANCE[torch.float32]
     assert error(result, product(x, q, scales.roll(1, 0), None, quantize)) > 0.01
     assert error(result, product(x, q, scales, None, other)) > 0.001
@@ -93,7 +101,7 @@ def test_the_tolerance_sees_other_scales_and_other_activations(has_blocks: bool)
 
 
 def test_a_static_scale_is_everybodys_and_saturates() -> None:
-    q, scales = random_layer(20, 40, False)
+    q, scales = random_layer(20, 40, "rows")
     x = torch.randn(5, 40)
     x[0, 0], x[1, 1] = 1e6, -1e6
     found, found_scales = quantize_static(0.01)(x)
@@ -105,21 +113,22 @@ def test_a_static_scale_is_everybodys_and_saturates() -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_quantized_weight_is_near_the_weight(dtype: torch.dtype) -> None:
-    weight = torch.randn(50, 70).to(dtype)
+    weight = torch.randn(50, 200).to(dtype)
     weight[3] = 0
     weight[4] *= 1e-4
     q, scales = quantize_weight(weight)
-    assert q.dtype == FP8 and scales.shape == (50,)
+    assert q.dtype == FP8 and scales.shape == (50, 2)
     wide = weight.double()
     # Half a unit of the last of four binary digits; below the smallest normal number, 2^-6, half a unit of 2^-9.
-    allowed = torch.maximum(wide.abs() * 2**-4, scales.double()[:, None] * 2**-10)
+    allowed = torch.maximum(wide.abs() * 2**-4, scales.double().repeat_interleave(BLOCK, 1)[:, :200] * 2**-10)
     assert ((dequantized(q, scales) - wide).abs() <= allowed * 1.0001).all()
-    assert (q.float().abs().amax(1)[torch.arange(50) != 3] == 448).all()
+    largest = torch.stack([group.float().abs().amax(1) for group in torch.split(q, BLOCK, 1)])
+    assert (largest[:, torch.arange(50) != 3] == 448).all()
 
 
-@pytest.mark.parametrize("has_blocks", [False, True])
-def test_a_row_is_its_own(has_blocks: bool) -> None:
-    q, scales = random_layer(70, 300, has_blocks)
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_row_is_its_own(kind: Scales) -> None:
+    q, scales = random_layer(70, 300, kind)
     layer = linear_fp8(q, scales, torch.randn(70), torch.bfloat16, is_invariant=True)
     row = torch.randn(1, 300).to(torch.bfloat16)
     alone = layer(row)[0]
@@ -133,15 +142,15 @@ def test_sums_are_exact_on_a_cpu(implementation: str) -> None:
     """The same inputs in another order give the same bits."""
     if implementation.startswith("triton"):
         pytest.skip("tensor cores sum in fp32")
-    q, scales = random_layer(40, 2000, False)
+    q, scales = random_layer(40, 2000, "rows")
     x, order = torch.randn(6, 2000), torch.randperm(2000)
     first = linear_fp8(q, scales, None, torch.float32)(x)
     assert torch.equal(linear_fp8(q[:, order].contiguous(), scales, None, torch.float32)(x[:, order]), first)
 
 
-@pytest.mark.parametrize("has_blocks", [False, True])
-def test_what_is_not_a_number_stays_in_its_row(has_blocks: bool) -> None:
-    q, scales = random_layer(40, 200, has_blocks)
+@pytest.mark.parametrize("kind", SCALES)
+def test_what_is_not_a_number_stays_in_its_row(kind: Scales) -> None:
+    q, scales = random_layer(40, 200, kind)
     layer = linear_fp8(q, scales, None, torch.float32)
     x = torch.randn(6, 200)
     clean = layer(x)
@@ -153,11 +162,11 @@ def test_what_is_not_a_number_stays_in_its_row(has_blocks: bool) -> None:
 
 
 def test_the_others_say_why_not() -> None:
-    q, scales = random_layer(8, 32, True)
+    q, scales = random_layer(8, 32, "blocks")
     linear_fp8(q, scales, None, torch.float32)(torch.ones(2, 32))
-    key = Key("cpu", torch.float32, 8, 32, has_blocks=True, is_invariant=False)
+    key = Key("cpu", torch.float32, 8, 32, has_groups=True, is_invariant=False)
     choice = next(choice for choice in LINEAR_FP8.choices() if choice.key == key)
     assert choice.refused[0] in (
-        ("scaled_mm", "takes a scale for each row, not for each block"),
+        ("scaled_mm", "takes a scale for each row, not for 128 inputs"),
         ("scaled_mm", f"{choice.chosen} is forced"),
     )

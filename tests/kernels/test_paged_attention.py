@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.kernels.kv_format import KV_FORMATS, dequantize_heads, quantize_heads
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, AttentionBatch, paged_attention
-from inferd.kernels.quantize_fp8.reference import quantize_fp8
+from tests.cpu.paging import nan_scales
 
 TRITON = "triton"
 
@@ -21,12 +22,10 @@ SPLIT = ATTENTION_SPLIT
 SPARE_BLOCKS = 20
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-7}
 """Absolute, for values below four: one rounding of the result to the dtype, and the effect of rounded weights."""
-TOLERANCE_FP8 = {torch.float32: 3e-6, torch.bfloat16: 1.25 * 2**-6}
-"""For K and V in 8 bits: a weight is rounded a second time, after its value's scale is applied."""
-FP8 = torch.float8_e4m3fn
-KINDS = (
-    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, FP8), (torch.bfloat16, FP8),
-)  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16)
+FP8, INT8 = KV_FORMATS
+KINDS_8 = tuple(itertools.product(DTYPES, KV_FORMATS))
+KINDS = (*((dtype, dtype) for dtype in DTYPES), *KINDS_8)
 """(dtype of queries, dtype of K and V)."""
 
 ROWS: tuple[tuple[int, int], ...] = (
@@ -44,7 +43,7 @@ FEW = ((0, 1), (1, 1), (40, 1), (150, 1), (SPLIT - 1, 1), (SPLIT, 1), (SPLIT + 4
 
 @dataclass
 class Sequences:
-    """Random K and V of whole sequences, also as pages at random places. In 8 bits heads differ in magnitude."""
+    """Random K and V of whole sequences, also as pages at random places. In 8 bits elements differ in magnitude."""
 
     rows: Sequence[tuple[int, int]]
     num_kv_heads: int
@@ -57,7 +56,7 @@ class Sequences:
         num_blocks = sum(-(-(start + count) // self.block_size) for start, count in self.rows) + SPARE_BLOCKS
         shape = (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
         self.kv = torch.full(shape, float("nan")).to(self.dtype)
-        self.kv_scales = torch.full(shape[:4], float("nan")) if self.dtype == FP8 else None
+        self.kv_scales = nan_scales(self.kv)
         free = [block for block in torch.randperm(shape[0]).tolist() if block]  # a hidden table entry may become 0
         width = max(start + count for start, count in self.rows) // self.block_size + 1
         self.tables = torch.full((len(self.rows), width), -1, dtype=torch.int32)
@@ -74,15 +73,20 @@ class Sequences:
                     self.kv_scales[block, :, :, : page.shape[2]] = scales[:, :, entry * self.block_size :][
                         :, :, : page.shape[2]
                     ]
-            self.contents.append(content.double() * scales[..., None])
+            wide = content if self.kv_scales is None else dequantize_heads(content, scales)
+            self.contents.append(wide.double())
 
     def _content(self, length: int) -> tuple[Tensor, Tensor]:
         """(K and V as stored, their scales)."""
         content = torch.randn(2, self.num_kv_heads, length, self.head_dim)
-        if self.dtype != FP8:
-            return content.to(self.dtype), torch.ones(content.shape[:3])
-        sizes = 2.0 ** torch.randint(-12, 1, content.shape[:3])
-        return quantize_fp8(content * sizes[..., None])
+        if self.dtype not in KV_FORMATS:
+            return content.to(self.dtype), content
+        return quantize_heads(content * 2.0 ** torch.randint(-12, 1, content.shape), self.dtype)
+
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """The pool of 8 bits as one of `dtype`."""
+        assert self.kv_scales is not None
+        return dequantize_heads(self.kv, self.kv_scales).to(dtype).contiguous()
 
     def batch(self, rows: Sequence[int]) -> AttentionBatch:
         return AttentionBatch.build([self.rows[row] for row in rows], self.tables[list(rows)], self.block_size, "cpu")
@@ -144,8 +148,31 @@ def test_equals_dense_attention(
     for row, (start, _) in enumerate(rows):
         tokens = slice(starts[row], starts[row + 1])
         expected = dense(q[tokens], sequences.contents[row], start, scale, window, softcap)
-        tolerance = (TOLERANCE_FP8 if kv_dtype == FP8 else TOLERANCE)[dtype]
-        assert (result[tokens].double() - expected).abs().max() < tolerance, f"row {row}"
+        assert (result[tokens].double() - expected).abs().max() < TOLERANCE[dtype], f"row {row}"
+
+
+@pytest.mark.sampled(keep=2, of="triton")
+@pytest.mark.parametrize(("dtype", "kv_dtype"), KINDS_8)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "softcap"),
+    [(8, 2, 64, None, None), (3, 1, 96, 40, None), (2, 1, 40, None, 5.0), (4, 1, 18, None, None)],
+)
+def test_a_pool_of_8_bits_has_the_bits_of_a_pool_of_its_elements(
+    implementation: str,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    rows = SHORT_ROWS if implementation == TRITON else ROWS
+    sequences = Sequences(rows, kv_heads, head_dim, 16, kv_dtype)
+    batch = sequences.batch(range(len(rows)))
+    q = torch.randn(batch.num_tokens, heads, head_dim).to(dtype)
+    result = attend(sequences, q, batch, 0.2, window, softcap)
+    assert torch.equal(result, paged_attention(q, sequences.plain(dtype), batch, 0.2, window, softcap))
 
 
 @pytest.mark.parametrize(("window", "softcap", "scale"), [(101, 4.0, 0.25), (100, None, 0.25), (100, 4.0, 0.3)])
@@ -223,7 +250,8 @@ def test_nan_of_a_sequence_shows(dtype: torch.dtype, kv_dtype: torch.dtype, brok
     length = SPLIT + 20
     sequences = Sequences([(0, length)], 1, 32, 16, kv_dtype)
     for position in range(broken.start, broken.stop):
-        sequences.kv[sequences.tables[0, position // 16], 0, 0, position % 16] = float("nan")
+        holder = sequences.kv if sequences.kv_scales is None else sequences.kv_scales
+        holder[sequences.tables[0, position // 16], 0, 0, position % 16] = float("nan")
     q = torch.randn(length, 2, 32).to(dtype)
     for first, count in ((0, length), (length - 1, 1)):
         batch = AttentionBatch.build([(first, count)], sequences.tables, 16, "cpu")

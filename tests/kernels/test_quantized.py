@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot
+from inferd.kernels import int_dot, quantized
 from inferd.kernels.linear_int4 import linear_int4
-from inferd.kernels.linear_int4 import reference as int4_reference
 from inferd.kernels.linear_int8 import linear_int8
-from inferd.kernels.linear_int8 import reference as int8_reference
-from inferd.kernels.quantized import GROUP_SIZES, MAX_X_GROUP_SIZE, SCALE_DTYPES, Apply, Matrix
+from inferd.kernels.quantized import GROUP_SIZES, SCALE_DTYPES, Apply, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -39,15 +39,17 @@ def matrix(bits: int, layout: str, group_size: int, dtype: torch.dtype, in_size:
 
 
 def bound(of: Matrix, dtype: torch.dtype) -> Apply:
-    if of.q.dtype == torch.uint8:
-        return linear_int4(
-            of.q, of.scales, of.bias, dtype, zeros=of.zeros, minimums=of.minimums, table=of.table, order=of.order
-        )
-    return linear_int8(of.q, of.scales, of.bias, dtype, zeros=of.zeros, minimums=of.minimums, order=of.order)
-
-
-def oracle(of: Matrix) -> Apply:
-    return (int4_reference if of.q.dtype == torch.uint8 else int8_reference).bind(of)
+    linear = partial(linear_int4, table=of.table) if of.q.dtype == torch.uint8 else linear_int8
+    return linear(
+        of.q,
+        of.scales,
+        of.bias,
+        dtype,
+        zeros=of.zeros,
+        minimums=of.minimums,
+        order=of.order,
+        x_group_size=of.x_group_size,
+    )
 
 
 def cases() -> Iterator[tuple[int, str, int, torch.dtype]]:
@@ -77,10 +79,9 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(
     assert weight.bias is not None
     x = torch.randn(5, IN_SIZE) * torch.rand(5, 1) * 10
     x[2, 7] = 1000.0
-    if weight.key(torch.float32) == matrix(8, "symmetric", 0, torch.float32).key(torch.float32) and bits == 8:
+    x_group_size = min(group_size or IN_SIZE, 32)
+    if bits == 8 and layout in ("symmetric", "order") and (group_size, scales) == (0, torch.float32):
         x_group_size = IN_SIZE
-    else:
-        x_group_size = min(group_size or IN_SIZE, MAX_X_GROUP_SIZE)
     ordered = x if weight.order is None else x[:, weight.order.long()]
     near, wide = rounded(ordered, x_group_size), weight.dequantized()
     expected = near @ wide.T + weight.bias.double()
@@ -90,15 +91,66 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(
     assert ((near @ wide.roll(1, 1).T + weight.bias.double() - expected).abs() > 100 * error).any()
 
 
-@pytest.mark.sampled(keep=12)
+@pytest.mark.sampled(keep=16)
 @pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
 def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: torch.dtype) -> None:
-    weight = matrix(bits, layout, group_size, scales)
-    for dtype in (torch.float32, torch.bfloat16):
-        layer, exact = bound(weight, dtype), oracle(weight)
-        for num_rows in (1, 2, 13):
-            x = torch.randn(num_rows, IN_SIZE).to(dtype)
+    in_size = IN_SIZE if group_size else IN_SIZE + 5
+    weight = matrix(bits, layout, group_size, scales, in_size)
+    narrower = replace(weight, bias=None, x_group_size=16)
+    for of, dtype in ((weight, torch.float32), (weight, torch.bfloat16), (narrower, torch.bfloat16)):
+        layer, exact = bound(of, dtype), quantized.bind(of)
+        for num_threads, num_rows in enumerate((1, 5, 27), 1):
+            torch.set_num_threads(num_threads)
+            x = torch.randn(num_rows, in_size).to(dtype)
+            if num_rows > 1:
+                x[1, 40], x[3, -1] = torch.nan, torch.inf
             assert same_bits(layer(x), exact(x)), (dtype, num_rows)
+
+
+@pytest.mark.parametrize(("bits", "layout"), [(4, "zeros"), (4, "minimums"), (8, "symmetric"), (4, "symmetric")])
+def test_every_number_of_rows_equals_the_reference(bits: int, layout: str) -> None:
+    weight = matrix(bits, layout, 64, torch.float16)
+    layer, x = bound(weight, torch.float32), torch.randn(26, IN_SIZE)
+    exact = quantized.bind(weight)(x)
+    assert all(same_bits(layer(x[:num_rows]), exact[:num_rows]) for num_rows in range(27))
+
+
+@pytest.mark.parametrize(("bits", "layout"), list(dict.fromkeys(case[:2] for case in cases())))
+def test_the_largest_sums_are_exact(bits: int, layout: str) -> None:
+    """No intermediate number may saturate or overflow."""
+    x = torch.full((5, 128), 127.0)
+    x[1], x[2, ::2], x[3, ::4], x[4, 32:] = -127.0, -127.0, -127.0, -127.0
+    for group_size, x_group_size in ((16, 16), (32, 32), (128, 16), (128, 32), (0, None)):
+        weight = matrix(bits, layout, group_size, torch.float32, 128)
+        for values in extremes(weight):
+            of = replace(values, scales=torch.ones_like(weight.scales), bias=None, x_group_size=x_group_size)
+            ordered = x if of.order is None else x[:, of.order.long()]
+            assert torch.equal(bound(of, torch.float32)(x).double(), ordered.double() @ of.dequantized().T)
+
+
+def extremes(of: Matrix) -> Iterator[Matrix]:
+    """The matrix with only its lowest and highest numbers, and zero points far from them."""
+    low, high = (0, 15) if of.q.dtype == torch.uint8 else (-128, 127)
+    if of.table == "e2m1":
+        low, high = 7, 15
+    for value, other in ((low, high), (high, low), (low, low), (high, high)):
+        q = torch.full_like(of.q, value)
+        q[:, ::2] = other
+        zeros = None if of.zeros is None else torch.full_like(of.zeros, high + 1 if value == low else low)
+        minimums = None if of.minimums is None else torch.full_like(of.minimums, 3.0)
+        yield replace(of, q=q, zeros=zeros, minimums=minimums)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group_size", "x_group_size"), [(8, 0, 16), (8, 0, 32), (8, 0, 0), (8, 128, 16), (4, 0, 16), (4, 32, 16)]
+)
+def test_activations_have_the_groups_that_were_asked_for(bits: int, group_size: int, x_group_size: int) -> None:
+    weight = replace(matrix(bits, "symmetric", group_size, torch.float32), bias=None, x_group_size=x_group_size)
+    x = torch.randn(3, IN_SIZE)
+    x[:, 40] = 1000.0
+    expected = {size: rounded(x, size or IN_SIZE) @ weight.dequantized().T for size in (0, 16, 32)}
+    errors = {size: (bound(weight, torch.float32)(x) - product).abs().max() for size, product in expected.items()}
+    assert errors.pop(x_group_size) * 1000 < min(errors.values())
 
 
 def test_values_of_every_table() -> None:
@@ -123,6 +175,9 @@ def test_values_of_every_table() -> None:
         ({"minimums": torch.ones(4, 3).bfloat16()}, "minimums"),
         ({"table": "e2m1", "zeros": torch.ones(4, 3)}, "table"),
         ({"order": torch.arange(95, dtype=torch.int32)}, "order"),
+        ({"x_group_size": 0}, "x_group_size"),
+        ({"x_group_size": 64, "scales": torch.ones(4, 1)}, "x_group_size"),
+        ({"x_group_size": 32, "q": torch.zeros((4, 48), dtype=torch.uint8)}, "x_group_size"),
     ],
 )
 def test_what_is_no_layout_is_refused(changes: dict[str, Tensor], words: str) -> None:

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from inferd.kernels.kv_format import KV_FORMATS, KV_GROUP, KV_SCALE_DTYPE
 from inferd.kernels.rope import rope_and_cache
+from tests.cpu.paging import nan_scales
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
 EPS = 1e-6
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Relative to values of at least 1: one rounding to the dtype."""
-FP8 = torch.float8_e4m3fn
 
 
 def error(result: Tensor, expected: Tensor) -> float:
@@ -53,7 +54,7 @@ class Case:
         self.cos_sin = torch.cat([self.angles.cos(), self.angles.sin()], dim=1).float()
         shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
         self.kv = torch.full(shape, float("nan")).to(self.kv_dtype or self.dtype)
-        self.kv_scales = torch.full(shape[:4], float("nan")) if self.kv_dtype == FP8 else None
+        self.kv_scales = nan_scales(self.kv)
 
     def run(self) -> Tensor:
         q, k, v = self.q.clone(), self.k.clone(), self.v.clone()
@@ -62,10 +63,11 @@ class Case:
         )
 
     def stored(self, plane: int) -> tuple[Tensor, Tensor]:
-        """K (0) or V (1) of each token as an 8-bit pool holds them, and their scales: [T, G, D] and [T, G]."""
+        """K (0) or V (1) of each token as an 8-bit pool holds them, and the scale of each: [T, G, D]."""
         assert self.kv_scales is not None
         blocks, offsets = self.slots // self.block_size, self.slots % self.block_size
-        return self.kv[blocks, plane, :, offsets].float(), self.kv_scales[blocks, plane, :, offsets]
+        scales = self.kv_scales[blocks, plane, :, offsets].double().repeat_interleave(KV_GROUP, -1)
+        return self.kv[blocks, plane, :, offsets].double(), scales[..., : self.head_dim]
 
     def rotated(self, x: Tensor, norm: Tensor | None) -> Tensor:
         """Pairs (x[i], x[i + r/2]) as complex numbers, rotated by position * frequency."""
@@ -132,64 +134,83 @@ def test_a_token_is_its_own(has_norm: bool) -> None:
 
 
 @pytest.mark.sampled(keep=4, of="triton")
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 24), (24, 16), (64, 64)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(24, 24), (40, 16), (96, 96), (64, 64)])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_an_8_bit_pool_holds_the_nearest_numbers_times_a_scale(
-    dtype: torch.dtype, head_dim: int, rotary_dim: int, has_norm: bool
+def test_an_8_bit_pool_holds_the_nearest_numbers_times_scales(
+    kv_dtype: torch.dtype, dtype: torch.dtype, head_dim: int, rotary_dim: int, has_norm: bool
 ) -> None:
-    """Heads of every magnitude, up to the largest number of the dtype. Each head has its own scale, so nothing
-    overflows. Steps are 2^-3 of a number, or 2^-9 of 1/448 of the largest if that is more."""
-    case = Case(9, 3, head_dim, rotary_dim, dtype, has_norm, kv_dtype=FP8)
+    """Elements of every magnitude, up to the largest that a scale holds. Each group has its own scale, so nothing
+    overflows. In heads of 96 and 40 a group lies in several parts of the rotation."""
+    case = Case(9, 3, head_dim, rotary_dim, dtype, has_norm, kv_dtype=kv_dtype)
+    most = KV_FORMATS[kv_dtype].most
     sizes = 2.0 ** torch.linspace(-60, 60, case.v[:, :, 0].numel()).reshape(case.v.shape[:2])[..., None]
+    sizes = sizes * 2.0 ** -(torch.arange(head_dim) // KV_GROUP)
     case.k, case.v = (case.k * sizes).to(dtype), (case.v * sizes).to(dtype)
-    case.v[0, 0] = torch.finfo(dtype).max
+    case.v[0, 0] = 2.0**100 * most
     case.v[0, 1] = 0.0
-    case.v[0, 2] = torch.tensor([448.0, -464.0, 2.0**-9, 3 * 2.0**-10])[torch.arange(head_dim) % 4].to(dtype)
+    case.v[0, 2] = torch.tensor([most, 2.5, 2.0**-9, 3 * 2.0**-10])[torch.arange(head_dim) % 4].to(dtype)
     q = case.run()
     (k, k_scales), (v, v_scales) = case.stored(0), case.stored(1)
     wide = case.v.float()
-    expected_scales = (wide.abs().amax(-1) / 448).masked_fill(wide.abs().amax(-1) == 0, 1.0)
-    assert torch.equal(v_scales, expected_scales)
-    assert torch.equal(v, nearest_8_bits(wide / expected_scales[..., None]))
+    assert torch.equal(v_scales, expected_scales(wide, most).double())
+    assert torch.equal(v, nearest_numbers(wide * (1.0 / v_scales.float()), kv_dtype))
     expected = case.rotated(case.k, case.norms[1])
-    largest = expected.abs().amax(-1, keepdim=True)
-    assert bool((k_scales[..., None] * 448 / largest - 1).abs().max() < 1e-5)
-    spacing = 2.0 ** ((expected / largest * 448).abs().clamp(min=2.0**-6).log2().floor() - 3) * largest / 448
-    assert bool(((k.double() * k_scales[..., None] - expected).abs() <= spacing * 0.51).all())
+    assert bool((k_scales / expected_scales(expected, most).double() - 1).abs().max() <= 2**-7)
+    step = torch.full_like(expected, 0.5)
+    if kv_dtype == torch.float8_e4m3fn:
+        step = 2.0 ** ((expected / k_scales).abs().clamp(min=2.0**-6).log2().floor() - 4)
+    assert bool(((k * k_scales - expected).abs() <= step * k_scales * 1.02).all())
     alike = Case(9, 3, head_dim, rotary_dim, dtype, has_norm)
     alike.q, alike.k, alike.positions, alike.norms = case.q, case.k, case.positions, case.norms
     assert torch.equal(alike.run(), q)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_what_is_no_number_stays_none_in_its_head_of_an_8_bit_pool() -> None:
-    case = Case(4, 4, 24, 24, torch.float32, has_norm=False, kv_dtype=FP8)
-    case.v[2, 1, 5], case.v[3, 2, 0] = float("nan"), float("inf")
-    case.k[4, 0, 23] = float("nan")
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_what_is_no_number_stays_none_in_its_group_of_an_8_bit_pool(kv_dtype: torch.dtype) -> None:
+    case = Case(4, 4, 40, 40, torch.float32, has_norm=False, kv_dtype=kv_dtype)
+    case.v[2, 1, 5], case.v[3, 2, 0], case.v[5, 0, 39] = float("nan"), float("inf"), 2.0**110
+    case.k[4, 0, 12] = float("nan")
     case.run()
     (k, k_scales), (v, v_scales) = case.stored(0), case.stored(1)
-    for numbers, scales, places in ((k, k_scales, [(4, 0)]), (v, v_scales, [(2, 1), (3, 2)])):
-        is_failed = (numbers * scales[..., None]).isnan().any(-1)
-        assert [tuple(place) for place in is_failed.nonzero().tolist()] == places
-        assert not (numbers * scales[..., None]).isinf().any()
+    for numbers, scales, places in (
+        (k, k_scales, [(4, 0, 0), (4, 0, 32)]),
+        (v, v_scales, [(2, 1, 0), (3, 2, 0), (5, 0, 32)]),
+    ):
+        is_failed = (numbers * scales).isnan()
+        expected = torch.zeros_like(is_failed)
+        for token, head, first in places:
+            expected[token, head, first : first + KV_GROUP] = True
+        assert torch.equal(is_failed, expected)
+        assert bool((numbers * scales)[~is_failed].isfinite().all())
 
 
-def test_no_other_scale_is_written() -> None:
-    case = Case(4, 2, 16, 16, torch.bfloat16, has_norm=False, kv_dtype=FP8)
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_no_other_scale_is_written(kv_dtype: torch.dtype) -> None:
+    case = Case(4, 2, 40, 40, torch.bfloat16, has_norm=False, kv_dtype=kv_dtype)
     case.run()
     assert case.kv_scales is not None
-    is_written = ~case.kv_scales.isnan().permute(0, 3, 1, 2).reshape(case.num_blocks * case.block_size, -1)
+    is_written = ~case.kv_scales.isnan().permute(0, 3, 1, 2, 4).reshape(case.num_blocks * case.block_size, -1)
     assert sorted(is_written.all(1).nonzero()[:, 0].tolist()) == sorted(case.slots.tolist())
     assert torch.equal(is_written.any(1), is_written.all(1))
 
 
-def nearest_8_bits(x: Tensor) -> Tensor:
+def expected_scales(heads: Tensor, most: float) -> Tensor:
+    """[..., D]: each element's scale, group by group."""
+    scales = torch.empty_like(heads, dtype=KV_SCALE_DTYPE)
+    for first in range(0, heads.shape[-1], KV_GROUP):
+        largest = heads[..., first : first + KV_GROUP].abs().amax(-1, keepdim=True)
+        scales[..., first : first + KV_GROUP] = (largest.float() * (1.0 / most)).clamp(min=2.0**-100).to(KV_SCALE_DTYPE)
+    return scales
+
+
+def nearest_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest of all 8-bit numbers, by search; of two as near, the one whose last bit is 0."""
-    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
-    finite = numbers.isfinite() & ~((numbers == 0) & numbers.signbit())
-    codes = torch.arange(256)[finite]
-    codes = codes[torch.argsort(codes % 2, stable=True)]
-    wide = x.double().clamp(-448, 448)
-    nearest = (wide[..., None] - numbers[codes]).abs().nan_to_num(nan=0.0).argmin(-1)
-    return torch.where(wide.isnan(), wide, numbers[codes][nearest]).float()
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes.view(dtype).double()
+    keeps = numbers.isfinite() & (numbers.abs() <= KV_FORMATS[dtype].most) & ~((numbers == 0) & numbers.signbit())
+    order = torch.argsort(codes[keeps] % 2, stable=True)
+    candidates = numbers[keeps][order]
+    return candidates[(x.double()[..., None] - candidates).abs().argmin(-1)]

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 pytest.importorskip("triton")
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
 SIZES = {"head_dim": 128, "heads_per_kv_head": 4, "block_size": 32}
 """Numbers in a key, by field; any other is 4,096."""
 

@@ -14,7 +14,7 @@ from inferd.engine.api.errors import CapacityError, ConfigError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.engine.api.machine.gpu import Accelerator
 from inferd.engine.api.memory.planner import block_bytes, format_bytes
-from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import describe
 
@@ -144,14 +144,14 @@ def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
         r"the model needs 25\.\d GiB for one sequence of 2 tokens \(25\.1 GiB of weights in float32, .* of KV cache, "
         r".* to work in\), and 16\.0 GiB of memory are available; what would fit: "
         r"--dtype bfloat16 \(12\.6 GiB of weights\) with --max-model-len up to 4096; "
-        r"--quantization int8 \(6\.6 GiB of weights\) with --max-model-len up to 4096; "
-        r"--quantization int4 \(4\.0 GiB of weights\) with --max-model-len up to 4096",
+        r"--quantization int8 \(6\.8 GiB of weights\) with --max-model-len up to 4096; "
+        r"--quantization int4 \(4\.4 GiB of weights\) with --max-model-len up to 4096",
         refusal(16, dtype="float32"),
     )
     assert "--dtype bfloat16" not in refusal(16, is_old=True)
     assert refusal(4).endswith(
-        "no precision that can be served here fits (weights: 25.1 GiB in float32, 12.6 GiB in bfloat16, 6.4 GiB in "
-        "int8, 3.8 GiB in int4); use a smaller model or a larger machine"
+        "no precision that can be served here fits (weights: 25.1 GiB in float32, 12.6 GiB in bfloat16, 6.6 GiB in "
+        "int8, 4.1 GiB in int4); use a smaller model or a larger machine"
     )
     assert "it is computed in" not in refusal(4)
 
@@ -163,9 +163,9 @@ def test_a_refusal_says_why_the_dtype_is_another() -> None:
     assert (
         "; it is computed in float32: float16 is the checkpoint's, but there is no float16 matrix product on a CPU; "
         "what would fit: --dtype bfloat16 (12.6 GiB of weights) with --max-model-len up to 4096; "
-        "--quantization int8 (6.6 GiB of weights)"
+        "--quantization int8 (6.8 GiB of weights)"
     ) in str(told.value)
-    assert "--quantization int4 (4.0 GiB of weights)" in str(told.value)
+    assert "--quantization int4 (4.4 GiB of weights)" in str(told.value)
     assert "; it is computed in float32: float16 is what was asked for, but there" in refusal(16, dtype="float16")
 
 
@@ -245,13 +245,14 @@ def test_a_cache_that_holds_no_block_is_told_the_least() -> None:
         resolve(msgspec.structs.replace(ASKED, kv_memory_bytes=2**20), facts(), machine(64))
 
 
-def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens() -> None:
-    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, kv_cache_dtype="fp8")
+@pytest.mark.parametrize("kv_cache", KV_FORMATS)
+def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens(kv_cache: KVCache) -> None:
+    asked = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, kv_cache_dtype=kv_cache)
     config, plan, decisions = resolve(asked, facts(), machine(64))
-    tokens = GIB // block_bytes(facts().arch, Precision("bfloat16", kv_cache="fp8"), 1)
-    assert config.kv_cache_dtype == "fp8" and "kv_cache_dtype" not in {decision.field for decision in decisions}
+    tokens = GIB // block_bytes(facts().arch, Precision("bfloat16", kv_cache=kv_cache), 1)
+    assert config.kv_cache_dtype == kv_cache and "kv_cache_dtype" not in {decision.field for decision in decisions}
     assert config.max_model_len is not None and tokens - 32 < config.max_model_len <= tokens
-    assert config.max_model_len > 1.9 * 2048
+    assert config.max_model_len > 1.87 * 2048
     assert plan.kv_bytes == config.kv_memory_bytes
     plain, _, decisions = resolve(ASKED, facts(), machine(64))
     assert plain.kv_cache_dtype == "bfloat16"
@@ -260,37 +261,41 @@ def test_kv_in_8_bits_holds_nearly_twice_as_many_tokens() -> None:
 
 def test_kv_is_kept_in_the_dtype_or_in_8_bits() -> None:
     asked = msgspec.structs.replace(ASKED, kv_cache_dtype="float16")
-    with pytest.raises(ConfigError, match="must be auto, fp8 or the dtype, bfloat16, but got float16"):
+    with pytest.raises(ConfigError, match="must be one of auto, fp8, int8 and the dtype, bfloat16, but got float16"):
         resolve(asked, facts(), machine(64))
 
 
 def test_a_short_cache_is_told_what_8_bits_would_hold() -> None:
     small = msgspec.structs.replace(ASKED, kv_memory_bytes=GIB, max_model_len=4096)
-    told = r"max_model_len 2048 would fit, and 39\d\d with --kv-cache-dtype fp8$"
+    told = r"max_model_len 2048 would fit, and 38\d\d with --kv-cache-dtype int8$"
     with pytest.raises(CapacityError, match=told):
         resolve(small, facts(), machine(64))
-    with pytest.raises(CapacityError, match=r"would fit$"):
-        resolve(msgspec.structs.replace(small, kv_cache_dtype="fp8"), facts(), machine(64))
+    for kv_cache in KV_FORMATS:
+        with pytest.raises(CapacityError, match=r"would fit$"):
+            resolve(msgspec.structs.replace(small, kv_cache_dtype=kv_cache), facts(), machine(64))
 
 
-def test_kv_in_8_bits_needs_a_gpu_that_converts_it() -> None:
+def test_kv_in_8_bit_floats_needs_a_gpu_that_converts_it() -> None:
     asked = msgspec.structs.replace(ASKED, kv_cache_dtype="fp8")
     ada = gpu_machine(capability=(8, 9))
     assert resolve(asked, facts(), ada)[0].device == "cuda"
     ampere = gpu_machine(capability=(8, 6))
-    with pytest.raises(ConfigError, match=r"capability 8\.9 or higher, and H200 has 8\.6; leave --kv-cache"):
+    with pytest.raises(
+        ConfigError, match=r"capability 8\.9 or higher, and H200 has 8\.6; give --kv-cache-dtype int8 or auto"
+    ):
         resolve(asked, facts(), ampere)
     on_cpu = resolve(msgspec.structs.replace(asked, device="cpu"), facts(), ampere)[0]
     assert (on_cpu.device, on_cpu.kv_cache_dtype) == ("cpu", "fp8")
+    integers = msgspec.structs.replace(asked, kv_cache_dtype="int8")
+    assert resolve(integers, facts(), ampere)[0].kv_cache_dtype == "int8"
     short = dataclasses.replace(facts(), arch=facts(max_position_embeddings=10**6).arch)
     tight = msgspec.structs.replace(ASKED, max_model_len=10**5)
-    for machine_of, is_offered in ((ada, True), (ampere, False)):
+    for machine_of in (ada, ampere):
         small = dataclasses.replace(
             machine_of, accelerator=gpu_machine(40, machine_of.accelerator.capability).accelerator
         )  # type: ignore[union-attr]
-        with pytest.raises(CapacityError) as told:
+        with pytest.raises(CapacityError, match="--kv-cache-dtype int8 with"):
             resolve(tight, short, small)
-        assert ("--kv-cache-dtype fp8 with" in str(told.value)) == is_offered
 
 
 def test_a_gpus_plan_holds_a_block_more_than_its_requests_can_have() -> None:

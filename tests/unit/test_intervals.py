@@ -87,6 +87,7 @@ def accepts(matcher: LLMatcher, vocabulary: LLTokenizer, text: str) -> bool:
     return copy.try_consume_tokens(token_ids) == len(token_ids) and copy.is_accepting()
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("pool", [USUAL, LONG], ids=["usual", "long"])
 def test_what_is_accepted_is_valid(vocabulary: LLTokenizer, pool: tuple[float, ...], seed: int) -> None:

@@ -23,7 +23,7 @@ from inferd.engine.api.memory.planner import (
     refusal,
     weight_parts,
 )
-from inferd.engine.api.memory.precision import DTYPE_BYTES, Precision, Quantization
+from inferd.engine.api.memory.precision import DTYPE_BYTES, KV_FORMATS, KVCache, Precision, Quantization
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import weights
@@ -142,7 +142,7 @@ PRECISIONS = [
     Precision(dtype, kind, kv)
     for dtype in DTYPE_BYTES
     for kind in ("none", "fp8", "int8", "int4")
-    for kv in ("auto", "fp8")
+    for kv in ("auto", "fp8", "int8")
 ]
 
 
@@ -155,7 +155,7 @@ def test_every_formula_comes_to_the_bytes_beside_it(
     parts = (*plan.weights, plan.kv, *plan.working, plan.loading)
     assert {part.name: evaluated(part.formula.text) for part in parts} == {part.name: part.num_bytes for part in parts}
     num_kept = min(length, changes["sliding_window"] or length)
-    number_bytes = 1 if precision.kv_cache == "fp8" else DTYPE_BYTES[precision.dtype]
+    number_bytes = 1 if precision.kv_cache != "auto" else DTYPE_BYTES[precision.dtype]
     assert plan.kv_bytes >= num_seqs * num_kept * arch.num_layers * 2 * arch.kv_size * number_bytes
 
 
@@ -168,12 +168,14 @@ def counted(arch: Arch, dtype: str, quantization: Quantization) -> int:
         sources.append(("lm_head.weight", (arch.vocab_size, arch.hidden_size)))
     for name, shape in sources:
         is_linear = len(shape) == 2 and "embed_tokens" not in name
-        if not is_linear or quantization == "none":
+        if not is_linear or quantization == "none" or (quantization == "fp8" and name == "lm_head.weight"):
             num_bytes += (shape[0] * shape[1] if len(shape) == 2 else shape[0]) * DTYPE_BYTES[dtype]
-        elif quantization in ("fp8", "int8") or name == "lm_head.weight":
-            num_bytes += shape[0] * shape[1] + 4 * shape[0]
+        elif quantization == "fp8":
+            num_bytes += shape[0] * shape[1] + 4 * shape[0] * -(-shape[1] // 128)
+        elif quantization == "int8" or name == "lm_head.weight":
+            num_bytes += shape[0] * shape[1] + 2 * shape[0] * (1 if shape[1] % 64 else shape[1] // 64)
         else:
-            num_bytes += shape[0] * shape[1] // 2 + shape[0] * shape[1] // 32 * 2
+            num_bytes += shape[0] * shape[1] // 2 + shape[0] * shape[1] // 32 * 4
     return num_bytes
 
 
@@ -225,7 +227,7 @@ def test_the_pool_holds_the_longest_sequence_and_none_longer(config: dict[str, A
     assert longest == arch.max_positions or blocks_per_seq(arch, longest + 1, sized) > num_blocks
 
 
-@pytest.mark.parametrize("precision", [Precision("bfloat16"), Precision("bfloat16", "fp8", "fp8")])
+@pytest.mark.parametrize("precision", [Precision("bfloat16"), Precision("bfloat16", "fp8", "int8")])
 @pytest.mark.parametrize(("config", "length"), [(GEMMA_LIKE, 5000), (LLAMA_2_7B, 4096), (LLAMA_2_7B, 4095)])
 def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
     config: dict[str, Any], length: int, precision: Precision
@@ -240,13 +242,16 @@ def test_the_pool_is_counted_alike_by_blocks_and_by_sequences(
     assert kv_bytes["cuda"] - kv_bytes["cpu"] == block_bytes(arch, precision, 32)
 
 
-def test_kv_in_8_bits_as_it_is_written() -> None:
-    """A byte for each of 128 numbers and 4 for their scale: 0.52 of the 16-bit size."""
-    plan = planned(MISTRAL_7B | {"sliding_window": None}, 4, 4096, Precision("bfloat16", kv_cache="fp8"))
-    assert plan.kv_bytes == 2 * 32 * 8 * (128 + 4) * 4096 * 4 == 1_107_296_256
+@pytest.mark.parametrize("kv_cache", KV_FORMATS)
+def test_kv_in_8_bits_as_it_is_written(kv_cache: KVCache) -> None:
+    """A byte for each of 128 numbers and 2 for each 32 of them: 0.53 of the 16-bit size."""
+    plan = planned(MISTRAL_7B | {"sliding_window": None}, 4, 4096, Precision("bfloat16", kv_cache=kv_cache))
+    assert plan.kv_bytes == 2 * 32 * 8 * (128 + 4 * 2) * 4096 * 4 == 1_140_850_688
     assert plan.kv.formula.text == (
-        "2 x 32 layers x 8 KV heads x (head 128 x 1 B + scale 4 B) x 4,096 tokens x 4 sequences"
+        "2 x 32 layers x 8 KV heads x (head 128 x 1 B + 4 scales x 2 B) x 4,096 tokens x 4 sequences"
     )
+    odd = Precision("bfloat16", kv_cache=kv_cache).head_bytes(80)
+    assert (odd.value, odd.text) == (80 + 3 * 2, "head 80 x 1 B + 3 scales x 2 B")
 
 
 def test_ways_out_are_flags_that_can_be_typed() -> None:
@@ -255,7 +260,7 @@ def test_ways_out_are_flags_that_can_be_typed() -> None:
     found = options(arch, precisions, work(), 1, 16 * GIB)
     assert ways_out(asked, found) == (
         "what would fit: --dtype bfloat16 (12.6 GiB of weights) with --max-model-len up to 4096; "
-        "--quantization int8 (6.6 GiB of weights) with --max-model-len up to 4096"
+        "--quantization int8 (6.8 GiB of weights) with --max-model-len up to 4096"
     )
     assert ways_out(asked, options(arch, precisions, work(), 1, 4 * GIB)).endswith("smaller model or a larger machine")
     short = [Precision("bfloat16"), Precision("bfloat16", kv_cache="fp8")]

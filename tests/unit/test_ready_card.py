@@ -42,6 +42,7 @@ def test_the_plan_is_said_before_anything_is_loaded(report: StartupReport) -> No
         ("none", "bfloat16", ", bfloat16, context"),
         ("int4", "bfloat16", ", int4 weights, bfloat16, context"),
         ("int4", "fp8", ", int4 weights, bfloat16, fp8 KV, context"),
+        ("none", "int8", ", bfloat16, int8 KV, context"),
     ],
 )
 def test_the_card_says_what_weights_and_kv_are_stored_in(

@@ -160,6 +160,7 @@ def texts(rng: random.Random, count: int) -> list[str]:
     return ["".join(rng.choices(units, k=rng.randrange(2, 40))) for _ in range(count)]
 
 
+@pytest.mark.sampled(keep=7)
 @pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_parts_have_the_tokens_of_the_whole(name: str) -> None:

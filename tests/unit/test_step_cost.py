@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.cost.step_cost import NO_WORK, WorkModel
-from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.precision import KV_FORMATS, KVCache, Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe
 
@@ -97,10 +97,11 @@ def test_weights_are_read_as_they_are_stored(precision: Precision, weight_bytes:
     assert model.token_flops == llama().token_flops
 
 
-def test_kv_in_8_bits_is_read_and_written_with_its_scales() -> None:
-    """8 KV heads of 128 in 32 layers: a byte a number, and 4 for each head of K and of V."""
-    plain, short = llama(), WorkModel.of(describe(LLAMA_31_8B), Precision("bfloat16", kv_cache="fp8"), 131072)
-    key_bytes = 2 * 8 * (128 + 4) * 32
+@pytest.mark.parametrize("kv_cache", KV_FORMATS)
+def test_kv_in_8_bits_is_read_and_written_with_its_scales(kv_cache: KVCache) -> None:
+    """8 KV heads of 128 in 32 layers: a byte a number, and 2 for each 32 of them."""
+    plain, short = llama(), WorkModel.of(describe(LLAMA_31_8B), Precision("bfloat16", kv_cache=kv_cache), 131072)
+    key_bytes = 2 * 8 * (128 + 4 * 2) * 32
     assert [layers.key_bytes for layers in short.attention] == [key_bytes]
     assert plain.token_bytes - short.token_bytes == 2 * 8 * 2 * 128 * 32 - key_bytes
     assert short.step([999], [1], 1).flops == plain.step([999], [1], 1).flops

@@ -6,6 +6,7 @@ In a container its limits count, not the host's sizes.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,8 @@ class Machine:
     """Why there is no accelerator."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device whose memory is counted."""
+    widens_weights: bool = False
+    """Whether the processor's products widen weights of 16 bits to float32 as they read them."""
 
     @classmethod
     def detect(cls) -> Machine:
@@ -66,7 +69,7 @@ class Machine:
         if limit is not None and limit < total:
             used = (_cgroup_number("memory.current") or 0) - _reclaimable()
             total, available = limit, min(available, max(0, limit - max(0, used)))
-        return cls(num_cpus(), total, available, _has_bf16_matmul())
+        return cls(num_cpus(), total, available, _has_bf16_matmul(), widens_weights=_widens_weights())
 
 
 def num_cpus() -> int:
@@ -85,14 +88,30 @@ _BF16_FLAGS = ({"avx512bw", "avx512vl", "avx512dq"}, {"bf16"})
 """CPU flags that oneDNN needs for bfloat16: on x86-64, or on 64-bit Arm."""
 
 
+COMPILERS = ("g++", "c++")
+"""Names of C++ compilers, for the CPU kernels."""
+_WIDENING_FLAGS = {"avx2", "fma", "f16c"}
+_BUNDLED_KERNELS = Path(__file__).parents[3] / "kernels" / "built"
+
+
 def _has_bf16_matmul() -> bool:
+    flags = _cpu_flags()
+    return any(needed <= flags for needed in _BF16_FLAGS)
+
+
+def _widens_weights() -> bool:
+    """Our C++ kernels do, if an image holds them or a compiler can build them."""
+    has_kernels = _BUNDLED_KERNELS.exists() or any(shutil.which(name) for name in COMPILERS)
+    return has_kernels and _cpu_flags() >= _WIDENING_FLAGS
+
+
+def _cpu_flags() -> set[str]:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
+        return set()
     line = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
-    flags = set(line.partition(":")[2].split())
-    return any(needed <= flags for needed in _BF16_FLAGS)
+    return set(line.partition(":")[2].split())
 
 
 def _host_memory() -> tuple[int, int]:

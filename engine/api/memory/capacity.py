@@ -18,7 +18,7 @@ from inferd.engine.api.memory.planner import (
     pool_for,
     refusal,
 )
-from inferd.engine.api.memory.precision import Precision
+from inferd.engine.api.memory.precision import KV_FORMATS, SHORT_KV, Precision
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.paging import max_tokens
 
@@ -74,13 +74,13 @@ def shortage(plan: MemoryPlan, precision: Precision, what: str, available_bytes:
     """The text that memory is too small: needed and available bytes. `what` names the sequences that should fit."""
     return (
         f"the model needs {format_bytes(plan.total_bytes)} for {what} ({format_bytes(plan.weights_bytes)} of weights "
-        f"in {precision.name}, {format_bytes(plan.kv_bytes)} of KV cache{_in_fp8(precision)}, "
+        f"in {precision.weights_name}, {format_bytes(plan.kv_bytes)} of KV cache{_in_8_bits(precision)}, "
         f"{format_bytes(plan.working_bytes)} to work in), and {format_bytes(available_bytes)} of memory are available"
     )
 
 
-def _in_fp8(precision: Precision) -> str:
-    return " in fp8" if precision.kv_cache == "fp8" else ""
+def _in_8_bits(precision: Precision) -> str:
+    return f" in {precision.kv_cache}" if precision.kv_cache in KV_FORMATS else ""
 
 
 def ways_out(asked: Precision, found: Iterable[Option]) -> str:
@@ -105,8 +105,8 @@ def _way_out(asked: Precision, option: Option) -> str:
     return f"{flags} ({format_bytes(option.weights_bytes)} of weights) with {length}"
 
 
-def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str, *, has_fp8: bool) -> str:
-    """The text that one sequence does not fit the requested KV pool. `has_fp8`: K and V could have 8 bits."""
+def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: int, why: str) -> str:
+    """The text that one sequence does not fit the requested KV pool."""
     size = block_bytes(arch, precision, work.block_size)
     needed = blocks_per_seq(arch, work.max_model_len, work) * size
     longest, least = longest_in_pool(arch, work, num_blocks), blocks_per_seq(arch, MIN_MODEL_LEN, work) * size
@@ -118,15 +118,15 @@ def pool_shortage(arch: Arch, precision: Precision, work: Workload, num_blocks: 
             if longest >= MIN_MODEL_LEN
             else f"at least {format_bytes(least)} are needed"
         )
-        + (_with_fp8(arch, precision, work, num_blocks * size, longest) if has_fp8 else "")
+        + _with_8_bits(arch, precision, work, num_blocks * size, longest)
     )
 
 
-def _with_fp8(arch: Arch, precision: Precision, work: Workload, kv_bytes: int, longest: int) -> str:
+def _with_8_bits(arch: Arch, precision: Precision, work: Workload, kv_bytes: int, longest: int) -> str:
     """The context that would fit with K and V in 8 bits, as text; empty unless it is longer than `longest`."""
-    size = block_bytes(arch, replace(precision, kv_cache="fp8"), work.block_size)
+    size = block_bytes(arch, replace(precision, kv_cache=SHORT_KV), work.block_size)
     length = longest_in_pool(arch, work, kv_bytes // size)
-    return f", and {length} with --kv-cache-dtype fp8" if length >= MIN_MODEL_LEN and length > longest else ""
+    return f", and {length} with --kv-cache-dtype {SHORT_KV}" if length >= MIN_MODEL_LEN and length > longest else ""
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:

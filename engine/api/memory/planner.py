@@ -181,23 +181,26 @@ def _total(arch: Arch, precision: Precision, shapes: Mapping[str, Shape]) -> For
         by_layer.setdefault(layer, []).append((own, shape, _stored_as(arch, precision, name)))
     outside = by_layer.pop("", [])
     alike = Counter(tuple(members) for members in by_layer.values())
-    dtype_bytes = precision.dtype_bytes
-    totals = [term(count, "layers") * _members(members, dtype_bytes) for members, count in alike.items()]
-    return sum_of([*totals, _members(outside, dtype_bytes)])
+    totals = [term(count, "layers") * _members(members, precision) for members, count in alike.items()]
+    return sum_of([*totals, _members(outside, precision)])
 
 
-def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], dtype_bytes: Formula) -> Formula:
+def _members(members: Iterable[tuple[str, Shape, StoredAs | None]], precision: Precision) -> Formula:
     """Bytes of these (name, shape, format)."""
-    in_dtype, packed = NOTHING, NOTHING
+    narrow, in_dtype, packed = NOTHING, NOTHING, NOTHING
+    is_alike = precision.matrix_bytes == precision.dtype_bytes
     for name, shape, stored in members:
         label = _label(name)
         if len(shape) == 1:
             in_dtype += term(shape[0]).named(label)
-        elif stored is None:
+        elif stored is not None:
+            packed += stored.num_bytes(*shape).named(label)
+        elif is_alike:
             in_dtype += (term(shape[0]) * term(shape[1])).named(label)
         else:
-            packed += stored.num_bytes(*shape).named(label)
-    return packed + (in_dtype * dtype_bytes if in_dtype.value else NOTHING)
+            narrow += (term(shape[0]) * term(shape[1])).named(label)
+    sized = ((narrow, precision.matrix_bytes), (in_dtype, precision.dtype_bytes))
+    return packed + sum_of(count * num_bytes for count, num_bytes in sized if count.value)
 
 
 def _label(parameter: str) -> str:
@@ -219,12 +222,13 @@ def _kv(arch: Arch, precision: Precision, pool: Formula) -> Formula:
 
 def _loading(arch: Arch, precision: Precision) -> Part:
     """Most bytes of one linear layer's weight beside its packed form: the matrix as read, and a byte a weight if it is
-    quantized here. A tied head counts without the matrix as read, which is the embedding."""
-    quantized = term(0 if precision.quantization == "none" or arch.stored is not None else 1, "B")
+    quantized here. A tied head counts without the matrix as read, which is the embedding, unless it is widened."""
+    widened = precision.dtype_bytes if precision.matrix_bytes != precision.dtype_bytes else NOTHING
 
     def read_as(name: str) -> Formula:
-        is_stored = arch.stored is not None and _stored_as(arch, precision, name) is not None
-        return term(1, "B") if is_stored else precision.dtype_bytes + quantized
+        if _stored_as(arch, precision, name) is None:
+            return precision.matrix_bytes
+        return term(1, "B") if arch.stored is not None else precision.dtype_bytes + term(1, "B")
 
     held = [
         (term(shape[0]) * term(shape[1])).named(_label(name)) * read_as(name)
@@ -232,7 +236,9 @@ def _loading(arch: Arch, precision: Precision) -> Part:
         if len(shape) == 2 and _part_of(name) != "embedding"
     ]
     if arch.tie_embeddings:
-        held.append((term(arch.vocab_size) * term(arch.hidden_size)).named("tied head") * quantized)
+        is_quantized = arch.stored is None and _stored_as(arch, precision, _TIED_HEAD) is not None
+        beside = widened + term(1, "B") if is_quantized else term(0, "B")
+        held.append((term(arch.vocab_size) * term(arch.hidden_size)).named("tied head") * beside)
     return Part("while loading", max(held, key=lambda formula: formula.value))
 
 

@@ -6,7 +6,7 @@ Knows no model: a matrix is rows and columns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inferd.engine.api.memory.formula import NOTHING, Formula, term
@@ -16,10 +16,8 @@ Quantization = Literal["none", "fp8", "int8", "int4"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-KVCache = Literal["auto", "fp8"]
-"""Formats of K and V: the dtype, or 8-bit floats (e4m3)."""
-KV_SCALE_BYTES = 4
-"""Bytes of a scale in an 8-bit cache. Each head of a token has one for K and one for V."""
+KVCache = Literal["auto", "fp8", "int8"]
+"""Formats of K and V: the dtype, or one of `KV_FORMATS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +37,68 @@ class StoredAs:
     column_bytes: int = 0
     """Bytes that each column takes once: its place in an order."""
 
+    remainder: Literal["refused", "short group", "one group"] = "refused"
+    """The way of a row whose inputs are no multiple of the group size: its last group is shorter, or all of it is
+    one group."""
+
     def num_bytes(self, rows: int, columns: int) -> Formula:
         packed = term(columns) // term(self.weights_per_byte) if self.weights_per_byte > 1 else term(columns)
         scales = term(self.scale_bytes + self.offset_bytes)
-        if self.group_rows > 1:
-            assert self.group_size is not None
-            blocks = term(-(-rows // self.group_rows), "blocks") * term(-(-columns // self.group_size))
-            return term(rows) * packed + blocks * scales
         if self.group_size is not None:
-            scales = term(columns) // term(self.group_size) * scales
+            is_whole = columns % self.group_size == 0
+            num_rest = 1 if self.remainder == "one group" else columns // self.group_size + 1
+            scales = (term(columns) // term(self.group_size) if is_whole else term(num_rest)) * scales
+        if self.group_rows > 1:
+            return term(rows) * packed + term(-(-rows // self.group_rows), "blocks") * scales
         order = term(columns) * term(self.column_bytes) if self.column_bytes else NOTHING
         return term(rows) * (packed + scales) + order
 
     def refuses(self, columns: int) -> str | None:
         """Why a matrix with so many inputs cannot be stored so; None if it can."""
-        if self.group_size is not None and self.group_rows == 1 and columns % self.group_size:
+        if self.group_size is not None and self.remainder == "refused" and columns % self.group_size:
             return f"has {columns} inputs, which must be a multiple of the group size {self.group_size}"
         if self.max_inputs is not None and columns > self.max_inputs:
             return f"has {columns} inputs, and the sum of more than {self.max_inputs} may not fit 32 bits"
         return None
 
 
-FP8 = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4)
-FP8_BLOCKS = StoredAs(weights_per_byte=1, group_size=128, scale_bytes=4, group_rows=128)
+FP8 = StoredAs(weights_per_byte=1, group_size=128, scale_bytes=4, remainder="short group")
+FP8_BLOCKS = replace(FP8, group_rows=128)
 """Format of some checkpoints."""
-INT8 = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4, max_inputs=65536)
-INT4 = StoredAs(weights_per_byte=2, group_size=32, scale_bytes=2)
+FP8_ROWS = StoredAs(weights_per_byte=1, group_size=None, scale_bytes=4)
+"""Format of other checkpoints."""
+INT8 = StoredAs(weights_per_byte=1, group_size=64, scale_bytes=2, max_inputs=65536, remainder="one group")
+INT4 = StoredAs(weights_per_byte=2, group_size=32, scale_bytes=2, offset_bytes=2)
 _ZERO_BYTES = {4: 1, 8: 2}
 """Bytes of a zero point, by the bits of the weights."""
 _SCALE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Format of K and V: numbers of one byte, and a scale for each group of consecutive elements of a head."""
+
+    dtype: str
+    """torch's name of the numbers' dtype."""
+    group_size: int = 32
+    """Number of elements that share a scale. The last group of a head may have fewer."""
+    scale_bytes: int = 2
+
+    def head_bytes(self, head_dim: int) -> Formula:
+        """Bytes of a head of K, or of V, of one token."""
+        scales = term(-(-head_dim // self.group_size), "scales") * term(self.scale_bytes, "B")
+        return term(head_dim).named("head") * term(1, "B") + scales
+
+
+KV_FORMATS: Mapping[KVCache, KVFormat] = {"fp8": KVFormat("float8_e4m3fn"), "int8": KVFormat("int8")}
+SHORT_KV: KVCache = "int8"
+"""Format that messages offer if memory is short: the nearest to the dtype, and the one that runs everywhere."""
+
+
 def stored_as(layout: Layout) -> StoredAs:
     """Format of a matrix of a quantized checkpoint."""
     if isinstance(layout, Fp8Layout):
-        return FP8_BLOCKS if layout.has_blocks else FP8
+        return FP8_BLOCKS if layout.has_blocks else FP8_ROWS
     scale_bytes = _SCALE_BYTES[layout.scale_dtype]
     offset_bytes = {"none": 0, "zeros": _ZERO_BYTES[layout.bits], "minimums": scale_bytes}[layout.offsets]
     return StoredAs(
@@ -87,8 +112,8 @@ def stored_as(layout: Layout) -> StoredAs:
 
 LINEARS_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": FP8, "int8": INT8, "int4": INT4}
 """Format of the matrices of attention and MLP. The embedding, norms and biases stay in the dtype."""
-HEAD_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": FP8, "int8": INT8, "int4": INT8}
-"""Format of the head. It has at least 8 bits, because its error reaches every token."""
+HEAD_STORED_AS: Mapping[Quantization, StoredAs | None] = {"none": None, "fp8": None, "int8": INT8, "int4": INT8}
+"""Format of the head, whose error reaches every token. In 8 bits it needs integers: e4m3 has 3 bits of fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +124,13 @@ class Precision:
     dtype: str
     quantization: Quantization = "none"
     kv_cache: KVCache = "auto"
+    weights_dtype: str = ""
+    """Dtype of the embedding and of matrices that are not quantized; empty: `dtype`."""
 
     def head_bytes(self, head_dim: int) -> Formula:
         """Bytes of a head of K, or of V, of one token."""
-        head = term(head_dim).named("head")
-        if self.kv_cache == "fp8":
-            return head * term(1, "B") + term(KV_SCALE_BYTES, "B").named("scale")
-        return head * self.dtype_bytes
+        form = KV_FORMATS.get(self.kv_cache)
+        return term(head_dim).named("head") * self.dtype_bytes if form is None else form.head_bytes(head_dim)
 
     @property
     def name(self) -> str:
@@ -113,5 +138,15 @@ class Precision:
         return self.dtype if self.quantization == "none" else self.quantization
 
     @property
+    def weights_name(self) -> str:
+        """The format of most weights."""
+        return (self.weights_dtype or self.dtype) if self.quantization == "none" else self.quantization
+
+    @property
     def dtype_bytes(self) -> Formula:
         return term(DTYPE_BYTES[self.dtype], "B")
+
+    @property
+    def matrix_bytes(self) -> Formula:
+        """Bytes of a weight in the embedding, or in a matrix that is not quantized."""
+        return term(DTYPE_BYTES[self.weights_dtype or self.dtype], "B")

@@ -1,0 +1,292 @@
+// Products of 4-bit and 8-bit weights, in every layout of quantized.py, with activations that are quantized at the
+// call.
+//
+// Weights lie in tiles of columns, each tile in units of 16 or 32 inputs: as many as share a scale of activations, or
+// 32 of a row that has one scale. A unit of bytes is [U / 4][columns][4]. A unit of nibbles is [U / 8][columns][4]
+// bytes: byte (j, column, b) has input 4 j + b in its low bits and input U / 2 + 4 j + b in its high ones. Scales, zero
+// points and minimums lie as [tile][group][columns].
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "int_lanes.h"
+#include "parallel.h"
+
+namespace int_product {
+
+constexpr int COLUMNS = LANES;  // of a tile
+#if defined(INT_DOT_VNNI)
+constexpr int ROW_COLUMNS = 2 * LANES;  // of a tile whose activations have one scale a row: each is read once for both
+#else
+constexpr int ROW_COLUMNS = COLUMNS;
+#endif
+// Tiles that a block of rows passes before the next block: 4 x 64 KiB of nibbles at K = 8,192, or one tile of bytes.
+constexpr int TILES_OF_NIBBLES = 4, TILES_OF_BYTES = 1;
+
+// Bytes to prefetch, because the processor's own prefetching stops at each page. Two cores of a Zen 4, 16384 x 2048, 4
+// bits: 37 -> 39 GB/s for one row, 460 -> 614 GOP/s for 8.
+constexpr int AHEAD = 4096;
+
+// The weights, the bias and the sizes of a product.
+struct Product {
+    const uint8_t* tiles;
+    const void* scales;
+    const void* zeros;     // or null
+    const void* minimums;  // or null
+    const float* bias;     // or null
+    const int32_t* order;  // or null
+    ScaleType type;        // of scales and minimums
+    Table table;
+    float worth;    // of 1 in the table
+    int32_t added;  // to every weight
+    int64_t num_rows, in_size, out_size, tiles_in_turn;
+    int64_t unit, x_group_size, group_size;  // in inputs: each a multiple of the one before
+    int64_t num_units, num_x_groups, num_groups, x_groups_in_group;
+
+    // Sizes of 0 stand for all of a row.
+    void set_groups(int64_t weights, int64_t activations) {
+        unit = activations == 16 ? 16 : 32;
+        num_units = (in_size + unit - 1) / unit;
+        x_group_size = activations ? activations : num_units * unit, group_size = weights ? weights : num_units * unit;
+        num_x_groups = (in_size + x_group_size - 1) / x_group_size;
+        num_groups = (in_size + group_size - 1) / group_size;
+        x_groups_in_group = group_size / x_group_size;
+    }
+};
+
+// A block of R quantized rows.
+struct Rows {
+    int8_t* q;             // [unit][row][U]
+    float* scales;         // [group of activations][row]
+    int32_t* corrections;  // [group of activations][row]: what a sum begins with; of zero points -sum(q), 16 bits
+    float* parts;          // [group of weights][row]: the sum of scale * sum(q), for minimums
+
+    Rows(const Product& p, int8_t* bytes, int64_t first, int num_rows) {
+        const int64_t q_bytes = p.num_units * p.unit, num_x_groups = p.num_x_groups;
+        q = bytes + first * row_bytes(p);
+        scales = reinterpret_cast<float*>(q + num_rows * q_bytes);
+        corrections = reinterpret_cast<int32_t*>(scales + num_rows * num_x_groups);
+        parts = reinterpret_cast<float*>(corrections + num_rows * num_x_groups);
+    }
+    static int64_t row_bytes(const Product& p) {
+        return p.num_units * p.unit + 8 * p.num_x_groups + 4 * p.num_groups;
+    }
+};
+
+// -- one tile of columns -------------------------------------------------------------------------------------------
+
+// Adds four inputs of each column and row.
+template <Form F, int U, int V, int R>
+inline void add_quads(Sum<F> (&sums)[R][V], const ints (&weights)[V], const int8_t* x) {
+    for (int r = 0; r < R; r++) {
+        const int32_t quad = read_i32(x + r * U);
+        for (int v = 0; v < V; v++) sums[r][v].add(weights[v], quad);
+    }
+}
+
+template <Form F, int U, int V, int R>
+inline void add_unit(Sum<F> (&sums)[R][V], const uint8_t* weights, const int8_t* x, const Table& table) {
+    constexpr int LINE = V * sizeof(ints);
+    for (int j = 0; j < (F == BYTES ? U / 4 : U / 8); j++) {
+        ints loaded[V], numbers[V];
+        for (int v = 0; v < V; v++) loaded[v] = load_ints(weights + j * LINE + v * sizeof(ints));
+        if constexpr (F == BYTES) {
+            add_quads<F, U>(sums, loaded, x + j * 4);
+        } else {
+            __builtin_prefetch(weights + j * LINE + AHEAD);
+            for (int half = 0; half < 2; half++) {
+                for (int v = 0; v < V; v++) {
+                    numbers[v] = (half ? loaded[v] >> 4 : loaded[v]) & splat_ints(0x0f0f0f0f);
+                    if constexpr (F == TABLE) numbers[v] = table.chosen(numbers[v]);
+                }
+                add_quads<F, U>(sums, numbers, x + half * (U / 2) + j * 4);
+            }
+        }
+    }
+}
+
+// The number that makes a sum of unsigned weights one of signed weights or of those above their zero points.
+template <Form F>
+inline ints start_of(const Product& p, int64_t index, int32_t correction) {
+    if (F == TABLE || p.zeros == nullptr) return splat_ints(correction);
+    return multiply_pairs(load_zeros<F>(p.zeros, index), correction);
+}
+
+// Adds a group of weights: its scales times its parts, and its minimums times those of the activations.
+template <int V, int R>
+inline void add_group(const Product& p, int64_t index, floats (&totals)[R][V], const floats (&parts)[R][V],
+                      const float* x_parts) {
+    for (int v = 0; v < V; v++) {
+        const floats scale = load_values(p.scales, p.type, index + v * WIDTH);
+        for (int r = 0; r < R; r++) totals[r][v] = fused(parts[r][v], scale, totals[r][v]);
+    }
+    if (p.minimums == nullptr) return;
+    for (int v = 0; v < V; v++) {
+        const floats minimum = load_values(p.minimums, p.type, index + v * WIDTH);
+        for (int r = 0; r < R; r++) totals[r][v] = fused(minimum, splat_floats(x_parts[r]), totals[r][v]);
+    }
+}
+
+template <int V, int R, class T>
+inline void store_tile(const Product& p, int64_t column, int64_t first_row, const floats (&totals)[R][V], T* out) {
+    for (int64_t lane = 0; lane < V * WIDTH && column + lane < p.out_size; lane += LANES) {
+        const int64_t rest = p.out_size - column - lane;
+        const int count = int(rest < LANES ? rest : LANES);
+        const vf bias = p.bias ? simd::load_part(p.bias + column + lane, count) : vf{};
+        for (int r = 0; r < R; r++) {
+            vf total;
+            std::memcpy(&total, reinterpret_cast<const float*>(totals[r]) + lane, sizeof total);
+            store_first(out + (first_row + r) * p.out_size + column + lane, total + bias, count);
+        }
+    }
+}
+
+template <Form F, int U, int V, int R>
+void tile_product(const Product& p, int64_t tile, const Rows& rows, int64_t first_row, void* out, bool is_bf16) {
+    constexpr int UNIT_BYTES = V * WIDTH * U / (F == BYTES ? 1 : 2);
+    const uint8_t* weights = p.tiles + tile * p.num_units * UNIT_BYTES;
+    const int8_t* x = rows.q;
+    const int64_t units_in_x_group = p.x_group_size / U;
+    int64_t index = tile * p.num_groups * V * WIDTH;
+    const float* x_parts = rows.parts;
+    floats totals[R][V] = {}, parts[R][V] = {};
+    for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++) {
+        const int32_t* corrections = rows.corrections + x_group * R;
+        const float* x_scales = rows.scales + x_group * R;
+        Sum<F> sums[R][V];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sums[r][v].begin(start_of<F>(p, index + v * WIDTH, corrections[r]));
+        for (int64_t unit = 0; unit < units_in_x_group; unit++, weights += UNIT_BYTES, x += R * U)
+            add_unit<F, U, V, R>(sums, weights, x, p.table);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) {
+                const ints total = sums[r][v].total(start_of<F>(p, index + v * WIDTH, corrections[r]));
+                parts[r][v] = fused(__builtin_convertvector(total, floats), splat_floats(x_scales[r]), parts[r][v]);
+            }
+        if (--left > 0) continue;
+        add_group<V, R>(p, index, totals, parts, x_parts);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) parts[r][v] = floats{};
+        left = p.x_groups_in_group, index += V * WIDTH, x_parts += R;
+    }
+    const int64_t column = tile * V * WIDTH;
+    if (is_bf16)
+        store_tile<V, R>(p, column, first_row, totals, static_cast<simd::bf16*>(out));
+    else
+        store_tile<V, R>(p, column, first_row, totals, static_cast<float*>(out));
+}
+
+using TileProduct = void (*)(const Product&, int64_t, const Rows&, int64_t, void*, bool);
+using TileProducts = std::array<TileProduct, MAX_ROWS>;
+
+// Instances for 1, 2, .. rows, at index rows - 1.
+template <Form F, int U, int V, int... R>
+constexpr TileProducts instances(std::integer_sequence<int, R...>) {
+    return {tile_product<F, U, V, R + 1>...};
+}
+template <Form F, int U, int NUM_COLUMNS>
+constexpr TileProducts TILE_PRODUCTS =
+    instances<F, U, NUM_COLUMNS / WIDTH>(std::make_integer_sequence<int, MAX_ROWS>());
+
+// -- all of a product ----------------------------------------------------------------------------------------------
+
+template <class T>
+void quantize_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+    float* part = rows.parts + row;
+    *part = 0;
+    for (int64_t x_group = 0, left = p.x_groups_in_group; x_group < p.num_x_groups; x_group++, left--) {
+        const int64_t start = x_group * p.x_group_size, rest = p.in_size - start;
+        int8_t* q = rows.q + start * num_rows + row * p.unit;
+        const Span span =
+            quantize_span(x + start, rest < p.x_group_size ? rest : p.x_group_size, q, p.unit, num_rows * p.unit);
+        const int64_t index = x_group * num_rows + row;
+        rows.scales[index] = span.scale * p.worth;
+        rows.corrections[index] = p.zeros ? -span.sum & 0xffff : -p.added * span.sum;
+        if (left == 0) part += num_rows, *part = 0, left = p.x_groups_in_group;
+        *part = std::fma(float(span.sum), rows.scales[index], *part);
+    }
+}
+
+template <class T>
+void quantize_ordered_row(const Product& p, const T* x, const Rows& rows, int row, int num_rows) {
+    const Scratch ordered(p.in_size * int64_t(sizeof(float)));
+    float* to = reinterpret_cast<float*>(ordered.bytes);
+    for (int64_t k = 0; k < p.in_size; k++) to[k] = simd::to_float(x[p.order[k]]);
+    quantize_row(p, to, rows, row, num_rows);
+}
+
+template <class T>
+void run(const Product& p, const TileProducts& tile_products, int columns, const T* x, T* out, int num_threads) {
+    if (p.num_rows == 0) return;
+    const RowBlocks blocks(p.num_rows);
+    const int64_t num_tiles = (p.out_size + columns - 1) / columns, tiles = blocks.count == 1 ? 1 : p.tiles_in_turn;
+    Scratch bytes(p.num_rows * Rows::row_bytes(p));
+    parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
+        const int64_t block = blocks.of(row), first = blocks.start(block);
+        const int size = blocks.size(block);
+        const auto quantize = p.order ? quantize_ordered_row<T> : quantize_row<T>;
+        quantize(p, x + row * p.in_size, Rows(p, bytes.bytes, first, size), int(row - first), size);
+    });
+    parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
+        const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
+        for (int64_t block = 0; block < blocks.count; block++) {
+            const int64_t first = blocks.start(block);
+            const Rows rows(p, bytes.bytes, first, blocks.size(block));
+            for (int64_t tile = start; tile < end; tile++)
+                tile_products[blocks.size(block) - 1](p, tile, rows, first, out, sizeof(T) == 2);
+        }
+    });
+}
+
+// Packs q [out_size, in_size] into tiles, with weights of 0 behind the ends.
+template <Form F>
+void pack(const uint8_t* q, int64_t out_size, int64_t in_size, int64_t unit, int64_t columns, uint8_t* tiles,
+          int num_threads) {
+    const int64_t num_tiles = (out_size + columns - 1) / columns, num_units = (in_size + unit - 1) / unit;
+    const int64_t unit_bytes = columns * unit / (F == BYTES ? 1 : 2);
+    const int32_t flipped = F == BYTES ? int32_t(ADDED * 0x01010101u) : 0;
+    parallel_for(num_tiles * num_units, num_threads, [&](int64_t turn) {
+        const int64_t tile = turn / num_units, first = turn % num_units * unit;
+        const int64_t count = in_size - first < unit ? in_size - first : unit;
+        uint8_t* to = tiles + turn * unit_bytes;
+        for (int64_t column = 0; column < columns; column++) {
+            uint8_t from[32] = {};
+            const int64_t row = tile * columns + column;
+            if (row < out_size) std::memcpy(from, q + row * in_size + first, count);
+            for (int64_t j = 0; j < (F == BYTES ? unit / 4 : unit / 8); j++) {
+                int32_t quad = read_i32(from + j * 4);
+                if (F == BYTES)
+                    quad ^= flipped;
+                else
+                    quad |= read_i32(from + unit / 2 + j * 4) << 4;
+                std::memcpy(to + (j * columns + column) * 4, &quad, sizeof quad);
+            }
+        }
+    });
+}
+
+// -- what Python passes --------------------------------------------------------------------------------------------
+
+// Makes a product of the arguments that both ops have in common.
+inline Product product_of(int64_t num_rows, int64_t in_size, int64_t out_size, const uint8_t* tiles,
+                          const void* scales, int64_t scale_type, const void* zeros, const void* minimums,
+                          const float* bias, const int32_t* order, int64_t group_size, int64_t x_group_size) {
+    Product p = {};
+    p.tiles = tiles, p.scales = scales, p.zeros = zeros, p.minimums = minimums, p.bias = bias, p.order = order;
+    p.type = ScaleType(scale_type), p.worth = 1;
+    p.num_rows = num_rows, p.in_size = in_size, p.out_size = out_size;
+    p.set_groups(group_size, x_group_size);
+    return p;
+}
+
+inline void run(const Product& p, const TileProducts& tile_products, int columns, const void* x, bool is_bf16,
+                void* out, int64_t num_threads) {
+    if (is_bf16)
+        run(p, tile_products, columns, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out),
+            int(num_threads));
+    else
+        run(p, tile_products, columns, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
+}
+
+}  // namespace int_product

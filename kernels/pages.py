@@ -1,0 +1,64 @@
+"""Memory for packed weights, in huge pages of 2 MiB.
+
+A step reads the weights from end to end. The processor translates an address for each page, and its own prefetching
+stops at the end of each. If the system gives no huge pages, plain ones take their place.
+
+Tensors lie side by side in chunks, so a small matrix needs no page of its own. Pages take no memory before they are
+written, so a chunk wastes less than one page. It is freed with the last of its tensors.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from contextlib import suppress
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+PAGE_BYTES = 2 * 2**20
+_CHUNK_BYTES = 256 * 2**20
+"""Address space of a chunk, unless a tensor needs more."""
+_CACHE_LINE_BYTES = 64
+
+
+class _Chunks:
+    """The chunk that tensors are cut from, one after another."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._newest: weakref.ref[mmap.mmap] | None = None
+        self._next = 0
+
+    def cut(self, num_bytes: int) -> tuple[mmap.mmap, int]:
+        """(chunk, offset) of memory that begins on a cache line."""
+        with self._lock:
+            chunk = None if self._newest is None else self._newest()
+            if chunk is None or self._next + num_bytes > len(chunk):
+                chunk, self._next = _mapped(max(num_bytes, _CHUNK_BYTES))
+                self._newest = weakref.ref(chunk)
+            start = self._next
+            self._next = _rounded_up(start + num_bytes, _CACHE_LINE_BYTES)
+            return chunk, start
+
+
+_chunks = _Chunks()
+
+
+def empty(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """A tensor [size] that begins on a cache line. Its content is undefined."""
+    chunk, start = _chunks.cut(size * dtype.itemsize)
+    return torch.frombuffer(chunk, dtype=dtype, count=size, offset=start)
+
+
+def _mapped(num_bytes: int) -> tuple[mmap.mmap, int]:
+    """Memory of the system, and the offset of the first huge page in it."""
+    mapping = mmap.mmap(-1, _rounded_up(num_bytes, PAGE_BYTES) + PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # the system has no huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping, -torch.frombuffer(mapping, dtype=torch.uint8).data_ptr() % PAGE_BYTES
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
