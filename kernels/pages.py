@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Lock
 
 import torch
@@ -42,8 +43,24 @@ class _Chunks:
             self._next = _rounded_up(start + num_bytes, _CACHE_LINE_BYTES)
             return chunk, start
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        with self._lock:
+            kept = self._newest, self._next
+            self._newest = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._newest, self._next = kept
+
 
 _chunks = _Chunks()
+
+
+def apart() -> AbstractContextManager[None]:
+    """Tensors made meanwhile have a chunk of their own, which is freed with them."""
+    return _chunks.apart()
 
 
 def empty(size: int, dtype: torch.dtype = torch.uint8) -> Tensor:

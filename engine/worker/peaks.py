@@ -20,6 +20,7 @@ from inferd.engine.api.cost.roofline import Peaks
 from inferd.engine.api.memory.precision import Quantization
 from inferd.engine.quant.recipe import Recipe, recipes
 from inferd.engine.worker.device import Device
+from inferd.kernels import pages
 from inferd.kernels.linear import ANY, Choices
 
 _MAX_RUNS = 6
@@ -63,7 +64,9 @@ def _flops_per_s(device: Device, sizes: _Sizes, dtype: torch.dtype, recipe: Reci
         shape = (num_rows, sizes.width)
         return torch.empty(shape, dtype=dtype, device=device.torch_device).normal_(generator=random)
 
-    layer, x = recipe.layers.bind(weight=normal(sizes.width), bias=None), normal(sizes.num_rows)
+    with pages.apart():
+        layer = recipe.layers.bind(weight=normal(sizes.width), bias=None)
+    x = normal(sizes.num_rows)
     return 2 * sizes.num_rows * sizes.width**2 / _best_s(device, lambda: layer(x))
 
 

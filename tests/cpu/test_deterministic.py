@@ -46,9 +46,9 @@ class Start:
         self.attention: list[bool] = []
         self.config, recipe_of, build = config, load.recipe_of, AttentionBatch.build
 
-        def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices) -> Any:
+        def recipe(arch: Any, quantization: str, dtype: Any, choices: Choices, narrow: Any) -> Any:
             self.choices.append(choices)
-            return recipe_of(arch, quantization, dtype, choices)
+            return recipe_of(arch, quantization, dtype, choices, narrow)
 
         def built(*given: Any, **options: Any) -> AttentionBatch:
             batch = build(*given, **options)

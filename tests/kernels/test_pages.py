@@ -90,6 +90,19 @@ def test_many_small_tensors_take_their_own_size() -> None:
     assert taken <= after - before <= taken + 2 * pages.PAGE_BYTES
 
 
+@needs_smaps
+def test_memory_apart_is_freed_while_other_weights_stay() -> None:
+    kept = pages.empty(1000).fill_(1)
+    mapped, _ = advised_bytes()
+    with pages.apart():
+        apart = pages.empty(8 * 2**20).fill_(2)
+    assert advised_bytes()[0] > mapped
+    after = pages.empty(1000).fill_(3)
+    assert 0 < after.data_ptr() - kept.data_ptr() < 2000, "it lies in the chunk of the first"
+    del apart
+    assert advised_bytes()[0] == mapped
+
+
 @pytest.mark.parametrize("lacks", ["advice", "name"])
 def test_a_system_without_huge_pages_gives_plain_ones(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if lacks == "advice":

@@ -84,8 +84,8 @@ def test_without_logits_the_head_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("precision", "weight_bytes", "head_bytes"),
     [
-        (Precision("bfloat16", "int8"), LAYER + 4 * (6144 + 4096 + 2 * 14336 + 4096), HEAD + 4 * 128256),
-        (Precision("bfloat16", "int4"), LAYER // 2 + LAYER // 32 * 2, HEAD + 4 * 128256),
+        (Precision("bfloat16", "int8"), LAYER + LAYER // 64 * 2, HEAD + HEAD // 64 * 2),
+        (Precision("bfloat16", "int4"), LAYER // 2 + LAYER // 32 * 4, HEAD + HEAD // 64 * 2),
         (Precision("float32"), 4 * LAYER, 4 * HEAD),
     ],
     ids=lambda value: value.name if isinstance(value, Precision) else "",
