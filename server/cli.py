@@ -158,8 +158,10 @@ def plan(
     ] = "auto",
     quantization: Annotated[
         str,
-        typer.Option(help="Format that linear layers store their weights in: none, fp8, int8, int4.", metavar="WORD"),
-    ] = "none",
+        typer.Option(
+            help="Format that linear layers store their weights in: auto, none, fp8, int8, int4.", metavar="WORD"
+        ),
+    ] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(help="Format of the KV cache: auto, fp8, int8.", metavar="WORD")
     ] = "auto",

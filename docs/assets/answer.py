@@ -24,7 +24,7 @@ URL = "http://127.0.0.1:8000"
 INFERD = [sys.executable, "-m", "inferd"]
 BODY = (
     '{"model": "smollm2", "stream": true, "temperature": 0, '
-    '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    '"messages": [{"role": "user", "content": "Name the capital of France."}]}'
 )
 CURL = ["curl", "-N", f"{URL}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", BODY]
 CHAT = ["chat", "--temperature", "0", "Write one sentence about the sea."]

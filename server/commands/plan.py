@@ -45,7 +45,7 @@ class PlanOptions:
     model: str
     revision: str | None = None
     dtype: str = "auto"
-    quantization: str = "none"
+    quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     batch: int = 1
     """Number of sequences that run at the same time."""

@@ -63,8 +63,8 @@ class Settings(BaseSettings):
         "auto", "Precision of weights and activations; auto takes the checkpoint's.", panel=_MODEL
     )
     quantization: Literal["auto", "none", "fp8", "int8", "int4"] = setting(
-        "none",
-        "Format that linear layers store their weights in; auto keeps the blocks of a GGUF file.",
+        "auto",
+        "Format that linear layers store their weights in. auto keeps the checkpoint's; none dequantizes a GGUF file.",
         panel=_MODEL,
     )
     kv_cache_dtype: KVCache = setting(

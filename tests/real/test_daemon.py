@@ -10,12 +10,15 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
+from inferd.server.commands.plan import PlanOptions
+from inferd.server.config.settings import Settings
+from inferd.server.lifecycle.serve import read_model
 from inferd.server.text.model import ServedModel
 from tests.conftest import ROOT
 from tests.e2e.conftest import Daemon
@@ -34,7 +37,7 @@ CITY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def daemon(gguf: Path) -> Iterator[Daemon]:
-    served = Daemon("smollm2", "--dtype", "float32", "--kv-memory", "256MiB")
+    served = Daemon("smollm2", "--dtype", "float32", "--quantization", "none", "--kv-memory", "256MiB")
     served.wait_ready()
     yield served
     served.process.terminate()
@@ -118,3 +121,12 @@ def test_llama_cpp_cuts_the_text_alike_and_answers_much_the_same(llama_cpp: str,
         body = {"prompt": one.prompt, "n_predict": 1, "temperature": 0, "return_tokens": True}
         same += httpx.post(f"{llama_cpp}/completion", json=body, timeout=60).json()["tokens"] == one.answer[:1]
     assert same >= 14
+
+
+@pytest.mark.parametrize(("asked", "quantization"), [("auto", "int4"), ("none", "none"), ("int8", "int8")])
+def test_blocks_are_kept_unless_another_format_is_asked_for(
+    asked: Literal["auto", "none", "int8"], quantization: str, gguf: Path
+) -> None:
+    assert Settings().quantization == PlanOptions(model=str(gguf)).quantization == "auto"
+    config = read_model(Settings(model=str(gguf), quantization=asked, device="cpu")).config
+    assert (config.keeps_blocks, config.quantization) == (asked == "auto", quantization)
