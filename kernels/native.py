@@ -42,22 +42,23 @@ _LINK_FLAGS = ("-shared", "-pthread")
 
 _X86_BASE = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
 _AVX512 = (*_X86_BASE, "avx512f", "avx512bw", "avx512cd", "avx512vl", "avx512dq", "avx512_vnni")
+_AVX512_FLAGS = ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512")
+_AMX = ("amx_tile", "amx_bf16", "amx_int8")
 _LEVELS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
-        "avx512_bf16",
-        (*_AVX512, "avx512_bf16"),
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mprefer-vector-width=512"),
+        "amx",
+        (*_AVX512, "avx512_bf16", *_AMX),
+        (*_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     ),
-    (
-        "avx512_vnni",
-        _AVX512,
-        ("-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"),
-    ),
+    ("avx512_bf16", (*_AVX512, "avx512_bf16"), (*_AVX512_FLAGS, "-mavx512bf16")),
+    ("avx512_vnni", _AVX512, _AVX512_FLAGS),
     ("avx2", _X86_BASE, ("-march=x86-64-v3",)),
 )
 """(level, flags that /proc/cpuinfo must show, compiler flags), best first."""
 _PORTABLE = "portable"
 _X86 = ("x86_64", "AMD64")
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
+"""Linux for x86-64: the system call, its function, and the part of a thread's state that AMX keeps its tiles in."""
 
 BUNDLED_DIR = _ROOT / "built"
 """The directory of an image's libraries, built along with it: `python -m inferd.kernels.native` fills it. The image
@@ -133,7 +134,8 @@ def prepare(cache_dir: Path, level: str | None = None, before_compiling: Callabl
     """
     global _library, _missing, _level
     _functions.clear()
-    _level = level = level or runnable_levels()[0]
+    best = runnable_levels()[0]
+    _level = level = level or best
     rejected: list[str] = []
     try:
         _library, path, compile_s = _load(cache_dir, level, before_compiling or _say_nothing, rejected)
@@ -263,14 +265,28 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 
 
 def runnable_levels() -> tuple[str, ...]:
-    """The levels that this processor runs, best first; the last runs everywhere."""
+    """The levels that this process can run here, best first; the last runs everywhere.
+
+    Linux gives tiles only to a process that has asked for them. This function asks, for all threads.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         text = ""
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
     flags = set(line.partition(":")[2].split())
+    if flags.issuperset(_AMX) and not _may_use_tiles():
+        flags -= set(_AMX)
     return (*(level for level, needed, _ in _LEVELS if flags.issuperset(needed)), _PORTABLE)
+
+
+def _may_use_tiles() -> bool:
+    """Whether the system lets this process use AMX's tiles. It refuses if it is older than Linux 5.16, or if a thread's
+    stack for signals is too small for them."""
+    try:
+        return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def build(cache_dir: Path, level: str) -> tuple[Path, float]:

@@ -24,7 +24,7 @@ def refuses(device_type: str, dtype: torch.dtype, weight_dtype: torch.dtype, out
     level = native.level()
     if level == "portable":
         return "needs AVX2; these kernels are compiled for any processor"
-    if dtype == torch.bfloat16 and level != "avx512_bf16":
+    if dtype == torch.bfloat16 and level not in ("amx", "avx512_bf16"):
         return f"needs AVX-512 BF16 for bfloat16; these kernels are compiled for {level}"
     return None
 

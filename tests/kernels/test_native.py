@@ -189,3 +189,12 @@ def test_an_unknown_level_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_last_level_runs_everywhere() -> None:
     assert native.runnable_levels()[-1] == "portable"
+
+
+def test_tiles_take_the_consent_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the other levels stay."""
+    granted = native.runnable_levels()
+    if "amx" not in granted:
+        pytest.skip("this processor or system has no tiles")
+    monkeypatch.setattr(native, "_TILE_DATA", 1)
+    assert native.runnable_levels() == tuple(level for level in granted if level != "amx")
