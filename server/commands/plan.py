@@ -66,10 +66,15 @@ class Files:
     """Bytes by dtype as the header writes it: "BF16", "F32"."""
 
 
+_BLOCKS = "blocks"
+"""Name of the row for a GGUF file whose matrices keep their blocks. The other rows are for dequantized ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """The memory of the model in one precision."""
 
+    name: str
     precision: Precision
     refusal: str | None
     """Why the model cannot have this precision; `plan` is then None."""
@@ -103,6 +108,11 @@ class PlanReport:
     """Whether results are deterministic by default, and why."""
 
     @property
+    def chosen(self) -> str:
+        """Name of the row that `plan` is about."""
+        return next((row.name for row in self.rows if row.name == _BLOCKS), self.precision.name)
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of weights and KV, to which the overhead is added."""
         return self.plan.weights_bytes + self.plan.kv_bytes
@@ -118,25 +128,34 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
-    facts, files = _read(asked, machine)
+    found = _read(asked, machine)
+    facts = found.facts
     precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
     dtype, why = served_dtype(precision.dtype, machine)
     served = replace(precision, dtype=dtype, weights_dtype=served_weights_dtype(dtype, facts, machine)[0])
     fits, verdict = _verdict(facts, served, work, machine)
-    rows = tuple(_row(facts, row, work, machine) for row in _precisions(facts, served, machine))
+    rows = _rows(found, served, work, machine)
     return PlanReport(
-        asked.model, facts, files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
+        asked.model, facts, found.files, precision, work, plan, overhead, rows, machine, served, why, fits, verdict,
         deterministic_on(None, machine.device),
     )  # fmt: skip
 
 
-def _read(asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files | None]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    facts: ModelFacts
+    files: Files | None = None
+    dequantized: ModelFacts | None = None
+    """The facts of a GGUF file without its blocks, if `facts` keep them."""
+
+
+def _read(asked: PlanOptions, machine: Machine) -> _Found:
     """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone. Of
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
     if found is not None and found.is_file() and not is_gguf(found):
-        return ModelFacts.of_config(found, read_json(found)), None
+        return _Found(ModelFacts.of_config(found, read_json(found)))
     repo_id, files = gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
@@ -144,16 +163,20 @@ def _read(asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files | Non
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
-        return ModelFacts.of_config(path, read_config(path)), None
+        return _Found(ModelFacts.of_config(path, read_config(path)))
     return _of_headers(path, asked, machine)
 
 
-def _of_headers(path: Path, asked: PlanOptions, machine: Machine) -> tuple[ModelFacts, Files]:
+def _of_headers(path: Path, asked: PlanOptions, machine: Machine) -> _Found:
     checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto" and machine.device == "cpu")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes
-    return ModelFacts.of(checkpoint), Files(checkpoint.num_bytes, dict(by_dtype))
+    facts = ModelFacts.of(checkpoint)
+    dequantized = None
+    if checkpoint.keeps_blocks and facts.arch.stored is not None:
+        dequantized = ModelFacts.of(replace(checkpoint, keeps_blocks=False))
+    return _Found(facts, Files(checkpoint.num_bytes, dict(by_dtype)), dequantized)
 
 
 def _overhead(text: str) -> tuple[float, float]:
@@ -211,16 +234,24 @@ def _precisions(facts: ModelFacts, served: Precision, machine: Machine) -> tuple
     return (*plain, *(replace(served, quantization=kind) for kind in kinds if kind != "none"))
 
 
-def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine) -> PlanRow:
+def _rows(found: _Found, served: Precision, work: Workload, machine: Machine) -> tuple[PlanRow, ...]:
+    if found.dequantized is None:
+        return tuple(_row(found.facts, row, work, machine) for row in _precisions(found.facts, served, machine))
+    others = _rows(_Found(found.dequantized), replace(served, quantization="none"), work, machine)
+    return (_row(found.facts, served, work, machine, _BLOCKS), *others)
+
+
+def _row(facts: ModelFacts, precision: Precision, work: Workload, machine: Machine, name: str = "") -> PlanRow:
+    name = name or precision.name
     reason = refusal(facts.arch, precision.quantization) or kv_refusal(precision.kv_cache, machine)
     if reason is not None:
-        return PlanRow(precision, reason, None, is_served=False, max_context=0)
+        return PlanRow(name, precision, reason, None, is_served=False, max_context=0)
     plan = plan_sequences(facts.arch, precision, work, work.num_seqs)
     is_served = served_dtype(precision.dtype, machine)[0] == precision.dtype
     context = 0
     if is_served:
         context = longest_context(facts.arch, precision, work, work.num_seqs, machine.memory_available_bytes)
-    return PlanRow(precision, None, plan, is_served, context)
+    return PlanRow(name, precision, None, plan, is_served, context)
 
 
 def _verdict(facts: ModelFacts, served: Precision, work: Workload, machine: Machine) -> tuple[bool, str]:
@@ -286,7 +317,7 @@ def _part(part: Part) -> dict[str, Any]:
 def _row_json(row: PlanRow) -> dict[str, Any]:
     plan = row.plan
     return {
-        "name": row.precision.name,
+        "name": row.name,
         "dtype": row.precision.dtype,
         "quantization": row.precision.quantization,
         "refusal": row.refusal,

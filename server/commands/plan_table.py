@@ -83,7 +83,7 @@ def _head(report: PlanReport) -> list[str]:
     if served != asked:
         lines.append(
             f"This machine computes {asked} in {served}: {report.served_why}. The first table is for {asked}; "
-            f"the rows fp8, int8 and int4 and what fits this machine are for {served}."
+            f"the rows of quantized weights and what fits this machine are for {served}."
         )
     return lines
 
@@ -141,8 +141,8 @@ def _precisions(report: PlanReport) -> Table:
         if row.plan is not None:
             numbers = (row.plan.weights_bytes, row.plan.kv_bytes, row.plan.total_bytes)
             cells = [*(unit.sizes(num_bytes)[0] for num_bytes in numbers), unit.sizes(row.plan.total_bytes)[1]]
-        style = "bold" if row.precision.name == report.precision.name else ""
-        table.add_row(row.precision.name, *cells, _here(row, report), style=style)
+        style = "bold" if row.name == report.chosen else ""
+        table.add_row(row.name, *cells, _here(row, report), style=style)
     return table
 
 

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
-from inferd.server.commands.plan import PlanOptions
+from inferd.engine.api.machine.cpu import Machine
+from inferd.server.commands.plan import PlanOptions, PlanRow, build
 from inferd.server.config.settings import Settings
 from inferd.server.lifecycle.serve import read_model
 from inferd.server.text.model import ServedModel
@@ -130,3 +131,16 @@ def test_blocks_are_kept_unless_another_format_is_asked_for(
     assert Settings().quantization == PlanOptions(model=str(gguf)).quantization == "auto"
     config = read_model(Settings(model=str(gguf), quantization=asked, device="cpu")).config
     assert (config.keeps_blocks, config.quantization) == (asked == "auto", quantization)
+
+
+def test_plan_shows_the_blocks_beside_what_they_can_be_dequantized_to(gguf: Path) -> None:
+    def rows(quantization: str) -> dict[str, PlanRow]:
+        report = build(PlanOptions(model=str(gguf), quantization=quantization), Machine.detect().on("cpu"))
+        assert report.plan == next(row.plan for row in report.rows if row.name == report.chosen)
+        return {row.name: row for row in report.rows}
+
+    kept, dequantized = rows("auto"), rows("none")
+    assert [*kept] == ["blocks", *dequantized] and all(row.refusal is None for row in kept.values())
+    assert {name: row for name, row in kept.items() if name != "blocks"} == dequantized
+    sizes = {name: row.plan.weights_bytes for name, row in kept.items() if row.plan is not None}
+    assert sizes["blocks"] < sizes["int8"] < sizes["bfloat16"]
