@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
-#if defined(__AMX_TILE__)
+#if !defined(__AMX_TILE__)
+#define HAS_TILES 0
+#else
 #include <immintrin.h>
 #define HAS_TILES 1
 

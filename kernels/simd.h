@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -139,6 +141,19 @@ static inline void store(bf16* p, vf v) {
     vh h = narrow(v);
     std::memcpy(p, &h, sizeof h);
 }
+
+// Begins at a cache line: a vector that lies in two lines takes two loads.
+template <class T>
+struct Aligned {
+    typedef T value_type;
+    T* allocate(size_t num) { return static_cast<T*>(operator new(num * sizeof(T), std::align_val_t(64))); }
+    void deallocate(T* place, size_t) { operator delete(place, std::align_val_t(64)); }
+    bool operator==(const Aligned&) const { return true; }
+    bool operator!=(const Aligned&) const { return false; }
+};
+
+template <class T>
+using Buffer = std::vector<T, Aligned<T>>;
 
 static inline float to_float(float x) { return x; }
 static inline float to_float(bf16 x) {

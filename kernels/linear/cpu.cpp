@@ -9,12 +9,14 @@
 //
 // W is packed in panels of 64 columns, which are vectors of 16. A vector is stored lane by lane of K: a lane is 16
 // weights, or 16 pairs of bfloat16 that are multiplied as pairs. With AVX-512 the lanes of a panel's vectors alternate;
-// else its vectors follow each other. The last panel has as many vectors as are left, filled up with zeros.
+// else its vectors follow each other. The last panel has as many vectors as are left, filled up with zeros. With AMX,
+// bfloat16 has its own form and products: see amx.h.
 
 #include <algorithm>
 #include <vector>
 
 #include "call.h"
+#include "linear/amx.h"
 #include "parallel.h"
 #include "simd.h"
 
@@ -154,6 +156,28 @@ struct Block {
     int64_t row, first_row, first_lane, num_lanes, index, num_blocks;
 };
 
+template <class Out>
+void write(Out* place, vf value, int count) {
+    if (count == LANES)
+        store(place, value);
+    else
+        store_part(place, value, count);
+}
+
+// Writes the sums of 16 columns, with the bias. By itself: inlined, it takes half of the time to compile.
+template <class X>
+__attribute__((noinline)) void put(const Problem& p, int64_t row, int64_t column, const float* sums) {
+    vf value = load(sums);
+    const int64_t place = row * p.n + column;
+    const X* bias = static_cast<const X*>(p.bias);
+    const int left = int(std::min<int64_t>(LANES, p.n - column));
+    if (bias) value += left == LANES ? load(bias + column) : load_part(bias + column, left);
+    if (p.is_wide)
+        write(static_cast<float*>(p.out) + place, value, left);
+    else
+        write(static_cast<X*>(p.out) + place, value, left);
+}
+
 template <class X>
 class Panel {
   public:
@@ -245,29 +269,8 @@ class Panel {
                 float* to = is_last ? sums : chains + r * PANEL + v * LANES;
                 for (int i = 0; i < REGISTERS; i++)
                     std::memcpy(to + i * WIDTH, &acc[r][v * REGISTERS + i], sizeof(reg));
-                if (is_last) put(row + r, column_ + (vector + v) * LANES, sums);
+                if (is_last) put<X>(p_, row + r, column_ + (vector + v) * LANES, sums);
             }
-    }
-
-    // Writes the sums of 16 columns, with the bias. By itself: inlined, it takes half of the time to compile.
-    __attribute__((noinline)) void put(int64_t row, int64_t column, const float* sums) {
-        vf value = load(sums);
-        const int64_t place = row * p_.n + column;
-        const X* bias = static_cast<const X*>(p_.bias);
-        const int left = int(std::min<int64_t>(LANES, p_.n - column));
-        if (bias) value += left == LANES ? load(bias + column) : load_part(bias + column, left);
-        if (p_.is_wide)
-            write(static_cast<float*>(p_.out) + place, value, left);
-        else
-            write(static_cast<X*>(p_.out) + place, value, left);
-    }
-
-    template <class Out>
-    static void write(Out* place, vf value, int count) {
-        if (count == LANES)
-            store(place, value);
-        else
-            store_part(place, value, count);
     }
 };
 
@@ -289,17 +292,40 @@ void run(const Problem& p, int num_threads) {
     });
 }
 
+#if HAS_TILES
+// Writes the sums of 32 columns, rounded once, with the bias.
+inline void put_panel(const Problem& p, int64_t row, int64_t column, const float* sums) {
+    vf first = load(sums), second = load(sums + LANES);
+    const bf16* bias = static_cast<const bf16*>(p.bias);
+    if (bias) first += load(bias + column), second += load(bias + column + LANES);
+    store_i(static_cast<bf16*>(p.out) + row * p.n + column, narrow(first, second));
+}
+#endif
+
+void run_tiles(const Problem& p, int num_threads) {
+#if HAS_TILES
+    amx::run({static_cast<const bf16*>(p.x), p.packed, p.rows, p.x_stride, p.k, p.n}, num_threads,
+             [&](int64_t row, int64_t column, const float* sums) {
+                 if (!p.is_wide && column + amx::COLUMNS <= p.n) return put_panel(p, row, column, sums);
+                 for (int64_t at = column; at < std::min(p.n, column + amx::COLUMNS); at += LANES)
+                     put<bf16>(p, row, at, sums + (at - column));
+             });
+#endif
+}
+
 template <class X, class W>
 void pack(const W* weight, typename Lane<X, W>::Unit* packed, int64_t n, int64_t k, int num_threads) {
     typedef typename Lane<X, W>::Unit Unit;
     constexpr int64_t SIZE = Lane<X, W>::SIZE, PAIR = 4 / sizeof(W);  // weights of a lane, and of 32 bits
-    const int64_t lanes = lanes_of(k, SIZE);
-    const int64_t groups = (n + LANES - 1) / LANES;
+    constexpr bool IN_TILES = HAS_TILES && SIZE == 2;
+    const int64_t lanes = IN_TILES ? (k + 31) / 32 * LANES : lanes_of(k, SIZE);
+    const int64_t groups = (n + LANES - 1) / LANES, most = IN_TILES ? 2 : VECTORS;
     const int64_t whole = k / (LANES * PAIR) * LANES * PAIR;  // weights in whole blocks of sixteen times 32 bits
     parallel_for(groups, num_threads, [&](int64_t group) {
-        const int64_t first = group / VECTORS * VECTORS;
-        const int64_t vectors = ALTERNATE ? std::min<int64_t>(VECTORS, groups - first) : 1;
-        Unit* place = packed + (ALTERNATE ? first * lanes + (group - first) : group * lanes) * LANES;
+        const int64_t first = group / most * most;
+        const int64_t vectors = ALTERNATE ? std::min<int64_t>(most, groups - first) : 1;
+        const int64_t to_lane = IN_TILES ? LANES : vectors * LANES, to_vector = IN_TILES ? LANES * LANES : LANES;
+        Unit* place = packed + (ALTERNATE ? first * lanes * LANES + (group - first) * to_vector : group * lanes * LANES);
         const int64_t left = std::min<int64_t>(LANES, n - group * LANES);
         const W* from = weight + group * LANES * k;
         for (int64_t at = 0; at < whole; at += LANES * PAIR) {
@@ -309,21 +335,23 @@ void pack(const W* weight, typename Lane<X, W>::Unit* packed, int64_t n, int64_t
             Unit* to = place + at / SIZE * vectors * LANES;
             for (int i = 0; i < LANES; i++) {
                 if constexpr (PAIR == SIZE) {
-                    store_i(to + i * vectors * LANES, rows[i]);
+                    store_i(to + i * to_lane, rows[i]);
                 } else {
                     const vh low = __builtin_convertvector((vu)rows[i], vh);
                     const vh high = __builtin_convertvector((vu)rows[i] >> 16, vh);
-                    std::memcpy(to + 2 * i * vectors * LANES, &low, sizeof low);
-                    std::memcpy(to + (2 * i + 1) * vectors * LANES, &high, sizeof high);
+                    std::memcpy(to + 2 * i * to_lane, &low, sizeof low);
+                    std::memcpy(to + (2 * i + 1) * to_lane, &high, sizeof high);
                 }
             }
         }
-        for (int64_t at = whole; at < k; at += SIZE)
+        for (int64_t lane = whole / SIZE; lane < lanes; lane++) {
+            Unit* to = place + lane / LANES * LANES * vectors * LANES + lane % LANES * to_lane;
+            const int64_t at = lane * SIZE, count = std::clamp<int64_t>(k - at, 0, SIZE);
             for (int64_t i = 0; i < LANES; i++) {
-                Unit element = {};
-                if (i < left) std::memcpy(&element, from + i * k + at, std::min(SIZE, k - at) * sizeof(W));
-                place[at / SIZE * vectors * LANES + i] = element;
+                to[i] = {};
+                if (i < left && count) std::memcpy(&to[i], from + i * k + at, count * sizeof(W));
             }
+        }
     });
 }
 
@@ -340,6 +368,7 @@ void by_dtypes(int64_t dtype, int64_t weight_dtype, const Run& run) {
 }  // namespace
 
 // weight [n, k] -> packed, ceil(n / 16) * 16 * ceil(k / lane size) lanes. A lane is a pair if activations are bfloat16.
+// With AMX there are then ceil(k / 32) * 16 of them.
 static void linear_pack(const void* weight, void* packed, int64_t n, int64_t k, int64_t dtype, int64_t weight_dtype,
                         int64_t num_threads) {
     by_dtypes(dtype, weight_dtype, [&](auto x, auto w) {
@@ -356,6 +385,9 @@ INFERD_EXPORT(linear_pack)
 static void linear(const void* x, const void* packed, const void* bias, void* out, int64_t rows, int64_t x_stride,
                    int64_t k, int64_t n, int64_t dtype, int64_t weight_dtype, int64_t out_dtype, int64_t num_threads) {
     const Problem p{x, bias, packed, out, rows, x_stride, k, n, out_dtype == 0};
-    by_dtypes(dtype, weight_dtype, [&](auto x, auto w) { run<decltype(x), decltype(w)>(p, int(num_threads)); });
+    by_dtypes(dtype, weight_dtype, [&](auto x, auto w) {
+        if constexpr (HAS_TILES && sizeof x == 2) run_tiles(p, int(num_threads));
+        else run<decltype(x), decltype(w)>(p, int(num_threads));
+    });
 }
 INFERD_EXPORT(linear)

@@ -35,6 +35,8 @@ def bind(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: tor
     code, weight_code = native.DTYPE_CODES[dtype], native.WEIGHT_CODES[weight.dtype]
     is_paired = dtype == torch.bfloat16
     in_lanes = -(-in_size // 2) if is_paired else in_size
+    if is_paired and native.level() == "amx":
+        in_lanes = -(-in_lanes // _LANES) * _LANES
     packed = pages.empty(-(-out_size // _LANES) * _LANES * in_lanes, torch.int32 if is_paired else weight.dtype)
     weight = weight.contiguous()
     native.function("inferd_linear_pack")(

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -75,19 +74,6 @@ struct Element<bf16> {
     static void store(bf16* p, vf first, vf second) { store_i(p, narrow(first, second)); }
     static constexpr int32_t TWO_ONES = 0x3f803f80;
 };
-
-// Begins at a cache line: a vector that lies in two lines takes two loads.
-template <class T>
-struct Aligned {
-    typedef T value_type;
-    T* allocate(size_t num) { return static_cast<T*>(operator new(num * sizeof(T), std::align_val_t(64))); }
-    void deallocate(T* place, size_t) { operator delete(place, std::align_val_t(64)); }
-    bool operator==(const Aligned&) const { return true; }
-    bool operator!=(const Aligned&) const { return false; }
-};
-
-template <class T>
-using Buffer = std::vector<T, Aligned<T>>;
 
 // Buffers of one thread. Those of scores, weights and a tile's result hold one block of rows, the others all rows of an
 // item.
