@@ -14,6 +14,9 @@ namespace tiles {
 constexpr int MAX_ROWS = 16;
 constexpr int ROW_BYTES = 64;
 
+// Keeps the compiler from moving stores behind the tile loads that read them: to GCC 12 those read no memory.
+inline void wait_for_stores() { asm volatile("" ::: "memory"); }
+
 // The rows of each tile, as LDTILECFG reads them. Every row has 64 bytes.
 struct alignas(64) Shape {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -32,7 +35,10 @@ class Tiles {
     ~Tiles() { _tile_release(); }
 
     // Clears all tiles.
-    void set(const Shape& shape) { _tile_loadconfig(&shape); }
+    void set(const Shape& shape) {
+        asm volatile("" ::"r"(&shape) : "memory");  // to GCC 12 LDTILECFG reads eight bytes, and not all 64
+        _tile_loadconfig(&shape);
+    }
 };
 
 }  // namespace tiles

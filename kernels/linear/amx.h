@@ -170,6 +170,7 @@ class Work {
         constexpr int64_t STEP_LINES = V * TILE_BYTES / 64;
         const int64_t share = num > 1 ? (STEP_LINES + num - 1) / num : 0, fetched = index * share;
         const char* ahead = columns + steps * V * TILE_BYTES + fetched * count * 64;
+        tiles::wait_for_stores();
         first_step ? load_sums<HAS_SECOND, V>(sums) : clear_sums<HAS_SECOND, V>();
         multiply<HAS_SECOND, V>(rows, columns, count, ahead, std::clamp<int64_t>(STEP_LINES - fetched, 0, share));
         store_sums<HAS_SECOND, V>(sums);

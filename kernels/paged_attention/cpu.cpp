@@ -9,7 +9,8 @@
 // - Keys that a query may not see have weight 0 or are left out. The two differ only in the sign of a zero, which is
 //   lost when tiles are combined. A key of its own sequence that holds inf or NaN may show: then the request fails.
 //
-// Two ways to compute products give the same bits: few_rows.h and many_rows.h.
+// Two ways to compute products give the same bits: few_rows.h and many_rows.h. With AMX bfloat16 has another order of
+// sums, and two other ways: amx.h.
 //
 // Weights are rounded to the element's type before they are summed and multiplied, so that their sum is exactly the
 // divisor.
@@ -20,11 +21,25 @@
 #include <cmath>
 
 #include "call.h"
+#include "paged_attention/amx.h"
 #include "paged_attention/few_rows.h"
 #include "paged_attention/many_rows.h"
 #include "parallel.h"
 
 namespace {
+
+template <class T>
+struct Products {
+    typedef FewRows<T> Few;
+    typedef ManyRows<T> Many;
+};
+#if HAS_TILES
+template <>
+struct Products<bf16> {
+    typedef FewRowsInTiles Few;
+    typedef ManyRowsInTiles Many;
+};
+#endif
 
 template <class T>
 class Worker {
@@ -66,8 +81,8 @@ class Worker {
     const Problem& p_;
     Scratch& s_;
     Tile<T> t_;
-    FewRows<T> few_;
-    ManyRows<T> many_;
+    typename Products<T>::Few few_;
+    typename Products<T>::Many many_;
     float* partials_;  // of the tile's rows, if they are kept
 
     void clear() {

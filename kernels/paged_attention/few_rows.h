@@ -13,6 +13,8 @@ class FewRows {
     typedef typename KeyTile::Lanes Lanes;
     typedef typename KeyTile::Sums Sums;
     static constexpr int PER_LANE = KeyTile::PER_LANE;
+
+  protected:
     static constexpr int MOST_ROWS = 8;     // of one KV head: more are worth the packing of its keys
     static constexpr int GROUPS_AHEAD = 2;  // prefetched: best of 1, 2, 4, 8 over heads of 64, 128 (Zen 4, 2026-11-21)
 
@@ -43,15 +45,17 @@ class FewRows {
         }
     }
 
-  private:
+  protected:
     KeyTile& t_;
     size_t num_;  // groups of keys
 
     // The tile's keys, then its values, in the order of memory: panel by panel, all heads of a panel before the next.
-    void list_groups() {
+    // Panels begin at multiples of `unit` keys.
+    void list_groups(int unit = LANES) {
         t_.s.groups.clear();
         const int begin = t_.begin / LANES * LANES;
-        const int panel = t_.item.num_heads > 1 ? int(std::min<int64_t>(PANEL, t_.p.block_size)) : PANEL;
+        const int together = int(std::clamp<int64_t>(t_.p.block_size, unit, PANEL)) / unit * unit;
+        const int panel = t_.item.num_heads > 1 ? together : PANEL;
         for (int is_value = 0; is_value < 2; is_value++)
             for (int first = begin / panel * panel; first < t_.end; first += panel)
                 for (int head = 0; head < t_.item.num_heads; head++)
@@ -62,6 +66,7 @@ class FewRows {
 
     void look_ahead(size_t i) { t_.ahead = t_.s.groups[std::min(i + GROUPS_AHEAD, t_.s.groups.size() - 1)].data; }
 
+  private:
     template <class F>
     void for_rows(const Group& group, F f) const {
         const size_t num = t_.groups_per_head();

@@ -53,9 +53,13 @@ class ManyRows {
         });
     }
 
+  protected:
+    KeyTile& t_;
+
+    int32_t* panel_of(int key) const { return &t_.s.keys[key / PANEL * PANEL * t_.num_lanes + key % PANEL]; }
+
   private:
     static constexpr int AHEAD = 2 * LANES;  // keys prefetched
-    KeyTile& t_;
 
     // acc[r][v] += row[r][c] * panel[c][v] for the lanes c = first, first + step .. end. As a call it would keep `acc` in
     // memory, and all of attention would take 1.6 times as long (Zen 4, 2026-11-23).
@@ -72,8 +76,6 @@ class ManyRows {
             }
         }
     }
-
-    int32_t* panel_of(int key) const { return &t_.s.keys[key / PANEL * PANEL * t_.num_lanes + key % PANEL]; }
 
     void turn(const T* rows, int32_t* place) {
         int64_t c = 0;

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx_tiles.h"
 #include "kv_numbers.h"
 #include "paged_attention/schedule.h"
 #include "simd.h"
@@ -95,7 +96,7 @@ class Tile {
 
     const Problem& p;
     Scratch& s;
-    const int64_t num_lanes;  // of a head
+    const int64_t num_lanes;  // of a head, and zeros if tiles need more
     const int64_t width;      // head_dim rounded up to a vector
     Item item;
     int rows_per_head, num_rows;
@@ -108,7 +109,7 @@ class Tile {
     Tile(const Problem& problem, Scratch& scratch)
         : p(problem),
           s(scratch),
-          num_lanes((p.head_dim + PER_LANE - 1) / PER_LANE),
+          num_lanes(lanes_of(p.head_dim)),
           width((p.head_dim + LANES - 1) / LANES * LANES) {
         s.keys.resize(SPLIT * num_lanes);
         s.values.resize(SPLIT / PER_LANE * width);
@@ -220,6 +221,11 @@ class Tile {
         const bf16* scales;
     };
     Page pages_[SPLIT / LANES];  // of sixteen keys of head 0
+
+    static int64_t lanes_of(int64_t head_dim) {
+        const int64_t lanes = (head_dim + PER_LANE - 1) / PER_LANE;
+        return HAS_TILES && PER_LANE == 2 ? (lanes + LANES - 1) / LANES * LANES : lanes;
+    }
 
     int64_t number_bytes() const { return p.kv_format ? 1 : sizeof(T); }
     int64_t num_scales() const { return p.kv_format ? num_kv_groups(p.head_dim) : 0; }
