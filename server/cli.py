@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version as installed_version
@@ -226,8 +227,17 @@ def _one_line(error: StartError) -> str:
     return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE // 2]} ... {text[-_MAX_LINE // 2 :]}"
 
 
+def _open_standard_streams() -> None:
+    """Open those of descriptors 0, 1 and 2 that are closed. Otherwise the engine's shared memory would get such a
+    number, and the engine would find its input or its log there."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def main() -> None:
     """Run the command line. A `StartError` becomes one line on stderr and its exit code."""
+    _open_standard_streams()
     try:
         app()
     except StartError as error:

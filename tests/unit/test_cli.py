@@ -3,6 +3,7 @@ imported."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -90,6 +91,28 @@ def test_a_user_error_is_one_line_and_its_exit_code() -> None:
     done = command("serve", "--port", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "inferd: port must be a whole number from 0 to 65535, but got 'x' (flag --port)\n"
+
+
+CLOSED = """
+import os, subprocess, sys
+for descriptor in (0, 1, 2):
+    os.close(descriptor)
+from inferd.server import cli
+def app():
+    probe = "import os; os.write(int(os.sys.argv[1]), bytes(str([os.fstat(i).st_rdev for i in range(3)]), 'ascii'))"
+    subprocess.run([sys.executable, "-P", "-c", probe, sys.argv[1]], pass_fds=[int(sys.argv[1])])
+cli.app = app
+cli.main()
+"""
+
+
+def test_a_server_without_standard_streams_passes_its_engine_three() -> None:
+    """A descriptor of the engine's shared memory must not lie at the place of one."""
+    reader, writer = os.pipe()
+    with open(reader) as told:
+        subprocess.run([sys.executable, "-P", "-c", CLOSED, str(writer)], pass_fds=[writer], check=True, timeout=60)
+        os.close(writer)
+        assert told.read() == str([os.stat(os.devnull).st_rdev] * 3)
 
 
 def test_the_version_is_a_flag_and_a_command() -> None:
