@@ -18,7 +18,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.gguf.config import FACTOR_TENSORS
-from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, Header, parse_header
+from inferd.engine.arch.gguf.header import MAX_HEADER_BYTES, GgufError, Header, HeaderCutError, parse_header
 
 _FIRST_BYTES = 4 * 2**20
 """Bytes that are read at first. If the header is longer, each further read doubles what is there."""
@@ -62,7 +62,7 @@ def _header(url: str, size: int) -> tuple[bytes, Header]:
         data += _range(url, len(data), min(max(_FIRST_BYTES, 2 * len(data)), most))
         try:
             return data, parse_header(data, size)
-        except GgufError:
+        except HeaderCutError:
             if len(data) == most:
                 raise
 
@@ -74,4 +74,6 @@ def _range(url: str, begin: int, end: int) -> bytes:
         hf_raise_for_status(answer)
         if (answer.status_code, answer.headers.get("Content-Length")) != (206, str(end - begin)):
             raise ModelError(f"{url} must be sent in parts, but the hub answered {answer.status_code}")
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise ModelError(f"{url} must be sent as it is, but the hub sent it as {answer.headers['Content-Encoding']}")
         return answer.read()

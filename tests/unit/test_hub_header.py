@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import threading
@@ -34,6 +35,7 @@ class Hub:
 
     folder: Path
     sends_parts: bool = True
+    is_compressed: bool = False
     num_sent: int = 0
     url: str = ""
     is_cached: bool = False
@@ -56,6 +58,9 @@ class Hub:
                     begin, end = self.headers["Range"].removeprefix("bytes=").split("-")
                     data = data[int(begin) : int(end) + 1]
                 self.send_response(206 if hub.sends_parts else 200)
+                if hub.is_compressed:
+                    data = gzip.compress(b"").ljust(len(data), b"\0")
+                    self.send_header("Content-Encoding", "gzip")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 hub.num_sent += len(data)
@@ -127,6 +132,23 @@ def test_a_damaged_header_is_refused_by_its_name(hub: Hub) -> None:
     file = min(hub.folder.glob("*.gguf"))
     file.write_bytes(b"GGML" + file.read_bytes()[4:])
     with pytest.raises(ModelError, match=r"^Model-F32-00001-of-00002.gguf of org/Model-GGUF: a GGUF file begins with"):
+        planned("org/Model-GGUF:F32")
+
+
+@pytest.mark.parametrize(("begin", "content"), [(0, b"GGML"), (16, b"\xff" * 8)], ids=["magic", "count"])
+def test_no_more_of_a_header_is_read_than_shows_its_damage(hub: Hub, begin: int, content: bytes) -> None:
+    file = min(hub.folder.glob("*.gguf"))
+    data = file.read_bytes()
+    file.write_bytes(data[:begin] + content + data[begin + len(content) :])
+    with pytest.raises(ModelError):
+        planned("org/Model-GGUF:F32")
+    assert hub.num_sent == 4096
+
+
+def test_a_hub_that_compresses_is_refused(hub: Hub) -> None:
+    """A small answer could become a large one, or none."""
+    hub.is_compressed = True
+    with pytest.raises(ModelError, match="must be sent as it is, but the hub sent it as gzip"):
         planned("org/Model-GGUF:F32")
 
 

@@ -42,6 +42,10 @@ class GgufError(ValueError):
     """The file is damaged or not supported. The message has the rule and the value, without the file's name."""
 
 
+class HeaderCutError(GgufError):
+    """The header goes on behind the bytes that were given."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """One tensor, as the header states it."""
@@ -65,9 +69,10 @@ class Header:
 
 
 def parse_header(data: bytes | mmap, file_bytes: int) -> Header:
-    """The header that `data` begins with: at least the first `MAX_HEADER_BYTES` of a file of `file_bytes`.
+    """The header that `data` begins with: the first bytes of a file of `file_bytes`.
 
-    Raises `GgufError` unless the tensors cover the rest of the file, without overlap and without a hole.
+    Raises `GgufError` unless the tensors cover the rest of the file, without overlap and without a hole. If it is a
+    `HeaderCutError`, more bytes may help.
     """
     cursor = _Cursor(data)
     magic = cursor.take(len(_MAGIC), "the magic")
@@ -145,7 +150,8 @@ class _Cursor:
         left = self._end - self.at
         if num_bytes > left:
             limit = f"; a header has at most {MAX_HEADER_BYTES} bytes" if self._end >= MAX_HEADER_BYTES else ""
-            raise GgufError(f"{what} needs {num_bytes} bytes, but {left} are left{limit}")
+            kind = GgufError if num_bytes > MAX_HEADER_BYTES else HeaderCutError
+            raise kind(f"{what} needs {num_bytes} bytes, but {left} are left{limit}")
 
 
 def _decoded(text: bytes, what: str) -> str:
