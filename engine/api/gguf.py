@@ -97,8 +97,8 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     count = int(part[3])
     names = [f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, min(count, _MAX_PARTS) + 1)]
-    if count > _MAX_PARTS or path.name != names[0]:
-        raise ModelError(f"{path} is one of {count} parts, at most {_MAX_PARTS}: give the first, {part[1]}-00001-...")
+    if count > _MAX_PARTS or names[:1] != [path.name]:
+        raise ModelError(f"{path} is one of {count} parts, 1 to {_MAX_PARTS}: give the first, {part[1]}-00001-...")
     missing = [name for name in names if not (path.parent / name).is_file()]
     if missing:
         raise ModelError(f"{path} has {count} parts, of which {len(missing)} are missing: {missing[0]}")

@@ -315,6 +315,11 @@ def gguf_part(path: Path) -> None:
     (path / GGUF).rename(path / "m-00001-of-00003.gguf")
 
 
+def gguf_part_of_none(path: Path) -> None:
+    gguf_keys()(path)
+    (path / GGUF).rename(path / "m-00001-of-00000.gguf")
+
+
 def gguf_scale(path: Path) -> None:
     """The last block of Q8_0 gets NaN as its scale."""
     metadata, tensors = _content()
@@ -462,6 +467,7 @@ REFUSED: dict[str, Case] = {
         "has 3 parts, of which 2 are missing",
         "m-00001-of-00003.gguf",
     ),
+    "a GGUF part of none": Case(gguf_part_of_none, "is one of 0 parts", "m-00001-of-00000.gguf"),
 }
 """Checkpoints with which no server may start."""
 

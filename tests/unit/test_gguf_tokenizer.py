@@ -144,6 +144,14 @@ def test_sentencepiece_merges_the_best_score_first() -> None:
     assert backend.decode(backend.encode("the cat \u00e9").ids) == "the cat \u00e9"
 
 
+def test_merges_that_would_take_gigabytes_are_refused() -> None:
+    """Each of these tokens is made by as many merges as it has characters. The file takes half a megabyte."""
+    tokens = ["a" * length for length in range(1, 1025)]
+    values = spm(tokens=tokens, scores=(0.0,) * len(tokens), token_type=(1,) * len(tokens))
+    with pytest.raises(GgufError, match="must make at most 16777216 characters, but those up to token 369 make"):
+        tokenizer_of(values)
+
+
 def test_phi_3s_special_tokens_swallow_the_blanks_behind_them() -> None:
     phi3 = {**spm(add_bos_token=False), "general.architecture": "phi3"}
     assert ids_of(phi3, "<|user|>\n the") == ids_of(phi3, "<|user|>the")

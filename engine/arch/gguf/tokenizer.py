@@ -20,6 +20,8 @@ _SPACE = "\u2581"
 _MAX_TOKEN_CHARS, _MAX_CHARS = 2**10, 2**22
 """Most characters of a token, and of all. A vocabulary of 262,144 tokens has 2 million. Merges are found by cutting
 each token at each place, which takes time to the square of its length."""
+_MAX_MERGED_CHARS = 2**24
+"""Most characters of the tokens that merges make, each counted as often as it is made."""
 
 _ENDS = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
@@ -210,8 +212,7 @@ def _sentencepiece(vocabulary: Vocabulary, architecture: str) -> Json:
     has_prefix = vocabulary.flag("add_space_prefix", True)
     if architecture.startswith("gemma"):
         # The file writes tokens of several spaces as spaces. Its scores do not follow the order of merges; ids do.
-        spaces = [index for index, token in enumerate(tokens) if " " in token and not token.strip(" ")]
-        tokens = [_SPACE * len(token) if index in set(spaces) else token for index, token in enumerate(tokens)]
+        tokens = [token if token.strip(" ") else _SPACE * len(token) for token in tokens]
         types = [_NORMAL if kind == _USER_DEFINED else kind for kind in types]
         scores = range(0, -len(tokens), -1)
     merges = vocabulary.merges()
@@ -242,11 +243,19 @@ def _merges_of(tokens: Sequence[str], types: Sequence[int], scores: Sequence[flo
     """
     ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
     found: list[tuple[float, int, int, int, int]] = []
+    num_chars = 0
     for token, index in ids.items():
+        num_before = len(found)
         for cut in range(1, len(token)):
             left, right = ids.get(token[:cut]), ids.get(token[cut:])
             if left is not None and right is not None:
                 found.append((-scores[index], -cut, cut - len(token), left, right))
+        num_chars += (len(found) - num_before) * len(token)
+        if num_chars > _MAX_MERGED_CHARS:
+            raise GgufError(
+                f"the merges of tokenizer.ggml.tokens must make at most {_MAX_MERGED_CHARS} characters, but those up "
+                f"to token {index} make {num_chars}"
+            )
     found.sort()
     return [[tokens[left], tokens[right]] for *_, left, right in found]
 
