@@ -75,5 +75,7 @@ def _range(url: str, begin: int, end: int) -> bytes:
         if (answer.status_code, answer.headers.get("Content-Length")) != (206, str(end - begin)):
             raise ModelError(f"{url} must be sent in parts, but the hub answered {answer.status_code}")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise ModelError(f"{url} must be sent as it is, but the hub sent it as {answer.headers['Content-Encoding']}")
+            raise ModelError(
+                f"{url} must be sent as it is, but the hub sent it as {answer.headers['Content-Encoding']}"
+            )
         return answer.read()

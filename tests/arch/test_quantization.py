@@ -38,6 +38,16 @@ def compressed(weights: object = ROWS, inputs: object = TOKENS, **changes: Any) 
     } | changes  # fmt: skip
 
 
+def targeted(targets: list[str]) -> dict[str, Any]:
+    """Ten groups with these targets."""
+    group = compressed()["config_groups"]["group_0"] | {"targets": targets}
+    return compressed(config_groups={f"group_{number}": group for number in range(10)})
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+AUTO_ROUND = GPTQ | {"quant_method": "auto-round"}
+
+
 @pytest.mark.parametrize(
     ("quantization", "stored"),
     [
@@ -148,6 +158,10 @@ def test_names_that_are_no_linear_layers_may_be_left_out() -> None:
         (compressed(ignore=["re:(a"]), "an expression for modules is malformed: missing"),
         (compressed(ignore=["re:.*.*.*x"] * 100), "100 expressions for modules would take long to match: list names"),
         (compressed(ignore=["a"] * 10_001), "must hold at most 10000 names, but holds 10001"),
+        (targeted(["re:.*.*.*x"] * 10), "100 expressions for modules would take long to match: list names"),
+        (targeted(["a"] * 1_001), "targets must hold at most 10000 names, but holds 10010"),
+        (GPTQ | {"modules_in_block_to_quantize": [["a"] * 10_001]}, "must hold at most 10000 names, but holds 10001"),
+        (AUTO_ROUND | {"to_quant_block_names": ["a"] * 10_001}, "must hold at most 10000 names, but holds 10001"),
     ],
 )  # fmt: skip
 def test_what_is_refused(quantization: object, message: str) -> None:

@@ -13,7 +13,7 @@ from inferd.engine.arch.fields import Fields
 from inferd.engine.arch.formats import Fp4, Fp8, IntQuantized, PackQuantized, Scales
 from inferd.engine.arch.quantization.fp8 import check_block
 from inferd.engine.arch.quantization.integers import group_size, num_bits
-from inferd.engine.arch.quantization.modules import IsListed, listed, names_of
+from inferd.engine.arch.quantization.modules import IsListed, check_count, check_time, expressions, listed, names_of
 from inferd.engine.arch.stored import BLOCK, Format, FormatOf
 
 _ANY_LINEAR = "Linear"
@@ -53,11 +53,17 @@ def _groups(section: Fields, dtype: str) -> list[_Group]:
     names = () if groups is None else groups.names()
     if groups is None or not 1 <= len(names) <= _MAX_GROUPS:
         raise section.refuse("config_groups", f"must hold 1 to {_MAX_GROUPS} groups of modules")
-    found = []
+    sections = []
     for name in names:
         group = groups.section(name)
         if group is None:
             raise groups.refuse(name, "must be an object")
+        sections.append(group)
+    texts = [text for group in sections for text in group.strings("targets")]
+    check_count(groups, "targets", len(texts))
+    check_time(groups, expressions(texts))
+    found = []
+    for group in sections:
         targets = group.strings("targets")
         own = group if group.has("format") else section
         read_format = own.choice("format", _FORMATS)

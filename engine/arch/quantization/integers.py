@@ -13,6 +13,10 @@ from inferd.engine.arch.stored import GROUP_SIZES, Format, FormatOf
 
 _UNQUANTIZED_BITS = 16
 _MAX_GROUP_SIZE = 2**20
+_OVERRIDABLE = (
+    "bits", "group_size", "sym", "desc_act", "pack_dtype", "format", "checkpoint_format", "data_type", "packing_format",
+)  # fmt: skip
+"""Fields that may have other values for some modules."""
 
 
 def num_bits(section: Fields, name: str) -> Literal[4, 8]:
@@ -75,7 +79,7 @@ def _dynamic(section: Fields) -> list[tuple[re.Pattern[str], Gptq | None]]:
     names = dynamic.names()
     check_count(section, "dynamic", len(names))
     patterns = compiled(dynamic, [name.removeprefix("-:").removeprefix("+:") for name in names])
-    base = {name: section.value(name) for name in section.names()}
+    base = {name: section.value(name) for name in _OVERRIDABLE}
     found: list[tuple[re.Pattern[str], Gptq | None]] = []
     for name, pattern in zip(names, patterns, strict=True):
         own = dynamic.section(name)
@@ -92,6 +96,7 @@ def _in_blocks(section: Fields) -> Callable[[str], bool]:
     names = None if rows is None else [name for row in rows for name in (row if isinstance(row, list) else [row])]
     if names is None or not all(isinstance(name, str) for name in names):
         raise section.refuse("modules_in_block_to_quantize", "must be a list of lists of names")
+    check_count(section, "modules_in_block_to_quantize", len(names))
     ends = tuple(f".{name}" for name in names)
     return lambda module: module.endswith(ends)
 
@@ -127,7 +132,7 @@ def auto_round(section: Fields, dtype: str) -> FormatOf:
     expressions that are found in their names. The head is quantized only if it is there."""
     if section.value("rotation_config"):
         raise section.refuse("rotation_config", "must be absent: activations are not rotated")
-    form, base = _auto_round(section), {name: section.value(name) for name in section.names()}
+    form, base = _auto_round(section), {name: section.value(name) for name in _OVERRIDABLE}
     extra = section.section("extra_config") or Fields({}, section.owner)
     check_count(section, "extra_config", len(extra.names()))
     own = {name: _auto_round((extra.section(name) or extra).with_defaults(**base)) for name in extra.names()}
@@ -179,4 +184,5 @@ def _block_names(section: Fields) -> tuple[str, ...]:
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise section.refuse(field, "must be a text, or a list of texts")
+    check_count(section, field, len(texts))
     return tuple(text.strip() for text in texts)

@@ -49,7 +49,7 @@ def listed(section: Fields, texts: Iterable[str]) -> IsListed:
     name, or after `re:` a regular expression."""
     texts = list(texts)
     plain = {text for text in texts if not text.startswith("re:")}
-    patterns = compiled(section, [text.removeprefix("re:") for text in texts if text.startswith("re:")])
+    patterns = compiled(section, expressions(texts))
 
     def is_listed(module: str) -> bool:
         parts = module.split(".")
@@ -62,6 +62,20 @@ def listed(section: Fields, texts: Iterable[str]) -> IsListed:
 
 def compiled(section: Fields, patterns: list[str]) -> list[re.Pattern[str]]:
     """Regular expressions that the modules' names are matched with. Raises `ArchError` if matching could take long."""
+    check_time(section, patterns)
+    try:
+        return [re.compile(pattern) for pattern in patterns]
+    except (re.error, RecursionError) as error:
+        raise ArchError(f"{section.owner}: an expression for modules is malformed: {error}") from error
+
+
+def expressions(texts: Iterable[str]) -> list[str]:
+    """The regular expressions in a list."""
+    return [text.removeprefix("re:") for text in texts if text.startswith("re:")]
+
+
+def check_time(section: Fields, patterns: list[str]) -> None:
+    """Raises `ArchError` if matching names with all of these expressions could take long."""
     costs = [_steps(pattern) for pattern in patterns]
     for pattern, steps in zip(patterns, costs, strict=True):
         if steps > _MAX_STEPS:
@@ -73,10 +87,6 @@ def compiled(section: Fields, patterns: list[str]) -> list[re.Pattern[str]]:
         raise ArchError(
             f"{section.owner}: {len(patterns)} expressions for modules would take long to match: list names instead"
         )
-    try:
-        return [re.compile(pattern) for pattern in patterns]
-    except (re.error, RecursionError) as error:
-        raise ArchError(f"{section.owner}: an expression for modules is malformed: {error}") from error
 
 
 def _steps(pattern: str) -> float:
