@@ -38,7 +38,7 @@ Steps = dict[int, dict[str, float]]
 
 
 def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> Steps:
-    """In a process of its own."""
+    """In a process of its own. The precision `stored` is that of the file."""
     from inferd.engine.api.checkpoint import Checkpoint  # noqa: PLC0415
     from inferd.engine.api.config import EngineConfig, resolve  # noqa: PLC0415
     from inferd.engine.api.machine.cpu import Machine  # noqa: PLC0415
@@ -47,12 +47,14 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> S
     from inferd.engine.sched.plan import Admission, Row, StepPlan, TableUpdate  # noqa: PLC0415
     from inferd.engine.worker.load import load_worker  # noqa: PLC0415
 
-    kept: Any = "none" if precision == "bf16" else precision
+    is_stored = precision == "stored"
+    kept: Any = "none" if precision in ("bf16", "stored") else precision
     asked = EngineConfig(
         model_path=str(model), device="cpu", max_num_seqs=max(rows), max_model_len=4096, num_threads=num_threads,
-        quantization=kept, dtype="bfloat16",
+        quantization=kept, keeps_blocks=is_stored, dtype="auto" if is_stored else "bfloat16",
     )  # fmt: skip
-    config, _, _ = resolve(asked, ModelFacts.of(Checkpoint.read(model)), Machine.detect())
+    facts = ModelFacts.of(Checkpoint.read(model, keeps_blocks=is_stored))
+    config, _, _ = resolve(asked, facts, Machine.detect())
     runner, ready = load_worker(config, time.monotonic(), lambda phase: None)
     num_blocks = ready.num_blocks // max(rows)
     params = SamplingParams(max_tokens=4000, seed=0, temperature=0.0)
@@ -79,7 +81,7 @@ def measure(model: Path, precision: str, num_threads: int, rows: list[int]) -> S
     return found
 
 
-def _measured(model: Path, precision: str, num_threads: int, rows: list[int]) -> Steps:
+def measured(model: Path, precision: str, num_threads: int, rows: list[int]) -> Steps:
     from inferd.engine.api.process.supervisor import _ENVIRONMENT  # noqa: PLC0415
 
     given = {"model": str(model), "precision": precision, "num_threads": num_threads, "rows": rows}
@@ -98,7 +100,7 @@ def _rows_of_table(asked: argparse.Namespace) -> Iterator[list[tables.Cell]]:
         for precision in asked.precision.split(","):
             cost = Cost(shape.num_body_params, shape.num_head_params, WEIGHT_BYTES[precision], 0)
             rounds = [
-                {number: _measured(model, precision, number, num_rows) for number in threads}
+                {number: measured(model, precision, number, num_rows) for number in threads}
                 for _ in range(asked.rounds)
             ]
             for number in num_rows:

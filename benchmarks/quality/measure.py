@@ -49,7 +49,7 @@ class Model:
         arch = ModelFacts.of(checkpoint).arch
         recipe = quantization if isinstance(quantization, Recipe) else recipe_of(arch, quantization, dtype)
         decoder = Decoder(arch, dtype, "cpu", recipe=recipe)
-        load(decoder, checkpoint.tensors)
+        load(decoder, checkpoint.tensors_of(arch))
         return cls(decoder, kv_dtype or dtype)
 
     def hidden(self, token_ids: Sequence[int]) -> Tensor:
@@ -118,12 +118,12 @@ class Reference:
     """The model in float32, its hidden states on the text, and its greedy answers."""
 
     def __init__(self, checkpoint: Checkpoint, material: Material, tick: Tick) -> None:
-        self._model, self.material = Model.load(checkpoint, torch.float32), material
+        self.model, self.material = Model.load(checkpoint, torch.float32), material
         self._hidden = []
         for window in material.windows:
-            self._hidden.append(self._model.hidden(window))
+            self._hidden.append(self.model.hidden(window))
             tick()
-        self.answers = self._model.greedy(material.prompts, material.end_ids) if material.prompts else []
+        self.answers = self.model.greedy(material.prompts, material.end_ids) if material.prompts else []
 
     @property
     def num_answer_tokens(self) -> int:
@@ -134,7 +134,7 @@ class Reference:
         nll, kl, count = 0.0, 0.0, 0
         for window, exact in zip(self.material.windows, self._hidden, strict=True):
             targets = torch.split(torch.tensor(window[1:]), _ROWS)
-            ours, theirs = model.log_probs(model.hidden(window)[:-1]), self._model.log_probs(exact[:-1])
+            ours, theirs = model.log_probs(model.hidden(window)[:-1]), self.model.log_probs(exact[:-1])
             for p, q, ids in zip(theirs, ours, targets, strict=True):
                 nll -= float(q.gather(1, ids[:, None]).sum())
                 kl += float((p.exp() * (p - q)).sum())

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.quality.gguf_blocks import F16, F32, Q4_0, Stored
+from benchmarks.quality.gguf_files import padded, start, tensor_entry, text, value, write
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.gguf.header import GgufError, Header, parse_header
-from tests.gguf_files import F16, F32, Q4_0, Stored, padded, start, tensor_entry, text, value, write
 
 METADATA: dict[str, Any] = {
     "a.text": "caf\u00e9", "a.number": 7, "a.negative": -3, "a.float": 0.1, "a.flag": True, "a.texts": ["x", "", "y z"],

@@ -15,9 +15,24 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.quality.gguf_blocks import (
+    PACKS,
+    Pack,
+    Stored,
+    as_bf16,
+    as_f16,
+    as_f32,
+    as_q4_0,
+    as_q4_1,
+    as_q4_k,
+    as_q6_k,
+    as_q8_0,
+)
+from benchmarks.quality.gguf_files import convert, convert_in_parts, write
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import stored_quantization
+from inferd.engine.api.memory.precision import stored_as
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.gguf.formats import LAYOUTS, GgufBlocks
@@ -35,21 +50,7 @@ from inferd.kernels.quantized import Matrix
 from tests.cpu.cases import GEMMA3_ROPES, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
 from tests.cpu.checkpoints import Case, read_config
 from tests.cpu.paging import prompt_logits
-from tests.gguf_files import (
-    Pack,
-    Stored,
-    as_bf16,
-    as_f16,
-    as_f32,
-    as_q4_0,
-    as_q4_1,
-    as_q4_k,
-    as_q6_k,
-    as_q8_0,
-    convert,
-    convert_in_parts,
-    write,
-)
+from tests.cpu.quantized_checkpoints import table_of_the_docs
 
 VECTORS = load_file(Path(__file__).parent / "gguf_blocks.safetensors")
 BLOCKED = [kind for kind in TYPES.values() if kind.name not in PLAIN]
@@ -285,3 +286,30 @@ def test_a_scale_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path
     decoder = Decoder(arch, torch.float32, "cpu", recipe=recipe_of(arch, "none", torch.float32))
     with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight must have finite scales, but 1 of"):
         load(decoder, checkpoint.tensors_of(arch))
+
+
+@pytest.mark.parametrize("kind", BLOCKED, ids=lambda kind: kind.name)
+def test_a_packed_matrix_is_near_the_given_one(kind: TensorType) -> None:
+    """The packs of `benchmarks.quality`: their error is that of the bits of a weight, and of a few for scales."""
+    torch.manual_seed(0)
+    given = torch.randn(16, 512) / 20
+    given[:, 256:320] = 0
+    stored = PACKS[kind.name](given)
+    assert TYPES[stored.type] == kind
+    blocks = torch.frombuffer(bytearray(stored.data), dtype=torch.uint8).view(-1, kind.block_bytes)
+    found = dequantize(blocks, kind.name).view(stored.shape)
+    assert rms(found - given) / rms(given) < 4 * 2.0 ** -(8 * kind.block_bytes // kind.block_size)
+    assert rms(found[:, 256:320]) < 1e-4
+
+
+def test_the_table_in_the_docs_has_every_type() -> None:
+    """Bytes in memory are those of rows of 4,096 inputs. Numbers that are not quantized keep their bytes."""
+    stated = table_of_the_docs("type")
+    assert list(stated) == list(PACKS) and set(PACKS) == {kind.name for kind in TYPES.values()}
+    for kind in TYPES.values():
+        row, stored = stated[kind.name], kind.block_bytes / kind.block_size
+        layout = LAYOUTS.get(kind.name)
+        held = stored if layout is None else stored_as(layout).num_bytes(1, 4096).value / 4096
+        assert abs(float(row["bytes in the file"]) - stored) <= 0.0005, kind.name
+        assert abs(float(row["bytes in memory"]) - held) <= 0.0005, kind.name
+        assert float(row["KL"]) >= 0, kind.name

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.quality.checkpoint_formats import FORMATS
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.config import EngineConfig, plan_of, resolve
 from inferd.engine.api.machine.cpu import Machine
@@ -38,7 +39,7 @@ from inferd.engine.worker.device import CpuDevice
 from inferd.engine.worker.kv import KVPool
 from inferd.engine.worker.slots import Slots
 from inferd.kernels.paged_attention import ATTENTION_SPLIT, passes
-from tests.cpu.quantized_checkpoints import CHECKPOINTS, save
+from tests.cpu.quantized_checkpoints import save
 
 TOLERANCE = 0.03
 
@@ -80,7 +81,7 @@ def test_weights_take_what_was_planned(checkpoint: Path, quantization: str, kv_c
 
 def test_a_quantized_checkpoint_takes_what_was_planned(tmp_path: Path) -> None:
     sizes = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 12288, "num_attention_heads": 16}
-    chosen = next(one for one in CHECKPOINTS if one.name == "W4A16")
+    chosen = next(one for one in FORMATS if one.name == "W4A16")
     save(chosen, tmp_path, **sizes, head_dim=64, num_key_value_heads=4)
     plan, measured = loaded(tmp_path, "none", "auto")
     assert abs(measured["weights_bytes"] / plan.weights_bytes - 1) < TOLERANCE

@@ -24,9 +24,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.quality.gguf_blocks import as_bf16, as_q4_1, as_q8_0
+from benchmarks.quality.gguf_files import convert
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from tests.e2e.conftest import Daemon, start
-from tests.gguf_files import as_bf16, as_q4_1, as_q8_0, convert
 
 __all__ = ["start"]
 

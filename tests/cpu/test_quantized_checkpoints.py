@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.quality.checkpoint_formats import FORMATS, Format
+from benchmarks.quality.formats import exact
 from inferd.engine.api.checkpoint import Checkpoint as Files
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import weight_parts
@@ -26,18 +28,18 @@ from inferd.engine.models.loader import load, recipe_of
 from inferd.engine.quant.checkpoints.reader import CheckpointError
 from inferd.engine.quant.checkpoints.registry import READERS
 from tests.cpu.paging import prompt_logits
-from tests.cpu.quantized_checkpoints import CHECKPOINTS, CONFIG, Checkpoint, Saved, save
+from tests.cpu.quantized_checkpoints import CONFIG, Saved, config_json, save, table_of_the_docs
 
 Change = Callable[[dict[str, Tensor]], Any]
 IDS = list(range(3, 90, 2))
 TOLERANCE = 1.5
-"""Maximum distance of the logits, in units of `Checkpoint.rounding`, which was measured for each model: 0.010 to 0.026.
+"""Maximum distance of the logits, in units of `Format.rounding`, which was measured for each model: 0.010 to 0.026.
 One wrong tensor moves the logits by 3.7 to 60 units: those of NVFP4 of ModelOpt by at least 0.0605, or 6.2 units."""
 
 
-@pytest.fixture(params=CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
-def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    chosen: Checkpoint = request.param
+@pytest.fixture(params=FORMATS, ids=lambda checkpoint: checkpoint.name)
+def checkpoint(request: pytest.FixtureRequest) -> Format:
+    chosen: Format = request.param
     return chosen
 
 
@@ -63,15 +65,25 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
-def test_logits_are_those_of_the_dequantized_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_dequantized_weights(checkpoint: Format, tmp_path: Path) -> None:
     expected = oracle(save(checkpoint, tmp_path))
     decoder = loaded(tmp_path)
     assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < TOLERANCE * checkpoint.rounding
 
 
+def test_with_exact_activations_the_logits_are_equal(checkpoint: Format, tmp_path: Path) -> None:
+    """The recipe of `benchmarks.quality.formats`, which shows that nothing but the activations is rounded."""
+    expected = oracle(save(checkpoint, tmp_path))
+    files = Files.read(tmp_path)
+    arch = ModelFacts.of(files).arch
+    decoder = Decoder(arch, torch.float32, "cpu", recipe=exact(recipe_of(arch, "none", torch.float32)))
+    load(decoder, files.tensors)
+    assert error(prompt_logits(decoder, IDS, [len(IDS)]), expected) < 1e-5
+
+
 @pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"])
-def test_the_tolerance_sees_one_wrong_module(checkpoint: Checkpoint, module: str, tmp_path: Path) -> None:
+def test_the_tolerance_sees_one_wrong_module(checkpoint: Format, module: str, tmp_path: Path) -> None:
     """In one of two layers, a tensor of the module has its rows in reverse. The logits move by twice the tolerance.
 
     The scales of q_proj in the last layer move them least, because attention in a random model hardly depends on them:
@@ -88,7 +100,7 @@ def test_the_tolerance_sees_one_wrong_module(checkpoint: Checkpoint, module: str
         assert error(prompt_logits(loaded(tmp_path), IDS, [len(IDS)]), expected) > least, name
 
 
-def test_bits_are_the_same_in_any_chunks(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_bits_are_the_same_in_any_chunks(checkpoint: Format, tmp_path: Path) -> None:
     save(checkpoint, tmp_path)
     decoder = loaded(tmp_path, torch.bfloat16)
     whole = prompt_logits(decoder, IDS, [len(IDS)])
@@ -96,7 +108,7 @@ def test_bits_are_the_same_in_any_chunks(checkpoint: Checkpoint, tmp_path: Path)
         assert torch.equal(prompt_logits(decoder, IDS, chunks), whole)
 
 
-def test_the_plan_is_what_the_layers_hold(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_plan_is_what_the_layers_hold(checkpoint: Format, tmp_path: Path) -> None:
     """Integers as they are packed; scales in their dtype, those of 8 bits wider; a byte or two for a zero point."""
     saved = save(checkpoint, tmp_path)
     facts = ModelFacts.of(Files.read(tmp_path))
@@ -119,7 +131,7 @@ def test_the_plan_is_what_the_layers_hold(checkpoint: Checkpoint, tmp_path: Path
 
 @contextmanager
 def changed(name: str, directory: Path, change: Change) -> Iterator[None]:
-    chosen = next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.name == name)
+    chosen = next(checkpoint for checkpoint in FORMATS if checkpoint.name == name)
     save(chosen, directory)
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
@@ -221,11 +233,11 @@ def test_zero_points_of_version_1_borrow_from_their_neighbours(tmp_path: Path) -
 
 def test_the_table_in_the_docs_has_every_checkpoint() -> None:
     """Bytes are those of the default format's integers, scales and zero points, for rows of 4,096 inputs."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "quantization.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.count("|") == 5]
-    stated = {row[0]: row[3] for row in rows}
-    for checkpoint in CHECKPOINTS:
-        stored = describe(checkpoint.config_json()).stored
+    stated = table_of_the_docs("name")
+    assert list(stated) == [form.name for form in FORMATS]
+    for form in FORMATS:
+        stored = describe(config_json(form)).stored
         assert stored is not None and stored.layers is not None
         held = replace(stored_as(stored.layers.layout), column_bytes=0).num_bytes(1, 4096).value / 4096
-        assert abs(float(stated[checkpoint.name]) - held) <= 0.0005, checkpoint.name
+        assert abs(float(stated[form.name]["bytes a weight"]) - held) <= 0.0005, form.name
+        assert float(stated[form.name]["KL"]) > 0, form.name

@@ -19,8 +19,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.quality import checkpoint_formats, gguf_blocks, gguf_files
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
-from tests import gguf_files
 from tests.cpu import quantized_checkpoints
 
 Edit = Callable[[Path], None]
@@ -270,8 +270,8 @@ def _precompiled(value: dict[str, Any]) -> None:
 GGUF = "model.gguf"
 
 
-def _content() -> tuple[dict[str, Any], dict[str, gguf_files.Stored]]:
-    return gguf_files.content_of(EMBEDDED_PATH, lambda _: gguf_files.as_q8_0)
+def _content() -> tuple[dict[str, Any], dict[str, gguf_blocks.Stored]]:
+    return gguf_files.content_of(EMBEDDED_PATH, lambda _: gguf_blocks.as_q8_0)
 
 
 def gguf_keys(**changes: object) -> Edit:
@@ -323,7 +323,7 @@ def gguf_part_of_none(path: Path) -> None:
 def gguf_scale(path: Path) -> None:
     """The last block of Q8_0 gets NaN as its scale."""
     metadata, tensors = _content()
-    name = next(name for name, stored in reversed(tensors.items()) if stored.type == gguf_files.Q8_0)
+    name = next(name for name, stored in reversed(tensors.items()) if stored.type == gguf_blocks.Q8_0)
     stored = tensors[name]
     tensors[name] = stored._replace(data=stored.data[:-34] + b"\x00\x7e" + stored.data[-32:])
     gguf_files.write(path / GGUF, metadata, tensors)
@@ -339,7 +339,7 @@ def quantized(name: str, change: Callable[[dict[str, Tensor]], object] = lambda 
 
     def edit(path: Path) -> None:
         (path / "model.safetensors").unlink()
-        chosen = next(one for one in quantized_checkpoints.CHECKPOINTS if one.name == name)
+        chosen = next(one for one in checkpoint_formats.FORMATS if one.name == name)
         quantized_checkpoints.save(chosen, path)
         tensors = load_file(path / "model.safetensors")
         change(tensors)

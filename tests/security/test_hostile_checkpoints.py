@@ -14,11 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.quality.checkpoint_formats import FORMATS, Format
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.registry import known_architectures
-from tests.cpu.quantized_checkpoints import CHECKPOINTS, Checkpoint
+from tests.cpu.quantized_checkpoints import config_json
 from tests.e2e.conftest import INFERD, Daemon, start
 
 from .hostile_checkpoints import (
@@ -166,8 +167,8 @@ def places(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
             yield from places(inner, (*path, key))
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=lambda checkpoint: checkpoint.name)
-def test_no_value_of_any_field_of_a_quantization_config_breaks_its_reader(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("checkpoint", FORMATS, ids=lambda checkpoint: checkpoint.name)
+def test_no_value_of_any_field_of_a_quantization_config_breaks_its_reader(checkpoint: Format) -> None:
     optional = {
         "modules_to_not_convert", "ignore", "dynamic", "extra_config", "modules_in_block_to_quantize", "lm_head",
         "block_name_to_quantize", "packing_format", "data_type", "checkpoint_format", "transform_config",
@@ -183,7 +184,7 @@ def test_no_value_of_any_field_of_a_quantization_config_breaks_its_reader(checkp
                 inner = inner[key]
             inner[place[-1]] = value
             try:
-                ModelFacts.of_config(Path("x"), {**checkpoint.config_json(), "quantization_config": changed})
+                ModelFacts.of_config(Path("x"), {**config_json(checkpoint), "quantization_config": changed})
             except ModelError:
                 num_refused += 1
     assert num_refused > 100

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from benchmarks.quality.gguf_blocks import as_bf16
+from benchmarks.quality.gguf_files import content_of, convert, tokenizer_metadata, write
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.arch.gguf.header import GgufError
 from inferd.engine.arch.gguf.splitters import SPLITTERS
 from inferd.engine.arch.gguf.tokenizer import generation_config_of, tokenizer_config_of, tokenizer_of
 from inferd.server.text.model import ServedModel
-from tests.gguf_files import as_bf16, content_of, convert, tokenizer_metadata, write
 
 TEXTS = (
     "Hello world, it's 12345 o'clock!", "  two spaces \n\n\ttab ", "na\u00efve caf\u00e9 cafe\u0301 \u2603 \U0001f600",

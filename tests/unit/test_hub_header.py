@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from huggingface_hub import DryRunFileInfo, constants
 
+from benchmarks.quality.gguf_blocks import Stored, as_f32
+from benchmarks.quality.gguf_files import content_of, write
 from inferd.engine.api import hub_header
 from inferd.engine.api.checkpoint import EMBEDDED_PATH
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands.plan import PlanOptions, PlanReport, build
-from tests.gguf_files import Stored, as_f32, content_of, write
 
 COMMIT = "a" * 40
 LLAMA3 = {

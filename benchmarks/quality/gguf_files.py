@@ -1,7 +1,7 @@
 """Writes GGUF files: from the specification, and from checkpoints in the way of llama.cpp's converter.
 
 The names of keys and tensors, and what the converter does to weights, are those of llama.cpp's convert_hf_to_gguf.py
-(2026-11). This file shares no code with the reader.
+(2026-11). `gguf_blocks` packs the matrices. This file shares no code with the reader.
 """
 
 from __future__ import annotations
@@ -11,24 +11,17 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.quality.gguf_blocks import Pack, Stored, as_f32
+
 ALIGNMENT = 32
-F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, BF16 = 0, 1, 2, 3, 8, 12, 14, 30
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-
-
-class Stored(NamedTuple):
-    """A tensor as it lies in the file."""
-
-    shape: tuple[int, ...]
-    type: int
-    data: bytes
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -74,94 +67,14 @@ def start(num_tensors: int, num_keys: int, version: int = 3) -> bytes:
 
 
 def write(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored], alignment: int = ALIGNMENT) -> Path:
-    entries, data = b"", b""
+    entries, data, offset = b"", [], 0
     for name, (shape, kind, content) in tensors.items():
-        entries += tensor_entry(name, shape, kind, len(data))
-        data += padded(content, alignment)
+        entries += tensor_entry(name, shape, kind, offset)
+        data.append(padded(content, alignment))
+        offset += len(data[-1])
     keys = b"".join(text(key) + value(found) for key, found in metadata.items())
-    path.write_bytes(padded(start(len(tensors), len(metadata)) + keys + entries, alignment) + data)
+    path.write_bytes(b"".join([padded(start(len(tensors), len(metadata)) + keys + entries, alignment), *data]))
     return path
-
-
-# -- weights -----------------------------------------------------------------------------------------------------------
-
-Pack = Callable[[Tensor], Stored]
-
-
-def as_f32(values: Tensor) -> Stored:
-    return Stored(tuple(values.shape), F32, values.to(torch.float32).numpy().tobytes())
-
-
-def as_f16(values: Tensor) -> Stored:
-    return Stored(tuple(values.shape), F16, values.to(torch.float16).numpy().tobytes())
-
-
-def as_bf16(values: Tensor) -> Stored:
-    return Stored(tuple(values.shape), BF16, values.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-
-
-def as_q8_0(values: Tensor) -> Stored:
-    blocks = values.to(torch.float32).reshape(-1, 32)
-    scale = (blocks.abs().amax(1, keepdim=True) / 127).to(torch.float16)
-    q = (blocks / scale.to(torch.float32).clamp(min=1e-9)).round().clamp(-127, 127).to(torch.int8)
-    return _blocks(values, Q8_0, scale.view(torch.uint8), q.view(torch.uint8))
-
-
-def as_q4_0(values: Tensor) -> Stored:
-    blocks = values.to(torch.float32).reshape(-1, 32)
-    scale = (blocks.abs().amax(1, keepdim=True) / 7).to(torch.float16)
-    q = (blocks / scale.to(torch.float32).clamp(min=1e-9)).round().clamp(-8, 7) + 8
-    return _blocks(values, Q4_0, scale.view(torch.uint8), _packed_nibbles(q))
-
-
-def as_q4_1(values: Tensor) -> Stored:
-    blocks = values.to(torch.float32).reshape(-1, 32)
-    low = blocks.amin(1, keepdim=True).to(torch.float16)
-    scale = ((blocks.amax(1, keepdim=True) - low) / 15).to(torch.float16)
-    q = ((blocks - low) / scale.to(torch.float32).clamp(min=1e-9)).round().clamp(0, 15)
-    return _blocks(values, Q4_1, scale.view(torch.uint8), low.view(torch.uint8), _packed_nibbles(q))
-
-
-def as_q4_k(values: Tensor) -> Stored:
-    x = values.to(torch.float32).reshape(-1, 8, 32)
-    low = x.amin(2).clamp(max=0)
-    scale, minimum = (x.amax(2) - low).clamp(min=1e-9) / 15, -low
-    d, d_minimum = ((part.amax(1, keepdim=True) / 63).to(torch.float16) for part in (scale, minimum))
-    scales = (scale / d.float()).round().clamp(1, 63).to(torch.uint8)
-    minimums = (minimum / d_minimum.float().clamp(min=1e-9)).round().clamp(0, 63).to(torch.uint8)
-    shifted = x + (d_minimum.float() * minimums).unsqueeze(2)
-    q = (shifted / (d.float() * scales).unsqueeze(2)).round().clamp(0, 15).to(torch.uint8).reshape(-1, 4, 2, 32)
-    packed = torch.cat(
-        [
-            scales[:, :4] | ((scales[:, 4:] >> 4) << 6),
-            minimums[:, :4] | ((minimums[:, 4:] >> 4) << 6),
-            (scales[:, 4:] & 15) | ((minimums[:, 4:] & 15) << 4),
-        ],
-        1,
-    )
-    numbers = (q[:, :, 0] | (q[:, :, 1] << 4)).flatten(1)
-    return _blocks(values, Q4_K, d.view(torch.uint8), d_minimum.view(torch.uint8), packed, numbers)
-
-
-def as_q6_k(values: Tensor) -> Stored:
-    x = values.to(torch.float32).reshape(-1, 16, 16)
-    scale = x.abs().amax(2).clamp(min=1e-9) / 31
-    d = (scale.amax(1, keepdim=True) / 127).to(torch.float16)
-    scales = (scale / d.float()).round().clamp(1, 127).to(torch.int8)
-    q = (x / (d.float() * scales).unsqueeze(2)).round().clamp(-32, 31).to(torch.int8).flatten(1) + 32
-    low, high = (q & 15).view(torch.uint8).reshape(-1, 2, 2, 64), (q >> 4).view(torch.uint8).reshape(-1, 2, 4, 32)
-    numbers = (low[:, :, 0] | (low[:, :, 1] << 4)).flatten(1)
-    above = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
-    return _blocks(values, Q6_K, numbers, above.flatten(1), scales.view(torch.uint8), d.view(torch.uint8))
-
-
-def _packed_nibbles(q: Tensor) -> Tensor:
-    whole = q.to(torch.uint8)
-    return whole[:, :16] | (whole[:, 16:] << 4)
-
-
-def _blocks(values: Tensor, kind: int, *parts: Tensor) -> Stored:
-    return Stored(tuple(values.shape), kind, torch.cat(parts, 1).numpy().tobytes())
 
 
 # -- a checkpoint ------------------------------------------------------------------------------------------------------
