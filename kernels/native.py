@@ -325,9 +325,9 @@ def _compile_all(compiler: list[str], path: Path) -> None:
             for source, made in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(min(_COMPILERS_AT_ONCE, os.cpu_count() or 1)) as pool:
-            list(pool.map(_compile, commands))
+            list(pool.map(lambda command: _compile(command, scratch), commands))
         library = Path(scratch) / path.name
-        _compile([compiler[0], *_LINK_FLAGS, *objects, "-o", str(library)])
+        _compile([compiler[0], *_LINK_FLAGS, *objects, "-o", str(library)], scratch)
         _seal(library)
         os.replace(library, path)
 
@@ -357,9 +357,11 @@ def _compiler() -> str | None:
     return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
-def _compile(command: list[str]) -> None:
+def _compile(command: list[str], scratch: str) -> None:
+    """Run a compiler. Its temporary files lie in `scratch`, so those of a killed one are removed some time."""
+    environment = {**os.environ, "TMPDIR": scratch}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment)
     except subprocess.TimeoutExpired as error:
         raise NativeError(f"compiling the C++ kernels took more than {_TIMEOUT_S} s") from error
     if done.returncode:

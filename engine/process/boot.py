@@ -1,9 +1,9 @@
 """Start of the engine process: all that must work while its libraries are still being imported.
 
 Reads the launch line from standard input and keeps that open. The end of the input means that the server is gone, or
-wants this process to end. Then the process exits at once and leaves no sockets behind. One more byte promotes a
-standby. The engine is imported after the launch line, or before it if an empty line comes first. That takes a second or
-more.
+wants this process to end. Then the process ends at once with those that it started, and leaves no sockets behind. One
+more byte promotes a standby. The engine is imported after the launch line, or before it if an empty line comes first.
+That takes a second or more.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class _Input:
                     run_dir = json.loads(line)["run_dir"]
         if run_dir is not None:
             shutil.rmtree(run_dir, ignore_errors=True)
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # compilers too, which would go on for a minute
         os._exit(0)
 
 

@@ -53,7 +53,7 @@ def test_a_damaged_library_is_built_anew(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(native, "_COMPILERS", ("no-such-compiler",))
         assert native.prepare(tmp_path).path is None
-    monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(content))
+    monkeypatch.setattr(native, "_compile", lambda command, scratch: Path(command[-1]).write_bytes(content))
     assert native.prepare(tmp_path).path == tmp_path / whole.name
     assert native.missing() is None
 
@@ -64,7 +64,7 @@ def test_of_those_that_build_at_once_one_does(tmp_path: Path, monkeypatch: pytes
     commands: list[list[str]] = []
     together = threading.Barrier(3)
 
-    def compile_slowly(command: list[str]) -> None:
+    def compile_slowly(command: list[str], scratch: str) -> None:
         commands.append(command)
         time.sleep(0.05)
         Path(command[-1]).write_bytes(b"made")
@@ -86,7 +86,7 @@ def test_a_file_system_without_locks_does(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(b"made"))
+    monkeypatch.setattr(native, "_compile", lambda command, scratch: Path(command[-1]).write_bytes(b"made"))
     assert native._is_whole(native.build(tmp_path, "portable")[0])
 
 
@@ -111,7 +111,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         Path(reached).chmod(0o755)
         monkeypatch.setattr(native, "BUNDLED_DIR", Path(reached) / "built")
         monkeypatch.setattr(native, "_shipped_levels", lambda: native.runnable_levels()[:1])
-        monkeypatch.setattr(native, "_compile", lambda command: Path(command[-1]).write_bytes(content))
+        monkeypatch.setattr(native, "_compile", lambda command, scratch: Path(command[-1]).write_bytes(content))
         umask = os.umask(0o077)
         try:
             native._build_all()

@@ -94,14 +94,17 @@ def test_an_empty_line_makes_it_import_before_it_knows_more(launch: bytes, code:
 
 @pytest.mark.parametrize("knows_more", [False, True])
 def test_it_ends_with_its_server_while_it_imports(knows_more: bool, tmp_path: Path) -> None:
-    """The server may be killed before or after it has sent the launch line. No run directory is left."""
-    (tmp_path / "what_is_read.py").write_text("import time; print('importing', flush=True); time.sleep(300)")
+    """The server may be killed before or after it has sent the launch line. No run directory is left, and no process
+    that the engine started, such as a compiler: it would keep the output open."""
+    (tmp_path / "what_is_read.py").write_text(
+        "import subprocess; subprocess.Popen(['sleep', '300']); print('importing', flush=True); subprocess.os.wait()"
+    )
     run_dir = tmp_path / "inferd-run"
     run_dir.mkdir()
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     with subprocess.Popen(
         [sys.executable, "-P", "-c", EARLY], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path}, bufsize=0,
+        env={**os.environ, "PYTHONPATH": path}, bufsize=0, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(IMPORT_FIRST)
@@ -109,7 +112,7 @@ def test_it_ends_with_its_server_while_it_imports(knows_more: bool, tmp_path: Pa
         if knows_more:
             process.stdin.write(json.dumps({"run_dir": str(run_dir), "is_standby": False}).encode() + b"\n")
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.stdout.read() == b""
     assert run_dir.exists() != knows_more
 
 

@@ -76,6 +76,18 @@ def test_a_child_that_ignores_everything_is_killed(stub: list[str]) -> None:
     assert asyncio.run(supervisor.stop(grace_s=0.3)) in (-signal.SIGKILL, -signal.SIGTERM)
 
 
+def test_what_a_hung_child_started_ends_with_it(stub: list[str], tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+    stub[0] = f"import os, pathlib, time; pid = os.fork(); pathlib.Path({str(written)!r}).write_text(str(pid)) if pid "
+    stub[0] += "else None; time.sleep(300)"
+    supervisor = Supervisor(CONFIG)
+    supervisor.spawn()
+    wait_until(lambda: written.exists() and written.read_text())
+    supervisor.kill()
+    wait_until(lambda: not is_alive(int(written.read_text())))
+    supervisor.discard()
+
+
 def test_wait_sees_a_death(stub: list[str]) -> None:
     stub[0] = "raise SystemExit(9)"
     supervisor = Supervisor(CONFIG)

@@ -185,9 +185,9 @@ class Supervisor:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the child now, even if it is stopped or hangs."""
+        """End the child and what it started now, even if it is stopped or hangs."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            _send(self._process, signal.SIGKILL)
 
     def spawn(self) -> None:
         """Start the child, unless it runs already. It inherits standard error; its standard output is not used.
@@ -245,7 +245,7 @@ class Supervisor:
         for send in (None, signal.SIGTERM, signal.SIGKILL):
             if send is not None and process.poll() is None:
                 logger.warning("engine process %d did not exit in %.1f s: sending %s", process.pid, grace_s, send.name)
-                process.send_signal(send)
+                _send(process, send)
             try:
                 return await asyncio.wait_for(self.wait(), grace_s)
             except TimeoutError:
@@ -290,6 +290,12 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):  # the child is dead already, and `wait` returns its exit code
         while line:  # a signal may cut a write short
             line = line[process.stdin.write(line) :]
+
+
+def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process that `poll` has not seen dead, and to those that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # to macOS nobody may signal the dead
+        os.killpg(process.pid, number)
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
