@@ -184,13 +184,17 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raise `NativeError` if others may write to the cache: loading a library runs its code."""
+    """Raise `NativeError` if others may write to the cache, or exchange it: loading a library runs its code."""
     folder = path.parent
     if folder == BUNDLED_DIR or not folder.exists():
         return
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise NativeError(f"{folder} belongs to another user, or others may write to it: make it yours (chmod 700)")
+    for above in folder.parents:
+        is_shared = above.parent.stat().st_mode & 0o002  # such as /tmp
+        if is_shared and above.lstat().st_uid not in (0, os.geteuid()):
+            raise NativeError(f"{above} belongs to another user: remove it, or set XDG_CACHE_HOME")
 
 
 def _is_whole(path: Path) -> bool:
@@ -297,6 +301,7 @@ def build(cache_dir: Path, level: str) -> tuple[Path, float]:
         raise NativeError(f"there is no C++ compiler ({', '.join(_COMPILERS)}) to build the kernels with")
     try:
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_others(path)
         found, started_s = _stamp(path), time.monotonic()
         with (cache_dir / "lock").open("w") as lock:
             with suppress(OSError):  # a file system without locks: then several processes may build

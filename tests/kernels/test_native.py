@@ -179,6 +179,21 @@ def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     assert "others may write to it" in native.prepare(tmp_path).reason
 
 
+@pytest.mark.skipif(not native.has_compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(os.geteuid() != 0, reason="to give a directory away takes root")
+def test_a_cache_that_others_could_exchange_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of a directory may rename those inside, whichever user they belong to."""
+    monkeypatch.setattr(native, "_compile_all", lambda *_: pytest.fail("nothing may be built there"))
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    theirs = shared / "inferd-1000"
+    theirs.mkdir()
+    os.chown(theirs, _NOBODY, -1)
+    for _ in range(2):  # before and after this process has made its directory
+        assert f"{theirs} belongs to another user" in native.prepare(theirs / "inferd" / "kernels").reason
+
+
 def test_an_unwritable_cache_says_so() -> None:
     assert "cannot be written to /proc/nowhere" in native.prepare(Path("/proc/nowhere")).reason
 
