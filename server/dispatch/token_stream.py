@@ -69,6 +69,7 @@ class TokenStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if isinstance(packed := self._pending[0], bytes):
+            await asyncio.sleep(0)  # there may be many, and each takes up to some milliseconds
             del self._pending[0]
             return _unpack(packed)
         deltas: list[Delta] = []
@@ -92,8 +93,13 @@ class TokenStream:
     def push(self, delta: Delta) -> None:
         """Called by the router alone."""
         assert not self._closed, f"{self.request_id}: a delta after the terminal one"
-        self._pending.append(delta)
-        self._num_single += 1
+        if delta.prompt_logprobs and self._pending:
+            # Each by itself: all in one turn would hold the event loop.
+            self._pending.append(exact(_pack(delta)))
+            self._num_single = 0
+        else:
+            self._pending.append(delta)
+            self._num_single += 1
         if self._num_single >= (_MANY_SCORED if delta.logprobs else _MANY_DELTAS):
             self._pending[-self._num_single :] = [self._merged_singles()]
             self._num_single = 0

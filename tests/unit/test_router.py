@@ -286,6 +286,25 @@ def test_log_probabilities_that_nobody_reads_are_packed() -> None:
         tracemalloc.stop()
 
 
+def test_scores_of_a_prompt_that_wait_are_packed_and_read_one_by_one() -> None:
+    """A reader of several prompts may wait for its socket at the first. Scores of 131,000 tokens in one delta
+    held the event loop for 0.14 s, and took 91 MB instead of 15 while they waited."""
+
+    async def run() -> None:
+        stream = TokenStream(submit("a"), lambda _: None)
+        deltas = [
+            Delta(request_id="a", prompt_logprobs=tuple(WireLogprobs(i, -1.5, 1, ()) for i in range(start, start + 9)))
+            for start in range(0, 45, 9)
+        ]
+        for delta in deltas:
+            stream.push(delta)
+        assert [type(waiting) for waiting in stream._pending] == [Delta, *[bytes] * 4]
+        stream.push(Delta(request_id="a", finish_reason="length"))
+        assert [delta async for delta in stream][:-1] == deltas
+
+    asyncio.run(run())
+
+
 def test_an_abort_is_sent_once_and_never_after_the_end() -> None:
     async def scenario(router: Router, client: FakeClient) -> None:
         stream = router.submit(submit("a"))
