@@ -479,7 +479,7 @@ UNREADABLE: dict[str, Case] = {
     "NaN": Case(no_number(0x7FC0), "must hold finite numbers, but 1 of its [0-9]+ values are NaN or infinite"),
     "a NaN of other bits": Case(no_number(0xFF81), "must hold finite numbers"),
     "infinity": Case(no_number(0x7F80), "must hold finite numbers"),
-    "a NaN as the scale of a GGUF block": Case(gguf_scale, "must hold finite numbers, but 32 of its", GGUF),
+    "a NaN as the scale of a GGUF block": Case(gguf_scale, "must have finite scales, but 1 of", GGUF),
 }
 """Checkpoints whose fault is found when their weights are read."""
 
