@@ -67,7 +67,7 @@ def test_a_stream_is_the_plain_answer_in_pieces(daemon: Daemon) -> None:
         with client.chat.completions.stream(**asked) as stream:
             pieces = [event.delta for event in stream if event.type == "content.delta"]
             final = stream.get_final_completion()
-    assert len(pieces) > 3
+    assert len([piece for piece in pieces if piece]) > 1  # tokens of a slow reader join
     assert "".join(pieces) == plain.choices[0].message.content == final.choices[0].message.content
     assert final.choices[0].message.parsed == plain.choices[0].message.parsed
 
