@@ -157,7 +157,7 @@ static inline Span quantize_span(const T* x, int64_t n, int8_t* q, int64_t piece
 // One thread quantizes fewer rows: waking another takes longer.
 constexpr int64_t ROWS_TO_SHARE = 8;
 
-// Splits M rows into blocks of at most MAX_ROWS, as equal as possible. The sums of a block fit in registers.
+// Splits M rows into blocks, as equal as possible. The sums of a block of MAX_ROWS fit in registers.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
 #else
@@ -166,7 +166,7 @@ constexpr int MAX_ROWS = 4;
 
 struct RowBlocks {
     int64_t num_rows, count;
-    explicit RowBlocks(int64_t rows) : num_rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
+    explicit RowBlocks(int64_t rows, int most = MAX_ROWS) : num_rows(rows), count((rows + most - 1) / most) {}
     int64_t start(int64_t block) const { return block * num_rows / count; }
     int size(int64_t block) const { return int(start(block + 1) - start(block)); }
     int64_t of(int64_t row) const { return ((row + 1) * count - 1) / num_rows; }

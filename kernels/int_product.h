@@ -40,7 +40,7 @@ struct Product {
     Table table;
     float worth;    // of 1 in the table
     int32_t added;  // to every weight
-    int64_t num_rows, in_size, out_size, tiles_in_turn;
+    int64_t num_rows, in_size, out_size;
     int64_t unit, x_group_size, group_size;  // in inputs: each a multiple of the one before
     int64_t num_units, num_x_groups, num_groups, x_groups_in_group;
 
@@ -189,6 +189,12 @@ template <Form F, int U, int NUM_COLUMNS>
 constexpr TileProducts TILE_PRODUCTS =
     instances<F, U, NUM_COLUMNS / WIDTH>(std::make_integer_sequence<int, MAX_ROWS>());
 
+}  // namespace int_product
+
+#include "int_tiles.h"
+
+namespace int_product {
+
 // -- all of a product ----------------------------------------------------------------------------------------------
 
 template <class T>
@@ -216,11 +222,15 @@ void quantize_ordered_row(const Product& p, const T* x, const Rows& rows, int ro
     quantize_row(p, to, rows, row, num_rows);
 }
 
-template <class T>
-void run(const Product& p, const TileProducts& tile_products, int columns, const T* x, T* out, int num_threads) {
+template <Form F, int U, int NUM_COLUMNS, class T>
+void run(const Product& p, const T* x, T* out, int num_threads) {
     if (p.num_rows == 0) return;
+#if HAS_TILES
+    const RowBlocks blocks(p.num_rows, by_tiles<F>(p) ? tiles::MAX_ROWS : MAX_ROWS);
+#else
     const RowBlocks blocks(p.num_rows);
-    const int64_t num_tiles = (p.out_size + columns - 1) / columns, tiles = blocks.count == 1 ? 1 : p.tiles_in_turn;
+#endif
+    const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
     Scratch bytes(p.num_rows * Rows::row_bytes(p));
     parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
         const int64_t block = blocks.of(row), first = blocks.start(block);
@@ -228,13 +238,22 @@ void run(const Product& p, const TileProducts& tile_products, int columns, const
         const auto quantize = p.order ? quantize_ordered_row<T> : quantize_row<T>;
         quantize(p, x + row * p.in_size, Rows(p, bytes.bytes, first, size), int(row - first), size);
     });
+#if HAS_TILES
+    if (by_tiles<F>(p)) {
+        parallel_for(num_tiles, num_threads, [&](int64_t tile) {
+            product_by_tiles<F, U, NUM_COLUMNS>(p, blocks, bytes.bytes, tile, out, sizeof(T) == 2);
+        });
+        return;
+    }
+#endif
+    const int64_t tiles = blocks.count == 1 ? 1 : F == BYTES ? TILES_OF_BYTES : TILES_OF_NIBBLES;
     parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
         const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;
         for (int64_t block = 0; block < blocks.count; block++) {
             const int64_t first = blocks.start(block);
             const Rows rows(p, bytes.bytes, first, blocks.size(block));
             for (int64_t tile = start; tile < end; tile++)
-                tile_products[blocks.size(block) - 1](p, tile, rows, first, out, sizeof(T) == 2);
+                TILE_PRODUCTS<F, U, NUM_COLUMNS>[blocks.size(block) - 1](p, tile, rows, first, out, sizeof(T) == 2);
         }
     });
 }
@@ -280,13 +299,12 @@ inline Product product_of(int64_t num_rows, int64_t in_size, int64_t out_size, c
     return p;
 }
 
-inline void run(const Product& p, const TileProducts& tile_products, int columns, const void* x, bool is_bf16,
-                void* out, int64_t num_threads) {
+template <Form F, int U, int NUM_COLUMNS>
+void run(const Product& p, const void* x, bool is_bf16, void* out, int64_t num_threads) {
     if (is_bf16)
-        run(p, tile_products, columns, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out),
-            int(num_threads));
+        run<F, U, NUM_COLUMNS>(p, static_cast<const simd::bf16*>(x), static_cast<simd::bf16*>(out), int(num_threads));
     else
-        run(p, tile_products, columns, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
+        run<F, U, NUM_COLUMNS>(p, static_cast<const float*>(x), static_cast<float*>(out), int(num_threads));
 }
 
 }  // namespace int_product

@@ -8,9 +8,9 @@ from torch import Tensor
 from inferd.kernels import native, pages
 from inferd.kernels.quantized import SCALE_DTYPES, TABLES, UNITS, Apply, Key, Matrix
 
-COLUMNS, _ROW_COLUMNS = 16, 32
+_COLUMNS, _ROW_COLUMNS = 16, 32
 """Multiples of output columns that memory is made for; the second if activations have one scale a row."""
-SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _MAX_UNIT = 32
 
 
@@ -19,12 +19,12 @@ def refuses(key: Key) -> str | None:
     return native.refuses(key.device_type, key.dtype)
 
 
-def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
+def bind(name: str, matrix: Matrix) -> Apply:
     """The layer in C++, by the functions `name` and `name`_pack."""
     (out_size, in_size), x_group_size = matrix.q.shape, matrix.chosen_x_group_size
     is_short = matrix.q.dtype == torch.uint8
-    unit, columns = x_group_size or _MAX_UNIT, COLUMNS if x_group_size else _ROW_COLUMNS
-    num_columns, padded_in_size = padded(out_size, columns), padded(in_size, unit)
+    unit, columns = x_group_size or _MAX_UNIT, _COLUMNS if x_group_size else _ROW_COLUMNS
+    num_columns, padded_in_size = _padded(out_size, columns), _padded(in_size, unit)
     tiles = pages.empty(num_columns * padded_in_size // (2 if is_short else 1))
     q = matrix.q.contiguous()
     native.function(f"inferd_{name}_pack")(
@@ -35,22 +35,22 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
         tiles.data_ptr(),
         torch.get_num_threads(),
     )
-    scales = in_tiles(matrix.scales, num_columns, matrix.scales.dtype)
+    scales = _in_tiles(matrix.scales, num_columns, matrix.scales.dtype)
     zeros = (
-        None if matrix.zeros is None else in_tiles(matrix.zeros, num_columns, torch.uint8 if is_short else torch.int16)
+        None if matrix.zeros is None else _in_tiles(matrix.zeros, num_columns, torch.uint8 if is_short else torch.int16)
     )
-    minimums = None if matrix.minimums is None else in_tiles(matrix.minimums, num_columns, matrix.minimums.dtype)
+    minimums = None if matrix.minimums is None else _in_tiles(matrix.minimums, num_columns, matrix.minimums.dtype)
     bias = None if matrix.bias is None else matrix.bias.to(torch.float32, copy=True)
     order = None if matrix.order is None else matrix.order.clone()
     key = matrix.key(torch.float32)
     table = None if key.table == "centred" else torch.tensor(TABLES[key.table], dtype=torch.int8)
-    scale_type, group_size, unit_worth = SCALE_TYPES[key.scales], key.group_size, UNITS[key.table]
+    scale_type, group_size, unit_worth = _SCALE_TYPES[key.scales], key.group_size, UNITS[key.table]
     run = native.function(f"inferd_{name}")
 
     def apply(x: Tensor) -> Tensor:
         assert x.shape[1] == in_size
-        x = x.to(out_dtype).contiguous()  # a wider copy is quantized to the same numbers
-        out = torch.empty((x.shape[0], out_size), dtype=out_dtype)
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
         run(
             x.data_ptr(),
             native.DTYPE_CODES[x.dtype],
@@ -60,13 +60,13 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
             tiles.data_ptr(),
             scales.data_ptr(),
             scale_type,
-            address(zeros),
-            address(minimums),
-            address(bias),
-            address(order),
+            _address(zeros),
+            _address(minimums),
+            _address(bias),
+            _address(order),
             group_size,
             x_group_size,
-            *((address(table), unit_worth) if is_short else ()),
+            *((_address(table), unit_worth) if is_short else ()),
             out.data_ptr(),
             torch.get_num_threads(),
         )
@@ -75,17 +75,17 @@ def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     return apply
 
 
-def in_tiles(values: Tensor, num_columns: int, dtype: torch.dtype) -> Tensor:
+def _in_tiles(values: Tensor, num_columns: int, dtype: torch.dtype) -> Tensor:
     """[N, G] of each group as [num_columns / 16, G, 16], with zeros behind the end."""
-    num_tiles, num_groups = num_columns // COLUMNS, values.shape[1]
+    num_tiles, num_groups = num_columns // _COLUMNS, values.shape[1]
     rows = torch.nn.functional.pad(values.to(dtype), (0, 0, 0, num_columns - values.shape[0]))
-    packed = pages.empty(rows.numel(), dtype).reshape(num_tiles, num_groups, COLUMNS)
-    return packed.copy_(rows.reshape(num_tiles, COLUMNS, num_groups).transpose(1, 2))
+    packed = pages.empty(rows.numel(), dtype).reshape(num_tiles, num_groups, _COLUMNS)
+    return packed.copy_(rows.reshape(num_tiles, _COLUMNS, num_groups).transpose(1, 2))
 
 
-def padded(size: int, multiple: int) -> int:
+def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def address(tensor: Tensor | None) -> int:
+def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()

@@ -12,9 +12,6 @@ each inside one group of the weights. With h over the groups of activations in g
 
 Sums over k are exact integers. The others begin at 0 and add their products in order, by fused multiply-adds. So a
 row's result depends on that row alone.
-
-With AMX and activations in bfloat16, these stay as they are. Each weight is rounded to bfloat16, and the layer is
-`linear` with such weights (`quantized_tiles.py`).
 """
 
 from __future__ import annotations
@@ -155,11 +152,10 @@ class Matrix:
 
 
 Apply = Callable[[Tensor], Tensor]
-Bind = Callable[[Matrix, torch.dtype], Apply]
-"""(matrix, dtype of results) -> the layer."""
+Bind = Callable[[Matrix], Apply]
 
 
-def bind(matrix: Matrix, out_dtype: torch.dtype) -> Apply:
+def bind(matrix: Matrix) -> Apply:
     """The layer in plain PyTorch. Every call walks through the groups in order."""
     values, scales = matrix.values(), matrix.scales.to(torch.float32)
     zeros = None if matrix.zeros is None else matrix.zeros.to(torch.int32)
@@ -186,6 +182,6 @@ def bind(matrix: Matrix, out_dtype: torch.dtype) -> Apply:
             total = int_dot.fma(part, scales[:, group], total)
             if minimums is not None:
                 total = int_dot.fma(minimums[:, group], x_part, total)
-        return (total if added is None else total + added).to(out_dtype)
+        return (total if added is None else total + added).to(x.dtype)
 
     return apply

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError, giving
 from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
@@ -25,7 +27,7 @@ class Int8(FromWeight):
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales = quantize_int8(weight)
-        return linear_int8(q, scales, bias, weight.dtype, out_dtype=out_dtype)
+        return giving(out_dtype, weight.dtype, partial(linear_int8, q, scales, bias))
 
 
 class Int4(FromWeight):
@@ -43,4 +45,4 @@ class Int4(FromWeight):
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales, minimums = quantize_int4(weight)
-        return linear_int4(q, scales, bias, weight.dtype, minimums=minimums, out_dtype=out_dtype)
+        return giving(out_dtype, weight.dtype, partial(linear_int4, q, scales, bias, minimums=minimums))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
-from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
+from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec, giving
 from inferd.kernels.join import join
 from inferd.kernels.linear_int4 import linear_int4
 from inferd.kernels.linear_int8 import linear_int8
@@ -92,21 +91,21 @@ class StoredIntegers:
             starts = _starts(self.modules)
             parts = [(slice(row, row + own), o) for row, own, o in zip(starts, self.modules, orders, strict=True)]
 
-        return joined([self._linear(out_dtype, rows, bias, own, tensors) for rows, own in parts])
+        def bind(dtype: torch.dtype) -> Apply:
+            return joined([self._linear(dtype, rows, bias, own, tensors) for rows, own in parts])
+
+        return giving(out_dtype, self.dtype, bind)
 
     def _linear(
-        self,
-        out_dtype: torch.dtype | None,
-        rows: slice,
-        bias: Tensor | None,
-        order: Tensor | None,
-        tensors: dict[str, Tensor],
+        self, dtype: torch.dtype, rows: slice, bias: Tensor | None, order: Tensor | None, tensors: dict[str, Tensor]
     ) -> Apply:
         own = {name: tensor[rows] for name, tensor in tensors.items()}
         q, scales, zeros, minimums = own["q"], own["scales"], own.get("zeros"), own.get("minimums")
         bias = None if bias is None else bias[rows]
-        layer = linear_int8 if self.layout.bits == 8 else partial(linear_int4, table=self.layout.table)
-        return layer(q, scales, bias, self.dtype, zeros=zeros, minimums=minimums, order=order, out_dtype=out_dtype)
+        if self.layout.bits == 8:
+            return linear_int8(q, scales, bias, dtype, zeros=zeros, minimums=minimums, order=order)
+        table = self.layout.table
+        return linear_int4(q, scales, bias, dtype, zeros=zeros, minimums=minimums, table=table, order=order)
 
 
 def _is_sorted(order: Tensor) -> bool:

@@ -10,15 +10,15 @@
 // W is packed in panels of 64 columns, which are vectors of 16. A vector is stored lane by lane of K: a lane is 16
 // weights, or 16 pairs of bfloat16 that are multiplied as pairs. With AVX-512 the lanes of a panel's vectors alternate;
 // else its vectors follow each other. The last panel has as many vectors as are left, filled up with zeros. With AMX,
-// bfloat16 has its own form and products: see tile_product.h.
+// bfloat16 has its own form and products: see amx.h.
 
 #include <algorithm>
 #include <vector>
 
 #include "call.h"
+#include "linear/amx.h"
 #include "parallel.h"
 #include "simd.h"
-#include "tile_product.h"
 
 namespace {
 
@@ -304,12 +304,12 @@ inline void put_panel(const Problem& p, int64_t row, int64_t column, const float
 
 void run_tiles(const Problem& p, int num_threads) {
 #if HAS_TILES
-    const amx::Problem problem{static_cast<const bf16*>(p.x), p.rows, p.x_stride, p.k, p.n};
-    amx::run(problem, amx::Packed{p.packed}, num_threads, [&](int64_t row, int64_t column, const float* sums) {
-        if (!p.is_wide && column + amx::COLUMNS <= p.n) return put_panel(p, row, column, sums);
-        for (int64_t at = column; at < std::min(p.n, column + amx::COLUMNS); at += LANES)
-            put<bf16>(p, row, at, sums + (at - column));
-    });
+    amx::run({static_cast<const bf16*>(p.x), p.packed, p.rows, p.x_stride, p.k, p.n}, num_threads,
+             [&](int64_t row, int64_t column, const float* sums) {
+                 if (!p.is_wide && column + amx::COLUMNS <= p.n) return put_panel(p, row, column, sums);
+                 for (int64_t at = column; at < std::min(p.n, column + amx::COLUMNS); at += LANES)
+                     put<bf16>(p, row, at, sums + (at - column));
+             });
 #endif
 }
 

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_product, native, quantized, quantized_tiles
+from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int4 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix, Table
 from inferd.kernels.registry import Implementation, Op, always
@@ -34,7 +34,6 @@ QUANTIZE_INT4: Op[Key, Quantize] = Op(
 LINEAR_INT4: Op[Key, Bind] = Op(
     "linear_int4",
     [
-        Implementation("tiles", quantized_tiles.bind, quantized_tiles.refuses),
         Implementation("cpp", partial(int_product.bind, "linear_int4"), int_product.refuses),
         Implementation("reference", quantized.bind, always),
     ],
@@ -67,10 +66,9 @@ def linear_int4(
     table: Table = "centred",
     order: Tensor | None = None,
     x_group_size: int | None = None,
-    out_dtype: torch.dtype | None = None,
 ) -> Apply:
-    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `out_dtype`: that of x (None), or float32.
-    `Matrix` says what the tensors hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
+    hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
     assert q.dtype == torch.uint8
     matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size)
-    return LINEAR_INT4.resolve(matrix.key(dtype))(matrix, out_dtype or dtype)
+    return LINEAR_INT4.resolve(matrix.key(dtype))(matrix)

@@ -123,15 +123,11 @@ static void linear_int4(const void* x, int64_t is_bf16, int64_t num_rows, int64_
                         int64_t x_group_size, const int8_t* table, double worth, void* out, int64_t num_threads) {
     Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, bias, order,
                            group_size, x_group_size);
-    const bool is_16 = x_group_size == 16;
-    p.added = table ? ADDED : minimums ? 0 : 8, p.worth = float(worth), p.tiles_in_turn = TILES_OF_NIBBLES;
-    if (table) {
-        std::memcpy(p.table.values, table, sizeof p.table.values);
-        run(p, is_16 ? TILE_PRODUCTS<TABLE, 16, COLUMNS> : TILE_PRODUCTS<TABLE, 32, COLUMNS>, COLUMNS, x, is_bf16, out,
-            num_threads);
-    } else {
-        run(p, is_16 ? TILE_PRODUCTS<NIBBLES, 16, COLUMNS> : TILE_PRODUCTS<NIBBLES, 32, COLUMNS>, COLUMNS, x, is_bf16,
-            out, num_threads);
-    }
+    p.added = table ? ADDED : minimums ? 0 : 8, p.worth = float(worth);
+    if (table) std::memcpy(p.table.values, table, sizeof p.table.values);
+    const auto product = x_group_size == 16 ? table ? run<TABLE, 16, COLUMNS> : run<NIBBLES, 16, COLUMNS>
+                         : table            ? run<TABLE, 32, COLUMNS>
+                                            : run<NIBBLES, 32, COLUMNS>;
+    product(p, x, is_bf16, out, num_threads);
 }
 INFERD_EXPORT(linear_int4)

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_product, native, quantized, quantized_tiles
+from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int8 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix
 from inferd.kernels.registry import Implementation, Op, always
@@ -35,7 +35,6 @@ QUANTIZE_INT8: Op[Key, Quantize] = Op(
 LINEAR_INT8: Op[Key, Bind] = Op(
     "linear_int8",
     [
-        Implementation("tiles", quantized_tiles.bind, quantized_tiles.refuses),
         Implementation("cpp", partial(int_product.bind, "linear_int8"), int_product.refuses),
         Implementation("reference", quantized.bind, always),
     ],
@@ -64,11 +63,10 @@ def linear_int8(
     minimums: Tensor | None = None,
     order: Tensor | None = None,
     x_group_size: int | None = None,
-    out_dtype: torch.dtype | None = None,
 ) -> Apply:
-    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `out_dtype`: that of x (None), or float32.
-    `Matrix` says what the tensors hold; q is [out, in] int8. They are needed during this call only."""
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
+    hold; q is [out, in] int8. They are needed during this call only."""
     assert q.dtype == torch.int8
     assert q.shape[1] <= MAX_IN_SIZE, f"{q.shape[1]} inputs; at most {MAX_IN_SIZE} can be summed in 32 bits"
     matrix = Matrix(q, scales, bias, zeros, minimums, order, x_group_size=x_group_size)
-    return LINEAR_INT8.resolve(matrix.key(dtype))(matrix, out_dtype or dtype)
+    return LINEAR_INT8.resolve(matrix.key(dtype))(matrix)

@@ -70,11 +70,10 @@ static void linear_int8(const void* x, int64_t is_bf16, int64_t num_rows, int64_
                         int64_t x_group_size, void* out, int64_t num_threads) {
     Product p = product_of(num_rows, in_size, out_size, tiles, scales, scale_type, zeros, minimums, bias, order,
                            group_size, x_group_size);
-    p.added = ADDED, p.tiles_in_turn = TILES_OF_BYTES;
-    if (x_group_size == 0)
-        run(p, TILE_PRODUCTS<BYTES, 32, ROW_COLUMNS>, ROW_COLUMNS, x, is_bf16, out, num_threads);
-    else
-        run(p, x_group_size == 16 ? TILE_PRODUCTS<BYTES, 16, COLUMNS> : TILE_PRODUCTS<BYTES, 32, COLUMNS>, COLUMNS, x,
-            is_bf16, out, num_threads);
+    p.added = ADDED;
+    const auto product = x_group_size == 0    ? run<BYTES, 32, ROW_COLUMNS>
+                         : x_group_size == 16 ? run<BYTES, 16, COLUMNS>
+                                              : run<BYTES, 32, COLUMNS>;
+    product(p, x, is_bf16, out, num_threads);
 }
 INFERD_EXPORT(linear_int8)

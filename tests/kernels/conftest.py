@@ -124,15 +124,6 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     gpu.interpret(False)
 
 
-@pytest.fixture
-def integers(implementation: str) -> str:
-    """`implementation`, but quantized layers multiply integers even if tiles would be chosen."""
-    if implementation != REFERENCE and native.refuses("cpu", torch.float32) is None:
-        for name in ("linear_int4", "linear_int8"):
-            registry.ops()[name].force("cpp")
-    return implementation
-
-
 def forced(name: str, chosen: str) -> Iterator[str]:
     """Yields `name`, while every op that has implementation `chosen` runs it and no other."""
     for op in registry.ops().values():

@@ -38,14 +38,13 @@ def symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:
     return q.flatten(1).to(torch.uint8), scales
 
 
-@pytest.mark.usefixtures("integers")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("out_size", "in_size"), SHAPES)
 def test_equals_the_reference(dtype: torch.dtype, has_bias: bool, out_size: int, in_size: int) -> None:
     q, scales = symmetric(torch.randn(out_size, in_size).to(dtype))
     bias = torch.randn(out_size).to(dtype) if has_bias else None
-    layer, oracle = linear_int4(q, scales, bias, dtype), quantized.bind(Matrix(q, scales, bias), dtype)
+    layer, oracle = linear_int4(q, scales, bias, dtype), quantized.bind(Matrix(q, scales, bias))
     for num_rows in (1, 2, 11, 12, 13, 40):
         x = torch.randn(num_rows, in_size).to(dtype)
         assert same_bits(layer(x), oracle(x)), num_rows
@@ -57,7 +56,7 @@ def test_the_reference_is_the_definition() -> None:
     x_q, x_scales = int_dot.quantize(x, GROUP_SIZE)
     x_near = (x_q.double().unflatten(1, (-1, GROUP_SIZE)) * x_scales.double().unsqueeze(2)).flatten(1)
     assert (x_near - x).abs().max() <= 0.501 * x_scales.max()
-    result = quantized.bind(Matrix(q, scales, bias), x.dtype)(x).double()
+    result = quantized.bind(Matrix(q, scales, bias))(x).double()
     expected = x_near @ dequantized(q, scales).T + bias.double()
     tolerance = 1e-6 * expected.abs().max()
     assert (result - expected).abs().max() < tolerance
@@ -71,7 +70,6 @@ def test_the_largest_sums_are_exact() -> None:
     assert torch.equal(linear_int4(q, scales, None, torch.float32)(x)[:, 0], torch.tensor([-8.0, 8.0]) * 127 * 64)
 
 
-@pytest.mark.usefixtures("integers")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_a_number_stays_in_its_row(dtype: torch.dtype) -> None:
     layer = linear_int4(*symmetric(torch.randn(40, 96).to(dtype)), None, dtype)
@@ -123,6 +121,5 @@ def test_what_the_kernel_does_not_take_runs_in_plain_pytorch_and_says_why() -> N
         if choice.key == Key("cpu", torch.float16, 32, torch.bfloat16, x_group_size=32)
     )
     assert choice.chosen == "reference"
-    refused = dict(choice.refused)
-    assert list(refused) == ["tiles", "cpp"]
-    assert all(re.search("float16|forced|AMX", reason) for reason in refused.values())
+    assert choice.refused[0][0] == "cpp"
+    assert re.search("float16|forced", choice.refused[0][1])

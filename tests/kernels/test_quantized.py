@@ -91,7 +91,6 @@ def test_a_layout_is_the_product_of_its_dequantized_matrix(
     assert ((near @ wide.roll(1, 1).T + weight.bias.double() - expected).abs() > 100 * error).any()
 
 
-@pytest.mark.usefixtures("integers")
 @pytest.mark.sampled(keep=16)
 @pytest.mark.parametrize(("bits", "layout", "group_size", "scales"), list(cases()))
 def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: torch.dtype) -> None:
@@ -99,7 +98,7 @@ def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: t
     weight = matrix(bits, layout, group_size, scales, in_size)
     narrower = replace(weight, bias=None, x_group_size=16)
     for of, dtype in ((weight, torch.float32), (weight, torch.bfloat16), (narrower, torch.bfloat16)):
-        layer, exact = bound(of, dtype), quantized.bind(of, dtype)
+        layer, exact = bound(of, dtype), quantized.bind(of)
         for num_threads, num_rows in enumerate((1, 5, 27), 1):
             torch.set_num_threads(num_threads)
             x = torch.randn(num_rows, in_size).to(dtype)
@@ -112,7 +111,7 @@ def test_equals_the_reference(bits: int, layout: str, group_size: int, scales: t
 def test_every_number_of_rows_equals_the_reference(bits: int, layout: str) -> None:
     weight = matrix(bits, layout, 64, torch.float16)
     layer, x = bound(weight, torch.float32), torch.randn(26, IN_SIZE)
-    exact = quantized.bind(weight, x.dtype)(x)
+    exact = quantized.bind(weight)(x)
     assert all(same_bits(layer(x[:num_rows]), exact[:num_rows]) for num_rows in range(27))
 
 

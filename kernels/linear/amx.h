@@ -5,9 +5,9 @@
 // sum to the sum so far. Steps follow each other in order, so a row's bits depend on that row alone. Sums that wait in
 // memory are fp32, which changes nothing.
 //
-// Weights: panels of up to 2 x 16 columns; a panel is a step after the other, each with its columns' tiles. They lie so in
-// memory, or are made so for a product. Activations are copied to the same form: blocks of 2 x 16 rows. So a product
-// reads memory from end to end, and no two rows of a tile meet in the cache.
+// Weights: panels of up to 2 x 16 columns; a panel is a step after the other, each with its columns' tiles. Activations
+// are copied to the same form: blocks of 2 x 16 rows. So a product reads memory from end to end, and no two rows of a
+// tile meet in the cache.
 #pragma once
 
 #include "amx_tiles.h"
@@ -41,34 +41,26 @@ inline int64_t steps_of(int64_t k) { return (k + STEP - 1) / STEP; }
 
 struct Problem {
     const bf16* x;
+    const void* packed;
     int64_t rows, x_stride, k, n;
-    const int32_t* order = nullptr;  // x[order[i]] meets input i of the weights; null: in their own order
     int64_t steps() const { return steps_of(k); }
     int64_t panels() const { return (n + COLUMNS - 1) / COLUMNS; }
 };
 
-// Copies 32 inputs of a row. The last step ends with zeros.
-inline void pack_step(const Problem& p, int64_t row, int64_t step, char* to) {
-    const int64_t first = step * STEP, left = std::min(STEP, p.k - first);
-    const bf16* from = p.x + row * p.x_stride;
-    if (left == STEP && !p.order) return store_i(to, load_i(from + first));
-    bf16 some[STEP] = {};
-    for (int64_t i = 0; i < left; i++) some[i] = from[p.order ? p.order[first + i] : first + i];
-    std::memcpy(to, some, sizeof some);
-}
-
-// Copies 32 rows to their block.
+// Copies 32 rows to their block. The last step ends with zeros.
 inline void pack_rows(const Problem& p, int64_t first, char* place) {
     const int64_t num = std::min(BLOCK, p.rows - first);
-    for (int64_t step = 0; step < p.steps(); step++, place += BLOCK_BYTES)
-        for (int64_t row = 0; row < num; row++) pack_step(p, first + row, step, place + row * tiles::ROW_BYTES);
+    const bf16* from = p.x + first * p.x_stride;
+    for (int64_t at = 0; at < p.k; at += STEP, place += BLOCK_BYTES) {
+        const int64_t left = std::min(STEP, p.k - at);
+        for (int64_t row = 0; row < num; row++) {
+            const bf16* part = from + row * p.x_stride + at;
+            char* to = place + row * tiles::ROW_BYTES;
+            if (left == STEP) store_i(to, load_i(part));
+            else store_i(to, vi{}), std::memcpy(to, part, left * sizeof(bf16));
+        }
+    }
 }
-
-// Weights that lie in memory.
-struct Packed {
-    static constexpr bool IS_MADE = false;
-    const void* bytes;
-};
 
 // Adds `steps` products to tiles 0 and 1, of the first 16 rows, and to tiles 2 and 3 of the others. Prefetches `lines`
 // cache lines a step.
@@ -118,15 +110,12 @@ inline void store_sums(float* sums) {
 }
 
 // One thread's products of some panels and some blocks of rows. Put(row, column, sums) takes the finished sums of
-// a row and a panel. Weights that are made have make(panel, vectors, first_step, end_step, place).
-template <class Weights, class Put>
+// a row and a panel.
+template <class Put>
 class Work {
   public:
-    Work(const Problem& p, const Weights& weights, const char* packed_rows, float* sums, const Put& put)
-        : p_(p), weights_(weights), packed_rows_(packed_rows), sums_(sums), put_(put) {
-        static thread_local Buffer<char> made(Weights::IS_MADE ? FAR_STEPS * VECTORS * TILE_BYTES : 0);
-        made_ = made.data();
-    }
+    Work(const Problem& p, const char* packed_rows, float* sums, const Put& put)
+        : p_(p), packed_rows_(packed_rows), sums_(sums), put_(put) {}
 
     // Blocks of packed rows, counted from `first_row`, the row of block 0.
     void run(int64_t first_panel, int64_t end_panel, int64_t first_block, int64_t end_block, int64_t first_row) {
@@ -140,44 +129,32 @@ class Work {
 
   private:
     const Problem& p_;
-    const Weights& weights_;
     const char* packed_rows_;
     float* sums_;
     const Put& put_;
     tiles::Tiles tiles_;
-    char* made_;          // weights of steps from `made_from_` on
-    int64_t made_from_ = 0;
     int64_t first_row_, first_block_, end_block_;
     int64_t rows_set_ = 0;
 
     int64_t rows_of(int64_t block) const { return std::min(BLOCK, p_.rows - first_row_ - block * BLOCK); }
 
     void multiply_panel(int64_t panel, int64_t first_step, int64_t end_step, float* sums) {
-        const bool is_alone = end_block_ - first_block_ == 1;
-        // A part of a block comes by itself, because another number of rows takes another shape of tiles.
-        const bool has_part = !is_alone && rows_of(end_block_ - 1) < BLOCK;
-        const int64_t num = end_block_ - first_block_ - has_part, count = end_step - first_step;
-        const bool is_split = num > 1 || Weights::IS_MADE;
-        const int64_t parts = is_split ? std::max<int64_t>(1, (count + NEAR_STEPS / 2) / NEAR_STEPS) : 1;
-        made_from_ = first_step;
-        for (int64_t part = 0; part < parts; part++) {
-            const int64_t from = first_step + count * part / parts, to = first_step + count * (part + 1) / parts;
-            if (is_alone) made_from_ = from;
-            if constexpr (Weights::IS_MADE) {
-                const int vectors = vectors_of(panel);
-                weights_.make(panel, vectors, from, to, made_ + (from - made_from_) * vectors * TILE_BYTES);
-            }
-            for (int64_t i = 0; i < num; i++) multiply_block(panel, i, num, from, to, sums);
-        }
-        if (has_part) multiply_block(panel, num, 1, first_step, end_step, sums);
+        const bool is_part = rows_of(end_block_ - 1) < BLOCK;
+        const int64_t num_whole = end_block_ - first_block_ - is_part;
+        const int64_t count = end_step - first_step;
+        const int64_t parts = num_whole > 1 ? std::max<int64_t>(1, (count + NEAR_STEPS / 2) / NEAR_STEPS) : 1;
+        for (int64_t part = 0; part < parts; part++)
+            for (int64_t i = 0; i < num_whole; i++)
+                multiply_block(panel, i, num_whole, first_step + count * part / parts,
+                               first_step + count * (part + 1) / parts, sums);
+        // By itself, because another number of rows takes another shape of tiles.
+        if (is_part) multiply_block(panel, num_whole, 1, first_step, end_step, sums);
     }
-
-    int vectors_of(int64_t panel) const { return p_.n - panel * COLUMNS <= LANES ? 1 : VECTORS; }
 
     void multiply_block(int64_t panel, int64_t index, int64_t num, int64_t first_step, int64_t end_step, float* sums) {
         const int64_t rows = rows_of(first_block_ + index);
         set_rows(rows);
-        const bool is_narrow = vectors_of(panel) == 1, has_second = rows > LANES;
+        const bool is_narrow = p_.n - panel * COLUMNS <= LANES, has_second = rows > LANES;
         const auto multiply = has_second ? is_narrow ? &Work::run_block<true, 1> : &Work::run_block<true, 2>
                                          : is_narrow ? &Work::run_block<false, 1> : &Work::run_block<false, 2>;
         (this->*multiply)(panel, index, num, first_step, end_step, sums + index * BLOCK * COLUMNS);
@@ -188,14 +165,10 @@ class Work {
     void run_block(int64_t panel, int64_t index, int64_t num, int64_t first_step, int64_t end_step, float* sums) {
         const int64_t steps = p_.steps(), count = end_step - first_step, block = first_block_ + index;
         const char* rows = packed_rows_ + (block * steps + first_step) * BLOCK_BYTES;
-        const char* columns = made_ + (first_step - made_from_) * V * TILE_BYTES;
-        if constexpr (!Weights::IS_MADE) {
-            const char* packed = static_cast<const char*>(weights_.bytes);
-            columns = packed + (panel * steps * VECTORS + first_step * V) * TILE_BYTES;
-        }
+        const char* columns = static_cast<const char*>(p_.packed) + panel * steps * VECTORS * TILE_BYTES;
+        columns += first_step * V * TILE_BYTES;
         constexpr int64_t STEP_LINES = V * TILE_BYTES / 64;
-        const bool has_next = num > 1 && !Weights::IS_MADE;
-        const int64_t share = has_next ? (STEP_LINES + num - 1) / num : 0, fetched = index * share;
+        const int64_t share = num > 1 ? (STEP_LINES + num - 1) / num : 0, fetched = index * share;
         const char* ahead = columns + steps * V * TILE_BYTES + fetched * count * 64;
         tiles::wait_for_stores();
         first_step ? load_sums<HAS_SECOND, V>(sums) : clear_sums<HAS_SECOND, V>();
@@ -218,8 +191,8 @@ class Work {
     }
 };
 
-template <class Weights, class Put>
-void run(const Problem& p, const Weights& weights, int num_threads, const Put& put) {
+template <class Put>
+void run(const Problem& p, int num_threads, const Put& put) {
     static thread_local Buffer<char> packed_rows;
     const int64_t steps = p.steps(), panels = p.panels(), all_blocks = (p.rows + BLOCK - 1) / BLOCK;
     const int64_t far_blocks = FAR_BLOCK_STEPS / std::min(steps, FAR_STEPS);
@@ -243,7 +216,7 @@ void run(const Problem& p, const Weights& weights, int num_threads, const Put& p
             const int64_t panel = i / pieces * turn, end_panel = std::min(panels, panel + turn);
             const size_t needed = (steps > FAR_STEPS ? end_panel - panel : 1) * (end - begin) * BLOCK * COLUMNS;
             sums.resize(std::max(sums.size(), needed));
-            Work<Weights, Put>(p, weights, place, sums.data(), put).run(panel, end_panel, begin, end, first * BLOCK);
+            Work<Put>(p, place, sums.data(), put).run(panel, end_panel, begin, end, first * BLOCK);
         });
     }
 }
