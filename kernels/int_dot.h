@@ -166,7 +166,7 @@ constexpr int MAX_ROWS = 4;
 
 struct RowBlocks {
     int64_t num_rows, count;
-    explicit RowBlocks(int64_t rows, int most = MAX_ROWS) : num_rows(rows), count((rows + most - 1) / most) {}
+    explicit RowBlocks(int64_t rows) : num_rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
     int64_t start(int64_t block) const { return block * num_rows / count; }
     int size(int64_t block) const { return int(start(block + 1) - start(block)); }
     int64_t of(int64_t row) const { return ((row + 1) * count - 1) / num_rows; }

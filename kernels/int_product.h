@@ -225,27 +225,20 @@ void quantize_ordered_row(const Product& p, const T* x, const Rows& rows, int ro
 template <Form F, int U, int NUM_COLUMNS, class T>
 void run(const Product& p, const T* x, T* out, int num_threads) {
     if (p.num_rows == 0) return;
+    const auto quantize = [&](int64_t row, const Rows& rows, int place, int num_rows) {
+        (p.order ? quantize_ordered_row<T> : quantize_row<T>)(p, x + row * p.in_size, rows, place, num_rows);
+    };
 #if HAS_TILES
-    const RowBlocks blocks(p.num_rows, by_tiles<F>(p) ? tiles::MAX_ROWS : MAX_ROWS);
-#else
-    const RowBlocks blocks(p.num_rows);
+    if (by_tiles<F>(p)) return run_by_tiles<F, U, NUM_COLUMNS>(p, out, num_threads, quantize);
 #endif
+    const RowBlocks blocks(p.num_rows);
     const int64_t num_tiles = (p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS;
-    Scratch bytes(p.num_rows * Rows::row_bytes(p));
+    const Scratch bytes(p.num_rows * Rows::row_bytes(p));
     parallel_for(p.num_rows, p.num_rows < ROWS_TO_SHARE ? 1 : num_threads, [&](int64_t row) {
         const int64_t block = blocks.of(row), first = blocks.start(block);
         const int size = blocks.size(block);
-        const auto quantize = p.order ? quantize_ordered_row<T> : quantize_row<T>;
-        quantize(p, x + row * p.in_size, Rows(p, bytes.bytes, first, size), int(row - first), size);
+        quantize(row, Rows(p, bytes.bytes, first, size), int(row - first), size);
     });
-#if HAS_TILES
-    if (by_tiles<F>(p)) {
-        parallel_for(num_tiles, num_threads, [&](int64_t tile) {
-            product_by_tiles<F, U, NUM_COLUMNS>(p, blocks, bytes.bytes, tile, out, sizeof(T) == 2);
-        });
-        return;
-    }
-#endif
     const int64_t tiles = blocks.count == 1 ? 1 : F == BYTES ? TILES_OF_BYTES : TILES_OF_NIBBLES;
     parallel_for((num_tiles + tiles - 1) / tiles, num_threads, [&](int64_t turn) {
         const int64_t start = turn * tiles, end = start + tiles < num_tiles ? start + tiles : num_tiles;

@@ -12,45 +12,33 @@
 
 namespace int_product {
 
-// Fewer rows are faster by VNNI.
-constexpr int64_t LEAST_ROWS_OF_TILES = 24;
-constexpr int SUMS = 4;  // tiles of sums, 0 to 3, that are computed at once
+// One block of fewer rows is faster by VNNI.
+constexpr int64_t LEAST_ROWS_OF_TILES = MAX_ROWS + 1;
+constexpr int CHAINS = 4;  // of products that are added to sums, if more than one makes a sum: each waits for its last
 
-// One step of `multiply` for the tile SUM of sums.
-#define INFERD_ADD_UNITS(SUM, X, WEIGHTS)                                                              \
-    if (SUM < count) {                                                                                 \
-        _tile_zero(SUM);                                                                               \
-        for (int64_t unit = 0; unit < units; unit++, x += x_step, weights += weights_step) {           \
-            _tile_loadd(X, x, U);                                                                      \
-            _tile_loadd(WEIGHTS, weights, stride);                                                     \
-            _tile_dpbssd(SUM, X, WEIGHTS);                                                             \
-        }                                                                                              \
-    }
+// -- registers -----------------------------------------------------------------------------------------------------
 
-// `count` sums, each of the products of `units`. x is [unit][row][U], weights [unit][U / 4][columns][4]. All products
-// come before the first sum is stored, or they would wait for each other.
-template <int U>
-inline void multiply(const int8_t* x, int64_t x_step, const uint8_t* weights, int64_t weights_step, int64_t stride,
-                     int64_t units, int count, ints (*to)[tiles::MAX_ROWS]) {
-    INFERD_ADD_UNITS(0, 4, 5)
-    INFERD_ADD_UNITS(1, 6, 7)
-    INFERD_ADD_UNITS(2, 4, 5)
-    INFERD_ADD_UNITS(3, 6, 7)
-    _tile_stored(0, to[0], 64);
-    if (count > 1) _tile_stored(1, to[1], 64);
-    if (count > 2) _tile_stored(2, to[2], 64);
-    if (count > 3) _tile_stored(3, to[3], 64);
+// A vector for each row. GCC 12 keeps an array of 16 of them in memory.
+template <int R>
+struct Registers {
+    floats first = {};
+    Registers<R - 1> rest;
+};
+template <>
+struct Registers<0> {};
+
+// Calls f(vector, row) for each row.
+template <class F>
+[[gnu::always_inline]] inline void each(Registers<0>&, const F&, int) {}
+template <int R, class F>
+[[gnu::always_inline]] inline void each(Registers<R>& rows, const F& f, int row = 0) {
+    f(rows.first, row);
+    each(rows.rest, f, row + 1);
 }
-#undef INFERD_ADD_UNITS
 
-template <int U>
-inline tiles::Shape shape_of(int num_rows) {
-    tiles::Shape shape;
-    for (int sum = 0; sum < SUMS; sum++) shape.set(sum, num_rows);
-    for (const int x : {4, 6}) shape.set(x, num_rows), shape.row_bytes[x] = U;
-    for (const int weights : {5, 7}) shape.set(weights, U / 4);
-    return shape;
-}
+// -- sums ----------------------------------------------------------------------------------------------------------
+
+using Sums = ints[tiles::MAX_ROWS];  // of 16 columns by row
 
 // Bytes of 16 columns: [unit][U / 4][columns][4], of which each line of four inputs begins `stride` after the last.
 struct Columns {
@@ -59,90 +47,149 @@ struct Columns {
     int64_t index;  // of the scales of the first group
 };
 
-template <bool HAS_MINIMUMS, int G>
-inline void add_groups(const Product& p, const ints (&sums)[SUMS][tiles::MAX_ROWS], int64_t index, int count,
-                       const float* scales, const float* x_parts, int num_rows, floats* totals) {
-    floats w_scales[SUMS / G], minimums[SUMS / G];
-    for (int g = 0; g < count; g++) {
-        w_scales[g] = load_values(p.scales, p.type, index + g * LANES);
-        if (HAS_MINIMUMS) minimums[g] = load_values(p.minimums, p.type, index + g * LANES);
-    }
-    for (int r = 0; r < num_rows; r++) {
-        floats total = totals[r];
-        for (int g = 0; g < count; g++) {
-            floats part = {};
-            for (int i = g * G; i < g * G + G; i++)
-                part = fused(__builtin_convertvector(sums[i][r], floats), splat_floats(scales[i * num_rows + r]), part);
-            total = fused(part, w_scales[g], total);
-            if (HAS_MINIMUMS) total = fused(minimums[g], splat_floats(x_parts[g * num_rows + r]), total);
-        }
-        totals[r] = total;
-    }
+template <int U>
+inline tiles::Shape shape_of(int num_rows) {
+    tiles::Shape shape;
+    for (int chain = 0; chain < CHAINS; chain++) shape.set(chain, num_rows);
+    for (const int x : {4, 6}) shape.set(x, num_rows), shape.row_bytes[x] = U;
+    for (const int weights : {5, 7}) shape.set(weights, U / 4);
+    return shape;
 }
 
-// Not a multiple of 4 KiB: the processor would take loads from one for loads of what is being stored to the other.
-struct Sums {
-    ints sums[SUMS][tiles::MAX_ROWS], unused[SUMS * tiles::MAX_ROWS / 2];
+// The sums of one unit's products. x is [row][U].
+template <int U>
+inline void multiply(const int8_t* x, const uint8_t* weights, int64_t stride, Sums& to) {
+    _tile_zero(0);
+    _tile_loadd(4, x, U);
+    _tile_loadd(5, weights, stride);
+    _tile_dpbssd(0, 4, 5);
+    _tile_stored(0, to, 64);
+}
+
+#define INFERD_ADD_UNIT(CHAIN, X, WEIGHTS)                     \
+    if (unit + CHAIN < units) {                                \
+        _tile_loadd(X, x + CHAIN * x_step, U);                 \
+        _tile_loadd(WEIGHTS, weights + CHAIN * step, stride);  \
+        _tile_dpbssd(CHAIN, X, WEIGHTS);                       \
+    }
+// Those of many units, in chains whose sums are to be added.
+template <int U>
+inline void multiply(const int8_t* x, int64_t x_step, const uint8_t* weights, int64_t stride, int64_t units,
+                     Sums (&to)[CHAINS]) {
+    const int64_t step = U / 4 * stride;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t unit = 0; unit < units; unit += CHAINS, x += CHAINS * x_step, weights += CHAINS * step) {
+        INFERD_ADD_UNIT(0, 4, 5)
+        INFERD_ADD_UNIT(1, 6, 7)
+        INFERD_ADD_UNIT(2, 4, 5)
+        INFERD_ADD_UNIT(3, 6, 7)
+    }
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+    _tile_stored(2, to[2], 64);
+    _tile_stored(3, to[3], 64);
+}
+#undef INFERD_ADD_UNIT
+
+// -- a block of rows by 16 columns ---------------------------------------------------------------------------------
+
+template <bool HAS_MINIMUMS>
+struct GroupScales {
+    floats scales, minimums = {};
+    GroupScales(const Product& p, int64_t index) : scales(load_values(p.scales, p.type, index)) {
+        if (HAS_MINIMUMS) minimums = load_values(p.minimums, p.type, index);
+    }
+    void add(floats part, const float& x_part, floats& total) const {
+        total = fused(part, scales, total);
+        if (HAS_MINIMUMS) total = fused(minimums, splat_floats(x_part), total);
+    }
 };
 
-// The product of a block of rows with 16 columns, whose groups of weights have G sums each. The tiles compute the next
-// sums while the vector registers add the last ones.
-template <int U, int G>
-void block_product(const Product& p, const Columns& of, const Rows& rows, int num_rows, floats* totals) {
-    const int64_t units = p.x_group_size / U, x_step = num_rows * U, weights_step = U / 4 * of.stride;
-    Sums both[2];
-    const auto begin = [&](int64_t x_group) {
-        const int64_t left = p.num_x_groups - x_group, unit = x_group * units;
-        if (left > 0)
-            multiply<U>(rows.q + unit * x_step, x_step, of.bytes + unit * weights_step, weights_step, of.stride, units,
-                        int(left < SUMS ? left : SUMS), both[x_group / SUMS % 2].sums);
-    };
-    begin(0);
-    for (int64_t x_group = 0, group = 0; x_group < p.num_x_groups; x_group += SUMS, group += SUMS / G) {
-        begin(x_group + SUMS);
-        const int64_t left = (p.num_x_groups - x_group) / G;
-        const int count = left < SUMS / G ? int(left) : SUMS / G;
-        const auto add = p.minimums ? add_groups<true, G> : add_groups<false, G>;
-        add(p, both[x_group / SUMS % 2].sums, of.index + group * LANES, count, rows.scales + x_group * num_rows,
-            rows.parts + group * num_rows, num_rows, totals);
-    }
+inline floats scaled(ints sums, float scale, floats part) {
+    return fused(__builtin_convertvector(sums, floats), splat_floats(scale), part);
 }
 
-// The same for groups of any number of sums.
-template <int U>
-void block_product_of_long_groups(const Product& p, const Columns& of, const Rows& rows, int num_rows, floats* totals) {
-    const int64_t units = p.x_group_size / U, x_step = num_rows * U, weights_step = U / 4 * of.stride;
-    for (int64_t x_group = 0, group = 0; group < p.num_groups; group++) {
-        const int64_t index = of.index + group * LANES;
-        floats parts[tiles::MAX_ROWS] = {};
+// Each group of weights has G groups of activations, of one unit each. The tiles compute the next group's sums while the
+// vector registers add the last one's.
+template <int U, int R, int G, bool HAS_MINIMUMS>
+void block_product(const Product& p, const Columns& of, const Rows& rows, floats* out) {
+    const int64_t step = U / 4 * of.stride;
+    alignas(64) Sums sums[2][G];
+    Registers<R> totals;
+    for (int64_t group = 0; group <= p.num_groups; group++) {
+        if (group < p.num_groups)
+            for (int i = 0; i < G; i++)
+                multiply<U>(rows.q + (group * G + i) * R * U, of.bytes + (group * G + i) * step, of.stride,
+                            sums[group % 2][i]);
+        tiles::wait_for_stores();
+        if (group == 0) continue;
+        const int64_t last = group - 1;
+        const GroupScales<HAS_MINIMUMS> scales(p, of.index + last * LANES);
+        const float *x_scales = rows.scales + last * G * R, *x_parts = rows.parts + last * R;
+        const auto& own = sums[last % 2];
+        each(totals, [&](floats& total, int r) {
+            floats part = {};
+            for (int i = 0; i < G; i++) part = scaled(own[i][r], x_scales[i * R + r], part);
+            scales.add(part, x_parts[r], total);
+        });
+    }
+    each(totals, [&](const floats& total, int r) { out[r] = total; });
+}
+
+// The same for groups of any size.
+template <int U, int R, bool HAS_MINIMUMS>
+void block_product_of_long_groups(const Product& p, const Columns& of, const Rows& rows, floats* out) {
+    const int64_t units = p.x_group_size / U, step = U / 4 * of.stride * units;
+    alignas(64) Sums sums[CHAINS];
+    Registers<R> totals;
+    for (int64_t group = 0, x_group = 0; group < p.num_groups; group++) {
+        Registers<R> parts;
         for (int64_t i = 0; i < p.x_groups_in_group; i++, x_group++) {
-            ints sums[1][tiles::MAX_ROWS];
-            multiply<U>(rows.q + x_group * units * x_step, x_step, of.bytes + x_group * units * weights_step,
-                        weights_step, of.stride, units, 1, sums);
-            for (int r = 0; r < num_rows; r++) {
-                const int64_t at = x_group * num_rows + r;
-                parts[r] = fused(__builtin_convertvector(sums[0][r], floats), splat_floats(rows.scales[at]), parts[r]);
-            }
+            const int8_t* x = rows.q + x_group * units * R * U;
+            const uint8_t* weights = of.bytes + x_group * step;
+            const float* x_scales = rows.scales + x_group * R;
+            if (units == 1)
+                multiply<U>(x, weights, of.stride, sums[0]);
+            else
+                multiply<U>(x, R * U, weights, of.stride, units, sums);
+            tiles::wait_for_stores();
+            if (units == 1)
+                each(parts, [&](floats& part, int r) { part = scaled(sums[0][r], x_scales[r], part); });
+            else
+                each(parts, [&](floats& part, int r) {
+                    part = scaled(sums[0][r] + sums[1][r] + (sums[2][r] + sums[3][r]), x_scales[r], part);
+                });
         }
-        for (int r = 0; r < num_rows; r++) {
-            floats total[1][1] = {{totals[r]}};
-            add_group<1, 1>(p, index, total, {{parts[r]}}, rows.parts + group * num_rows + r);
-            totals[r] = total[0][0];
-        }
+        const GroupScales<HAS_MINIMUMS> scales(p, of.index + group * LANES);
+        alignas(64) floats of_rows[R];
+        each(parts, [&](const floats& part, int r) { of_rows[r] = part; });
+        each(totals, [&](floats& total, int r) { scales.add(of_rows[r], rows.parts[group * R + r], total); });
     }
+    each(totals, [&](const floats& total, int r) { out[r] = total; });
 }
 
-using BlockProduct = void (*)(const Product&, const Columns&, const Rows&, int, floats*);
+using BlockProduct = void (*)(const Product&, const Columns&, const Rows&, floats*);
+
+template <int U, int R, bool HAS_MINIMUMS>
+BlockProduct block_product_for(const Product& p) {
+    if (p.x_group_size == U) switch (p.x_groups_in_group) {
+            case 1: return block_product<U, R, 1, HAS_MINIMUMS>;
+            case 2: return block_product<U, R, 2, HAS_MINIMUMS>;
+            case 4: return block_product<U, R, 4, HAS_MINIMUMS>;
+        }
+    return block_product_of_long_groups<U, R, HAS_MINIMUMS>;
+}
 
 template <int U>
-BlockProduct block_product_for(int64_t x_groups_in_group) {
-    switch (x_groups_in_group) {
-        case 1: return block_product<U, 1>;
-        case 2: return block_product<U, 2>;
-        case 4: return block_product<U, 4>;
-        default: return block_product_of_long_groups<U>;
-    }
+BlockProduct block_product_for(const Product& p, int num_rows) {
+    if (num_rows == 16) return p.minimums ? block_product_for<U, 16, true>(p) : block_product_for<U, 16, false>(p);
+    return p.minimums ? block_product_for<U, 8, true>(p) : block_product_for<U, 8, false>(p);
 }
+
+// -- all of a product ----------------------------------------------------------------------------------------------
 
 // The weights of a tile as signed bytes: [unit][U / 4][columns][4]. Zero points must leave them in 8 bits.
 template <Form F, int U, int NUM_COLUMNS>
@@ -178,11 +225,19 @@ bool by_tiles(const Product& p) {
     return p.num_rows >= LEAST_ROWS_OF_TILES && (F != BYTES || p.zeros == nullptr);
 }
 
+// Blocks of 16 rows. The last one is filled up to 8 or 16, with rows whose scales are 0.
+struct TileBlocks {
+    int64_t num_rows, count, last_size;
+    explicit TileBlocks(int64_t rows)
+        : num_rows(rows), count((rows + 15) / 16), last_size(rows - (count - 1) * 16 > 8 ? 16 : 8) {}
+    int size(int64_t block) const { return block + 1 < count ? 16 : int(last_size); }
+    int64_t end() const { return (count - 1) * 16 + last_size; }
+};
+
 // Multiplies all rows by one tile, which has NUM_COLUMNS columns.
-template <Form F, int U, int NUM_COLUMNS>
-void product_by_tiles(const Product& p, const RowBlocks& blocks, int8_t* bytes, int64_t tile, void* out, bool is_bf16) {
+template <Form F, int U, int NUM_COLUMNS, class T>
+void product_by_tiles(const Product& p, const TileBlocks& blocks, int8_t* bytes, int64_t tile, T* out) {
     constexpr int VECTORS = NUM_COLUMNS / LANES;
-    const auto product = block_product_for<U>(p.x_groups_in_group);
     const int64_t index = tile * p.num_groups * NUM_COLUMNS;
     const Scratch unpacked(p.num_units * NUM_COLUMNS * U);
     uint8_t* weights = reinterpret_cast<uint8_t*>(unpacked.bytes);
@@ -190,22 +245,35 @@ void product_by_tiles(const Product& p, const RowBlocks& blocks, int8_t* bytes, 
     tiles::Tiles registers;
     int shaped = 0;
     for (int64_t block = 0; block < blocks.count; block++) {
-        const int num_rows = blocks.size(block);
-        const int64_t first = blocks.start(block);
-        const Rows rows(p, bytes, first, num_rows);
-        if (num_rows != shaped) registers.set(shape_of<U>(num_rows)), shaped = num_rows;
+        const int size = blocks.size(block);
+        const int64_t first = block * 16;
+        const Rows rows(p, bytes, first, size);
+        const auto product = block_product_for<U>(p, size);
+        if (size != shaped) registers.set(shape_of<U>(size)), shaped = size;
         for (int v = 0; v < VECTORS; v++) {
-            floats totals[tiles::MAX_ROWS][1][1] = {};
-            product(p, {weights + v * 64, NUM_COLUMNS * 4, index + v * LANES}, rows, num_rows, &totals[0][0][0]);
-            const int64_t column = tile * NUM_COLUMNS + v * LANES;
-            for (int r = 0; r < num_rows; r++) {
-                if (is_bf16)
-                    store_tile<1, 1>(p, column, first + r, totals[r], static_cast<simd::bf16*>(out));
-                else
-                    store_tile<1, 1>(p, column, first + r, totals[r], static_cast<float*>(out));
-            }
+            alignas(64) floats totals[16][1][1];
+            product(p, {weights + v * 64, NUM_COLUMNS * 4, index + v * LANES}, rows, &totals[0][0][0]);
+            for (int64_t row = first; row < std::min(first + 16, p.num_rows); row++)
+                store_tile<1, 1>(p, tile * NUM_COLUMNS + v * LANES, row, totals[row - first], out);
         }
     }
+}
+
+template <Form F, int U, int NUM_COLUMNS, class T, class Quantize>
+void run_by_tiles(const Product& p, T* out, int num_threads, const Quantize& quantize) {
+    const TileBlocks blocks(p.num_rows);
+    const Scratch bytes(blocks.end() * Rows::row_bytes(p));
+    parallel_for(blocks.end(), num_threads, [&](int64_t row) {
+        const int64_t first = row / 16 * 16;
+        const int size = blocks.size(row / 16), own = int(row - first);
+        const Rows rows(p, bytes.bytes, first, size);
+        if (row < p.num_rows) return quantize(row, rows, own, size);
+        for (int64_t i = 0; i < p.num_x_groups; i++) rows.scales[i * size + own] = 0;
+        for (int64_t i = 0; i < p.num_groups; i++) rows.parts[i * size + own] = 0;
+    });
+    parallel_for((p.out_size + NUM_COLUMNS - 1) / NUM_COLUMNS, num_threads, [&](int64_t tile) {
+        product_by_tiles<F, U, NUM_COLUMNS>(p, blocks, bytes.bytes, tile, out);
+    });
 }
 
 }  // namespace int_product
