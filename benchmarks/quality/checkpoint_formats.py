@@ -10,7 +10,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.quality.packing import Write, awq, gptq, in_bytes, mxfp4, nvfp4, packed
+from benchmarks.quality.packing import (
+    Write,
+    awq,
+    fp8,
+    gptq,
+    in_bytes,
+    mxfp4,
+    nvfp4,
+    of_blocks,
+    of_rows,
+    of_tensor,
+    packed,
+)
 
 
 def compressed(*groups: dict[str, Any], kind: str = "pack-quantized", **changes: Any) -> dict[str, Any]:
@@ -50,9 +62,6 @@ class Format:
     """One row: a quantization_config, and the writers of the modules."""
 
     name: str
-    rounding: float
-    """Distance by which rounding activations to 8 bits moves the logits (`error` of the tests; an AMD Zen 3,
-    2026-11-23)."""
     quantization: dict[str, Any]
     write: Write
     others: dict[str, Write | None] = field(default_factory=dict)
@@ -66,15 +75,15 @@ class Format:
 
 
 FORMATS = (
-    Format("W4A16", 0.018, compressed(group(32)), packed(4, 32, True)),
+    Format("W4A16", compressed(group(32)), packed(4, 32, True)),
     Format(
-        "W4A16, asymmetric, with the head", 0.021, compressed(group(64, symmetric=False), ignore=[]),
+        "W4A16, asymmetric, with the head", compressed(group(64, symmetric=False), ignore=[]),
         packed(4, 64, False, torch.float16), has_head=True,
     ),
-    Format("W8A16, a channel, asymmetric", 0.016, compressed(CHANNEL_8), packed(8, None, False)),
-    Format("W8A8", 0.014, compressed(W8A8, kind="int-quantized"), in_bytes),
+    Format("W8A16, a channel, asymmetric", compressed(CHANNEL_8), packed(8, None, False)),
+    Format("W8A8", compressed(W8A8, kind="int-quantized"), in_bytes),
     Format(
-        "mixed", 0.017,
+        "mixed",
         compressed(
             group(32) | {"format": "pack-quantized", "targets": ["Linear"]},
             CHANNEL_8 | {"format": "pack-quantized", "targets": ["re:.*v_proj$", "re:.*0.mlp.(down|up)_proj"]},
@@ -87,13 +96,13 @@ FORMATS = (
             "0.mlp.down_proj": packed(8, None, False), "0.mlp.up_proj": packed(8, None, False),
         },
     ),
-    Format("GPTQ", 0.018, GPTQ, gptq(4, 32, True)),
+    Format("GPTQ", GPTQ, gptq(4, 32, True)),
     Format(
-        "GPTQ, an order for each module", 0.016, GPTQ | {"desc_act": True, "sym": False}, gptq(4, 32, False, order=0)
+        "GPTQ, an order for each module", GPTQ | {"desc_act": True, "sym": False}, gptq(4, 32, False, order=0)
     ),
-    Format("GPTQ, one order", 0.017, GPTQ | {"desc_act": True}, gptq(4, 32, True, order=9)),
+    Format("GPTQ, one order", GPTQ | {"desc_act": True}, gptq(4, 32, True, order=9)),
     Format(
-        "GPTQ v2, dynamic", 0.021,
+        "GPTQ v2, dynamic",
         GPTQ | {
             "sym": False, "checkpoint_format": "gptq_v2",
             "dynamic": {r"+:.*\.down_proj": {"bits": 8, "group_size": 64}, r"-:model\.layers\.1\..*[kv]_proj": {}},
@@ -104,20 +113,41 @@ FORMATS = (
             "layers.1.self_attn.v_proj": None,
         },
     ),
-    Format("AWQ", 0.021, AWQ | {"modules_to_not_convert": ["1.mlp"]}, awq(32), {"1.mlp": None}),
+    Format("AWQ", AWQ | {"modules_to_not_convert": ["1.mlp"]}, awq(32), {"1.mlp": None}),
     Format(
-        "AutoRound", 0.018,
+        "AutoRound",
         ROUND | {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 16}, ".*o_proj.*": {"bits": 8}}},
         gptq(4, 32, True), {"layers.0.mlp.up_proj": None, "o_proj": gptq(8, 32, True)},
     ),
     Format(
-        "NVFP4", 0.012,
+        "NVFP4",
         compressed(group(16, strategy="tensor_group", type="float"), kind="nvfp4-pack-quantized"), nvfp4(False),
     ),
     Format(
-        "NVFP4 of ModelOpt", 0.010,
+        "NVFP4 of ModelOpt",
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.mlp*"]},
         nvfp4(True), {"layers.0.mlp": None},
     ),
-    Format("MXFP4", 0.026, compressed(group(32, type="float"), kind="mxfp4-pack-quantized"), mxfp4),
+    Format("MXFP4", compressed(group(32, type="float"), kind="mxfp4-pack-quantized"), mxfp4),
 )  # fmt: skip
+
+
+def compressed_fp8(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    part = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+    own = {"weights": part | weights, "input_activations": part | {"dynamic": True} | inputs}
+    return compressed(own, kind="float-quantized")
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
+
+FP8_FORMATS = (
+    Format("FP8, one scale", FP8, fp8(of_tensor)),
+    Format("FP8, a row", compressed_fp8({"strategy": "channel"}, {"strategy": "token"}), fp8(of_rows, torch.bfloat16)),
+    Format("FP8, blocks", FP8 | {"weight_block_size": [128, 128]}, fp8(of_blocks, suffix="weight_scale_inv")),
+    Format(
+        "FP8, blocks, of llm-compressor",
+        compressed_fp8({"strategy": "block", "block_structure": [128, 128]}, {"strategy": "group", "group_size": 128}),
+        fp8(of_blocks),
+    ),
+)
+"""Those whose activations have a scale for each token. The scales of others come from calibration."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,22 +28,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.machine import place
-from benchmarks.quality import independent
+from benchmarks.quality import independent, packing
 from benchmarks.quality.__main__ import Progress
-from benchmarks.quality.checkpoint_formats import FORMATS, Format
+from benchmarks.quality.checkpoint_formats import FORMATS, FP8_FORMATS, Format
 from benchmarks.quality.gguf_blocks import PACKS, Pack, as_q8_0
 from benchmarks.quality.gguf_files import convert
 from benchmarks.quality.material import Material
 from benchmarks.quality.measure import Model, Reference
 from benchmarks.quality.packing import NearestNumbers, Tensors
 from benchmarks.quality.weights import EMBEDDING, Weights, shuffled, widened
-from benchmarks.step import Steps, measured
+from benchmarks.step import measured
 from benchmarks.tables import Cell, markdown
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.locate import locate
 from inferd.engine.api.model import ModelFacts
 from inferd.engine.arch.gguf.types import PLAIN
 from inferd.engine.models.loader import recipe_of
+from inferd.engine.quant.fp8 import StoredFp8
 from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, Scheme
 from inferd.engine.quant.stored import Joined, StoredIntegers
@@ -77,6 +77,21 @@ class ExactIntegers(StoredIntegers):
         return lambda x: functional.linear(x, weight, None if bias is None else bias[rows])
 
 
+class ExactFp8(StoredFp8):
+    """The weights that a checkpoint's 8-bit floats stand for, with exact activations."""
+
+    def bind(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_scale: Tensor,
+        input_scale: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Apply:
+        plain = weight.float() * packing.widened(weight_scale, weight.shape)
+        return lambda x: functional.linear(x, plain, bias)
+
+
 def exact(recipe: Recipe) -> Recipe:
     """The recipe of a quantized checkpoint, with exact activations."""
     exceptions = {matrix: _exact(scheme) for matrix, scheme in recipe.exceptions.items()}
@@ -87,6 +102,8 @@ def _exact(scheme: Scheme) -> Scheme:
     match scheme:
         case StoredIntegers(dtype, layout, modules):
             return ExactIntegers(dtype, layout, modules)
+        case StoredFp8(dtype, has_blocks, has_input_scale):
+            return ExactFp8(dtype, has_blocks, has_input_scale)
         case Joined(parts):
             return Joined(tuple((_exact(part), num_rows) for part, num_rows in parts))
     return scheme
@@ -162,12 +179,14 @@ class Row:
 
 
 def rows(plain: Weights, wide: Weights) -> Iterator[Row]:
-    """Every format. Types of blocks have a model whose matrices have multiples of 256 inputs."""
+    """Every format. Types of blocks, and FP8, have a model whose matrices have multiples of 256 inputs."""
     yield Row("bfloat16", "bfloat16", partial(write_bfloat16, plain), partial(_checkpoint, plain))
     for number, form in enumerate(FORMATS):
         yield Row(
             form.name, f"checkpoint-{number}", partial(write_checkpoint, form, plain), partial(_checkpoint, plain)
         )  # fmt: skip
+    for number, form in enumerate(FP8_FORMATS):
+        yield Row(form.name, f"fp8-{number}", partial(write_checkpoint, form, wide), partial(_checkpoint, wide))
     for kind in PACKS:
         yield Row(kind, f"{kind}.gguf", partial(write_gguf, kind, wide), partial(_gguf, wide))
 
@@ -226,25 +245,26 @@ def _nll(model: Model, material: Material, tick: Callable[[], None]) -> float:
 
 
 def speed(directory: Path, only: list[str], rounds: int) -> str:
-    """Times decode steps for each file in `directory`, by turns, each in a process of its own."""
+    """Times decode steps for each file in `directory`, by turns, each in a process of its own. The time of a step is
+    the least of the rounds' medians, because other programs only add to it."""
     empty = Weights({}, {})
     chosen = [row for row in rows(empty, empty) if not only or row.name in only]
     progress = Progress(rounds * len(chosen))
-    steps: dict[str, list[Steps]] = {row.name: [] for row in chosen}
+    least_ms = {row.name: dict.fromkeys(_NUM_ROWS, math.inf) for row in chosen}
     for _ in range(rounds):
         for row in chosen:
             progress.label = row.name
-            steps[row.name].append(measured(directory / row.file, "stored", _NUM_THREADS, list(_NUM_ROWS)))
+            found = measured(directory / row.file, "stored", _NUM_THREADS, list(_NUM_ROWS))
+            for num_rows, figures in found.items():
+                least_ms[row.name][num_rows] = min(least_ms[row.name][num_rows], figures["median_ms"])
             progress.tick()
-            print("", row.name, steps[row.name][-1], file=sys.stderr, flush=True)
-    columns, cells = ["format"], [list[Cell]([name]) for name in steps]
-    for num_rows in _NUM_ROWS:
-        columns += [f"ms, {num_rows} rows", "least", "tokens/s"]
-        for cell, found in zip(cells, steps.values(), strict=True):
-            times = [figures[num_rows]["median_ms"] for figures in found]
-            median = statistics.median(times)
-            cell += [f"{median:.2f}", f"{min(times):.2f}", f"{1e3 * num_rows / median:.0f}"]
-    return f"{_NUM_THREADS} threads, medians of {rounds}; {place()}\n\n" + markdown(columns, cells)
+            print("", row.name, found, file=sys.stderr, flush=True)
+    columns = ["format", *(f"{unit}, {num_rows} rows" for num_rows in _NUM_ROWS for unit in ("ms", "tokens/s"))]
+    cells: list[list[Cell]] = [
+        [name, *(text for num_rows, ms in found.items() for text in (f"{ms:.2f}", f"{1e3 * num_rows / ms:.0f}"))]
+        for name, found in least_ms.items()
+    ]
+    return f"{_NUM_THREADS} threads, {rounds} rounds; {place()}\n\n" + markdown(columns, cells)
 
 
 def main() -> None:

@@ -45,6 +45,8 @@ def _weight(module: str, tensors: Mapping[str, Tensor], section: Mapping[str, An
             return gptq(tensors, 0 if section.get("checkpoint_format") == "gptq_v2" else 1)
         case "modelopt":
             return nvfp4(tensors)
+        case "fp8":
+            return fp8(tensors)
     raise AssertionError(section["quant_method"])
 
 
@@ -95,6 +97,15 @@ def nvfp4(tensors: Mapping[str, Tensor]) -> Tensor:
     numbers = torch.tensor(_E2M1)[pairs & 7] * torch.where(pairs > 7, -1.0, 1.0)
     scales = tensors["weight_scale"].float() * tensors["weight_scale_2"]
     return numbers * scales.repeat_interleave(16, 1)
+
+
+def fp8(tensors: Mapping[str, Tensor]) -> Tensor:
+    """AutoFP8: numbers times one scale; DeepSeek-V3: one for each block of 128 x 128."""
+    numbers = tensors["weight"].float()
+    if "weight_scale" in tensors:
+        return numbers * tensors["weight_scale"].float()
+    rows, columns = (torch.arange(size) // 128 for size in numbers.shape)
+    return numbers * tensors["weight_scale_inv"].float()[rows][:, columns]
 
 
 def gguf_values(path: Path, config: Mapping[str, Any], names: list[str]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ weights. This file shares no code with the readers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,6 +29,10 @@ class Numbers(Protocol):
 
     def permutation(self, in_size: int, seed: int) -> Tensor:
         """An order of the inputs; 0 as the seed gives one of its own for each matrix."""
+        ...
+
+    def weight(self, out_size: int, in_size: int) -> Tensor:
+        """Weights in fp32, for a format that has a scale and no more."""
         ...
 
     def nvfp4(self, out_size: int, in_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,6 +86,10 @@ class RandomNumbers:
     def permutation(self, in_size: int, seed: int) -> Tensor:
         return torch.randperm(in_size, generator=Generator().manual_seed(seed) if seed else self._g)
 
+    def weight(self, out_size: int, in_size: int) -> Tensor:
+        rows = (torch.rand((out_size, 1), generator=self._g) * 4 + 0.3) / math.sqrt(in_size)
+        return torch.randn((out_size, in_size), generator=self._g) * rows
+
     def nvfp4(self, out_size: int, in_size: int) -> tuple[Tensor, Tensor, Tensor]:
         q = torch.randint(0, 16, (out_size, in_size), generator=self._g)
         scales = (torch.rand((out_size, in_size // 16), generator=self._g) * 100 + 20).to(torch.float8_e4m3fn)
@@ -122,6 +131,9 @@ class NearestNumbers:
 
     def permutation(self, in_size: int, seed: int) -> Tensor:
         return torch.randperm(in_size, generator=Generator().manual_seed(seed or int(self._weight.shape[0])))
+
+    def weight(self, out_size: int, in_size: int) -> Tensor:
+        return self._weight
 
     def nvfp4(self, out_size: int, in_size: int) -> tuple[Tensor, Tensor, Tensor]:
         groups = self._weight.reshape(out_size, -1, 16)
@@ -225,3 +237,52 @@ def mxfp4(numbers: Numbers, out_size: int, in_size: int) -> Module:
     pairs = (q[:, ::2] | q[:, 1::2] << 4).to(torch.uint8)
     weight = E2M1[q] * torch.exp2(exponents.float() - 127).repeat_interleave(32, 1)
     return {"weight_packed": pairs, "weight_scale": exponents.to(torch.uint8)}, weight
+
+
+# -- FP8 ---------------------------------------------------------------------------------------------------------------
+
+FP8_BLOCK = 128
+_FP8_MOST = 448
+
+
+def of_tensor(weight: Tensor) -> Tensor:
+    return (weight.abs().amax() / _FP8_MOST).reshape(())
+
+
+def of_rows(weight: Tensor) -> Tensor:
+    return weight.abs().amax(1, keepdim=True) / _FP8_MOST
+
+
+def of_blocks(weight: Tensor) -> Tensor:
+    rows, columns = (-(-size // FP8_BLOCK) for size in weight.shape)
+    padded = torch.zeros(rows * FP8_BLOCK, columns * FP8_BLOCK)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded.view(rows, FP8_BLOCK, columns, FP8_BLOCK).abs().amax((1, 3)) / _FP8_MOST
+
+
+def widened(scales: Tensor, shape: torch.Size) -> Tensor:
+    """Stored scales, repeated to [out, in]: one of all weights, of each row [out, 1], or of each block."""
+    if scales.dim() == 2 and scales.shape[0] != shape[0]:
+        return scales.repeat_interleave(FP8_BLOCK, 0)[: shape[0]].repeat_interleave(FP8_BLOCK, 1)[:, : shape[1]]
+    return scales.float().reshape(-1, 1).expand(shape)
+
+
+def in_e4m3(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """(q e4m3 [out, in], the weights that it stands for)."""
+    wide = widened(scales, weight.shape).float()
+    q = (weight / wide).clamp(-_FP8_MOST, _FP8_MOST).to(torch.float8_e4m3fn)
+    return q, q.float() * wide
+
+
+def fp8(
+    scales_of: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32, suffix: str = "weight_scale"
+) -> Write:
+    """`scales_of`: weight [out, in] -> its scales in the stored shape. None is 0, because readers refuse that."""
+
+    def write(numbers: Numbers, out_size: int, in_size: int) -> Module:
+        weight = numbers.weight(out_size, in_size)
+        scales = scales_of(weight).clamp(min=2**-60).to(dtype)
+        q, plain = in_e4m3(weight, scales)
+        return {"weight": q, suffix: scales}, plain
+
+    return write

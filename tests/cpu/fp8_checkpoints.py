@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.quality.packing import in_e4m3, of_blocks, of_rows, of_tensor
 from inferd.engine.arch.description import Arch
 from inferd.engine.arch.registry import describe, weights
 
-BLOCK = 128
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 192, "intermediate_size": 256,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 211,
@@ -25,28 +25,6 @@ CONFIG: dict[str, Any] = {
 
 Scale = Callable[[Tensor], Tensor]
 """weight [out, in] -> its scales in the stored shape."""
-
-
-def of_tensor(weight: Tensor) -> Tensor:
-    return (weight.abs().amax() / 448).reshape(())
-
-
-def of_rows(weight: Tensor) -> Tensor:
-    return weight.abs().amax(1, keepdim=True) / 448
-
-
-def of_blocks(weight: Tensor) -> Tensor:
-    rows, columns = (-(-size // BLOCK) for size in weight.shape)
-    padded = torch.zeros(rows * BLOCK, columns * BLOCK)
-    padded[: weight.shape[0], : weight.shape[1]] = weight
-    return padded.view(rows, BLOCK, columns, BLOCK).abs().amax((1, 3)) / 448
-
-
-def widened(scales: Tensor, shape: torch.Size) -> Tensor:
-    """Stored scales, repeated to [out, in]."""
-    if scales.dim() == 2 and scales.shape[1] != 1:
-        return scales.repeat_interleave(BLOCK, 0)[: shape[0]].repeat_interleave(BLOCK, 1)[:, : shape[1]]
-    return scales.float().reshape(-1, 1).expand(shape)
 
 
 def compressed(weights: dict[str, Any], inputs: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -162,9 +140,7 @@ def save(form: Format, directory: Path) -> Saved:
         # Rows and blocks differ in size, so that a scale in the wrong place shows.
         weight *= torch.rand((source.shape[0], 1), generator=generator) * 4 + 0.3
         scales = form.scale(weight).to(form.scale_dtype)
-        wide = widened(scales, weight.shape).float()
-        q = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
-        plain[name] = q.float() * wide
+        q, plain[name] = in_e4m3(weight, scales)
         stored[name], stored[f"{module}.{form.weight_scale}"] = q, scales
         if form.input_scale is not None:
             at = 0.01 + 0.002 * torch.rand((), generator=generator)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.quality.packing import FP8_BLOCK
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.memory.planner import weight_parts
@@ -26,7 +27,7 @@ from inferd.engine.quant.recipe import Recipe
 from inferd.engine.quant.scheme import Apply, FromWeight
 from inferd.kernels.linear_fp8 import quantize_groups, quantize_rows, quantize_static
 from tests.cpu.checkpoints import read_config
-from tests.cpu.fp8_checkpoints import BLOCK, FORMATS, Format, Saved, plain_arch, save
+from tests.cpu.fp8_checkpoints import FORMATS, Format, Saved, plain_arch, save
 from tests.cpu.paging import prompt_logits
 
 IDS = list(range(3, 60, 2))
@@ -62,7 +63,7 @@ class Multiplied(FromWeight):
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         def apply(x: Tensor) -> Tensor:
             q, scales = self._quantize(x)
-            wide = scales.unsqueeze(1) if scales.dim() == 1 else scales.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
+            wide = scales.unsqueeze(1) if scales.dim() == 1 else scales.repeat_interleave(FP8_BLOCK, 1)[:, : x.shape[1]]
             return ((q.double() * wide.double()) @ weight.double().T).float()
 
         return apply

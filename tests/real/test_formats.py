@@ -57,7 +57,7 @@ def is_quantized(name: str) -> bool:
 def as_awq(weights: Weights, directory: Path, change: Mapping[str, Change]) -> tuple[Path, dict[str, Tensor]]:
     """(a checkpoint with changed tensors, the weights of the unchanged one)."""
     others = [f"layers.{layer}." for layer in range(weights.config["num_hidden_layers"]) if layer not in LAYERS]
-    form = Format("AWQ", 0, {**AWQ, "modules_to_not_convert": others}, awq(32), dict.fromkeys(others))
+    form = Format("AWQ", {**AWQ, "modules_to_not_convert": others}, awq(32), dict.fromkeys(others))
     write_checkpoint(form, weights, directory)
     plain = independent.dequantized(directory)
     stored = load_file(directory / "model.safetensors")

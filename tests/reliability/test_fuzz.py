@@ -21,7 +21,7 @@ from tests.e2e.conftest import Daemon
 from tests.e2e.test_boundaries import check_anthropic_error, check_error
 from tests.e2e.test_client import wait_idle
 
-from .conftest import restarts
+from .conftest import restarts, wait_until
 from .fuzzing import Request, pairs, requests
 
 NUM_SHORT, NUM_LONG = 1_500, 10_000
@@ -116,9 +116,9 @@ def test_no_request_is_answered_with_a_fault_or_leaves_anything_behind(
         check(*answer)
     statuses = Counter(status for _, status, _ in answers)
     assert statuses[200] > len(answers) // 10 and statuses[400] > len(answers) // 4, statuses
-    num_after = num_open(daemon, "after")
+    # The server may close a connection a moment after its client did. What leaks stays open.
+    wait_until(lambda: num_open(daemon, "after") <= num_before, within_s=10.0, what=f"at most {num_before} open files")
     assert (daemon.engine_pid, restarts(daemon)) == (pid, 0)
-    assert num_after <= num_before, "something is left open"
 
 
 def resident(daemon: Daemon) -> int:
