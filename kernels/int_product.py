@@ -19,7 +19,7 @@ def refuses(key: Key) -> str | None:
     return native.refuses(key.device_type, key.dtype)
 
 
-def bind(name: str, matrix: Matrix) -> Apply:
+def bind(name: str, matrix: Matrix, out_dtype: torch.dtype) -> Apply:
     """The layer in C++, by the functions `name` and `name`_pack."""
     (out_size, in_size), x_group_size = matrix.q.shape, matrix.chosen_x_group_size
     is_short = matrix.q.dtype == torch.uint8
@@ -49,7 +49,8 @@ def bind(name: str, matrix: Matrix) -> Apply:
 
     def apply(x: Tensor) -> Tensor:
         assert x.shape[1] == in_size
-        x = x.contiguous()
+        # A wider copy has the same integers and scales.
+        x = x.to(out_dtype).contiguous()
         out = torch.empty((x.shape[0], out_size), dtype=x.dtype)
         run(
             x.data_ptr(),

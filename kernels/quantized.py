@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from inferd.kernels import int_dot
+from inferd.kernels import gpu, int_dot
 
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GROUP_SIZES = (16, 32, 64, 128)
@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
     device_type: str
     dtype: torch.dtype
-    """Dtype of activations and results."""
+    """Dtype of activations. Results have it too, or are float32."""
     group_size: int = 0
     """Inputs that share a scale; 0: each row has one scale."""
     scales: torch.dtype = torch.float32
@@ -59,6 +59,8 @@ class Key(NamedTuple):
     has_order: bool = False
     x_group_size: int = 0
     """Inputs whose activations share a scale; 0: each row of activations has one scale."""
+    is_invariant: bool = False
+    """Whether a row's bits must depend on that row alone, on a GPU too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Matrix:
         has_rows = self.is_symmetric and self.q.dtype == torch.int8 and self.scales.dtype == torch.float32
         return 0 if has_rows else max(X_GROUP_SIZES)
 
-    def key(self, dtype: torch.dtype) -> Key:
+    def key(self, dtype: torch.dtype, *, is_invariant: bool = False) -> Key:
         offsets: Offsets = "none" if self.is_symmetric else "minimums" if self.zeros is None else "zeros"
         group_size = 0 if self.scales.shape[1] == 1 else self.group_size
         return Key(
@@ -133,6 +135,7 @@ class Matrix:
             self.table,
             self.order is not None,
             self.chosen_x_group_size,
+            is_invariant,
         )
 
     def values(self) -> Tensor:
@@ -152,11 +155,27 @@ class Matrix:
 
 
 Apply = Callable[[Tensor], Tensor]
-Bind = Callable[[Matrix], Apply]
+Bind = Callable[[Matrix, torch.dtype], Apply]
+"""(matrix, dtype of results: that of activations or float32) -> the layer."""
 
 
-def bind(matrix: Matrix) -> Apply:
-    """The layer in plain PyTorch. Every call walks through the groups in order."""
+VARIES = "many rows are multiplied by a library, which chooses a kernel by their number"
+"""Why a row's bits depend on the others in the Triton implementation that need not be invariant."""
+
+
+def refuses_triton(key: Key) -> str | None:
+    """Why the faster Triton implementation cannot run; None if it can."""
+    return VARIES if key.is_invariant else gpu.refuses(key.device_type, key.dtype)
+
+
+def refuses_invariant(key: Key) -> str | None:
+    """Why the invariant Triton implementation cannot run; None if it can."""
+    return gpu.refuses(key.device_type, key.dtype) if key.is_invariant else "serves invariant products only"
+
+
+def bind(matrix: Matrix, out_dtype: torch.dtype | None = None) -> Apply:
+    """The layer in plain PyTorch. Every call walks through the groups in order. Results have the dtype of activations
+    by default."""
     values, scales = matrix.values(), matrix.scales.to(torch.float32)
     zeros = None if matrix.zeros is None else matrix.zeros.to(torch.int32)
     minimums = None if matrix.minimums is None else matrix.minimums.to(torch.float32)
@@ -182,6 +201,6 @@ def bind(matrix: Matrix) -> Apply:
             total = int_dot.fma(part, scales[:, group], total)
             if minimums is not None:
                 total = int_dot.fma(minimums[:, group], x_part, total)
-        return (total if added is None else total + added).to(x.dtype)
+        return (total if added is None else total + added).to(out_dtype or x.dtype)
 
     return apply

@@ -47,7 +47,7 @@ def _checks() -> Iterator[Row]:
         yield check(f"greedy {family}", "checks:greedy_ids", family=family)
     yield check("graphs", "checks:graphs")
     yield check("overlap", "checks:overlap")
-    for precision in ("bf16", "fp8"):
+    for precision in ("bf16", "fp8", "int4"):
         yield check(f"invariance decoder {precision}", "invariance:decoder", precision=precision)
         yield check(f"invariance {precision}", "invariance:linears", precision=precision)
 
@@ -58,7 +58,7 @@ def _kernels() -> Iterator[Row]:
 
     yield row("rates", "machine:rates", 60)
     yield row("decode attention to 4k", "attention:decode", contexts=(512, 1024, 4096))
-    for precision in ("bf16", "fp8"):
+    for precision in ("bf16", "fp8", "int4", "int8"):
         for model in ("8b", "0.6b"):
             yield row(
                 f"gemv {model} {precision}", "linears:products", model=model, precision=precision, rows=(1, 2, 4, 8)
@@ -70,7 +70,7 @@ def _kernels() -> Iterator[Row]:
         yield row(f"decode attention, KV in {kv}", "attention:decode", contexts=(1024, 16_384), kv=kv)
     yield row("mixed attention", "attention:mixed_lengths")
     yield row("prefill attention", "attention:prefill", lengths=(2048, 8192, 32_768))
-    for precision in ("bf16", "fp8"):
+    for precision in ("bf16", "fp8", "int4", "int8"):
         for model in ("8b", "0.6b"):
             many = (16, 32, 64, 128, 256, 512)
             yield row(f"gemm {model} {precision}", "linears:products", 150, model=model, precision=precision, rows=many)
@@ -98,6 +98,8 @@ def _engine() -> Iterator[Row]:
     yield row("start 0.6b", "serving:start", model="0.6b")
     yield row("http 0.6b", "serving:http", 180, model="0.6b")
     yield row("decode 0.6b fp8", "engine:decode", model="0.6b", precision="fp8")
+    for precision in ("int4", "int8"):
+        yield row(f"decode 8b {precision}", "engine:decode", model="8b", precision=precision, batches=(1, 8, 32, 256))
     few = (1, 8, 32, 256)
     for kv in ("fp8", "int8"):
         yield row(f"decode 8b bf16, KV in {kv}", "engine:decode", model="8b", precision="bf16", batches=few, kv=kv)

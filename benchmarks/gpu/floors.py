@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.checkpoints import Shape
 from benchmarks.gpu.points import Phase, Rates
 
-BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """Bytes of a number, without scales."""
 _SCALE_BYTES = 2.0 / 32
 """Bytes of scales for each number of KV in 8 bits."""

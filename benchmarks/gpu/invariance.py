@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.linears import shapes
+from benchmarks.gpu.linears import of_integers, shapes
 from benchmarks.gpu.models import MODELS, random_decoder
 from benchmarks.gpu.pages import Pages
 from benchmarks.gpu.points import Case, Trial
@@ -56,6 +56,8 @@ def _linear(bench: Bench, in_size: int, out_size: int, precision: str, *, is_ask
 def _bound(weight: Tensor, precision: str, *, is_asked: bool) -> Apply:
     if precision == "bf16":
         return linear(weight, None, Choices(is_invariant=is_asked))
+    if precision != "fp8":
+        return of_integers(precision, weight, is_invariant=is_asked)
     q, scales = quantize_weight(weight)
     return linear_fp8(q, scales, None, torch.bfloat16, is_invariant=is_asked)
 

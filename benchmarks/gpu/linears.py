@@ -13,13 +13,17 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench, distance, num_copies
 from benchmarks.gpu.models import MODELS, Model
 from benchmarks.gpu.points import Case, Phase, Trial
-from inferd.kernels import linear
+from inferd.kernels import linear, linear_int4, linear_int8
 from inferd.kernels.linear import tuning
+from inferd.kernels.quantized import Matrix
 from inferd.kernels.registry import KernelError, Op
 
-TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2}
+TOLERANCE = {"bf16": 4e-3, "fp8": 1e-2, "int8": 4e-3, "int4": 4e-3}
 """Largest error. bf16: one rounding of the result, against fp64. FP8: against the exact sum of the quantized numbers,
-whose activations may differ by one quantization step."""
+whose activations may differ by one quantization step. Integers: against the dequantized weight in fp64."""
+_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1 + 2 / 64, "int4": 0.5 + 4 / 32}
+"""Bytes of a weight."""
+_INTEGERS = {"int8": linear_int8, "int4": linear_int4}
 _CALLS = 8
 
 Apply = Callable[[Tensor], Tensor]
@@ -50,7 +54,7 @@ def products(bench: Bench, model: str, precision: str, rows: Sequence[int]) -> N
                 continue
             if by == "reference" and not bench.is_rehearsal:
                 continue
-            moved = in_size * out_size * (1 if precision == "fp8" else 2) + 2.0 * num_rows * (in_size + out_size)
+            moved = in_size * out_size * _BYTES[precision] + 2.0 * num_rows * (in_size + out_size)
             case = Case(
                 table=f"linears, {precision}",
                 labels={"shape": f"{model} {name} {in_size}x{out_size}", "rows": str(num_rows), "by": by},
@@ -75,6 +79,13 @@ def _binders(precision: str) -> Mapping[str, Bind]:
                 lambda weight: linear.linear(weight, None, linear.Choices(is_invariant=True)),
             ),
         }
+    if precision in _INTEGERS:
+        op = getattr(_INTEGERS[precision], f"LINEAR_{precision.upper()}")
+        return {
+            name: _forced(op, name, partial(of_integers, precision, is_invariant=name.endswith("invariant")))
+            for name in op.implementation_names
+            if name.startswith("triton")
+        }
     from inferd.kernels import linear_fp8  # noqa: PLC0415
 
     def bind(weight: Tensor) -> Apply:
@@ -82,6 +93,20 @@ def _binders(precision: str) -> Mapping[str, Bind]:
 
     op = linear_fp8.LINEAR_FP8
     return {name: _forced(op, name, bind) for name in op.implementation_names}
+
+
+def _quantized(weight: Tensor, precision: str) -> tuple[Tensor, ...]:
+    """(q, scales), and minimums for 4 bits."""
+    made: tuple[Tensor, ...] = getattr(_INTEGERS[precision], f"quantize_{precision}")(weight)
+    return made
+
+
+def of_integers(precision: str, weight: Tensor, *, is_invariant: bool) -> Apply:
+    """The layer of a weight quantized to `precision`."""
+    q, scales, *minimums = _quantized(weight, precision)
+    bind: Callable[..., Apply] = getattr(_INTEGERS[precision], f"linear_{precision}")
+    offsets = {"minimums": minimums[0]} if minimums else {}
+    return bind(q, scales, None, weight.dtype, is_invariant=is_invariant, **offsets)
 
 
 def few_rows(weight: Tensor) -> Apply:
@@ -122,7 +147,11 @@ def cold_weights(bench: Bench, in_size: int, out_size: int) -> Iterator[Tensor]:
 def _trial(bench: Bench, bind: Bind, weights: list[Tensor], rows: int, precision: str) -> Trial:
     x = torch.randn(rows, weights[0].shape[1], dtype=torch.bfloat16, device=bench.device)
     applies = [bind(weight) for weight in weights]
-    expected = x.double() @ weights[0].double().T if precision == "bf16" else _plain_fp8(weights[0])(x)
+    if precision in _INTEGERS:
+        q, scales, *minimums = _quantized(weights[0], precision)
+        expected = x.double() @ Matrix(q, scales, None, minimums=minimums[0] if minimums else None).dequantized().T
+    else:
+        expected = x.double() @ weights[0].double().T if precision == "bf16" else _plain_fp8(weights[0])(x)
     return checked(bench, [partial(apply, x) for apply in applies], expected, TOLERANCE[precision])
 
 

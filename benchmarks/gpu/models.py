@@ -38,7 +38,7 @@ from inferd.kernels.linear import ANY, Choices
 BLOCK_SIZE = 32
 STEP_TOKENS = 4096
 """Most tokens of one step: an engine's choice on a GPU."""
-QUANTIZATION = {"bf16": "none", "fp8": "fp8"}
+QUANTIZATION = {"bf16": "none", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 """Quantization recipe of each precision."""
 
 

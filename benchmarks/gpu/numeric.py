@@ -188,6 +188,25 @@ def _linear_fp8(inputs: Inputs) -> Numeric:
     return Numeric(lambda x: linear(q, scales, None, x.dtype)(x), (inputs.randn(3, 256),), widens=False)
 
 
+def _linear_int(name: str, num_rows: int) -> Make:
+    """The reference quantizes activations, and integers up to 127 exactly."""
+
+    def make(inputs: Inputs) -> Numeric:
+        linear, quantize = _op(name, name), _op(name, name.replace("linear", "quantize"))
+        q, scales, *minimums = quantize(inputs.randn(112, 320))
+        x = inputs.randint(-127, 128, num_rows, 320)
+        x[:, ::32] = 127
+
+        def call(rows: Tensor) -> tuple[Tensor, ...]:
+            offsets = {"minimums": minimums[0]} if minimums else {}
+            wide = linear(q, scales, None, rows.dtype, **offsets, out_dtype=torch.float32)
+            return linear(q, scales, None, rows.dtype, **offsets)(rows), wide(rows)
+
+        return Numeric(call, (x.to(torch.bfloat16),), op=name)
+
+    return make
+
+
 def _sample(inputs: Inputs) -> Numeric:
     """Ids must be equal."""
     scores = inputs.randn(6, 1003, dtype=torch.float32) * 3
@@ -307,6 +326,10 @@ CHECKS: dict[str, Make] = {
     "gate_up": _fused("gate_up_act", gate=True),
     "norm_gate_up": _fused("gate_up_act", norm=True, gate=True),
     "linear_fp8": _linear_fp8,
+    "linear_int8": _linear_int("linear_int8", 20),
+    "linear_int4": _linear_int("linear_int4", 3),
+    "linear_int8_copy": _linear_int("linear_int8", 131),
+    "linear_int4_copy": _linear_int("linear_int4", 131),
     "sample": _sample,
     "top_k_top_p": _top_k_top_p,
     "mask_tokens": _mask_tokens,

@@ -63,7 +63,12 @@ class ExactIntegers(StoredIntegers):
     """The weights that a checkpoint's integers stand for, with exact activations."""
 
     def _linear(
-        self, dtype: torch.dtype, rows: slice, bias: Tensor | None, order: Tensor | None, tensors: dict[str, Tensor]
+        self,
+        out_dtype: torch.dtype | None,
+        rows: slice,
+        bias: Tensor | None,
+        order: Tensor | None,
+        tensors: dict[str, Tensor],
     ) -> Apply:
         own = {name: tensor[rows] for name, tensor in tensors.items()}
         matrix = Matrix(

@@ -21,8 +21,8 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 KVCacheDtype = Literal["auto", "fp8", "int8", "float32", "bfloat16", "float16"]
 
 _CPU_QUANTIZATION: tuple[Quantization, ...] = ("int8", "int4")
-_GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8",)
-"""Formats offered on a GPU. A CPU serves a checkpoint in fp8 too, slowly."""
+"""Formats offered on a CPU. It serves fp8 too, slowly."""
+_GPU_QUANTIZATION: tuple[Quantization, ...] = ("fp8", "int8", "int4")
 _FP8_CAPABILITY = (8, 9)
 """First compute capability with 8-bit floats: in tensor cores and in instructions that convert them."""
 
@@ -37,9 +37,7 @@ def served_device(
     if asked == "cpu" or gpu is None:
         return "cpu", f"there is no GPU: {machine.no_accelerator}"
     unserved = ""
-    if quantization in _CPU_QUANTIZATION:
-        unserved = f"{quantization} is computed on CPUs only"
-    elif quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
+    if quantization == "fp8" and gpu.capability < _FP8_CAPABILITY:
         have, need = (".".join(map(str, version)) for version in (gpu.capability, _FP8_CAPABILITY))
         unserved = f"fp8 needs compute capability {need} or higher, and {gpu.name} has {have}"
     if not unserved:
@@ -141,11 +139,6 @@ def auto_dtype(facts: ModelFacts) -> tuple[str, str]:
 def quantization_of(asked: Quantization, arch: Arch) -> Quantization:
     """The requested quantization. If it is "none", matrices stay in the checkpoint's format."""
     return stored_quantization(arch) or asked if asked == "none" else asked
-
-
-def keeps_blocks_on(device: DeviceKind, machine: Machine) -> bool:
-    """Whether `auto` serves a GGUF file from its blocks. Their products run on CPUs only."""
-    return device == "cpu" or machine.accelerator is None
 
 
 def check_quantization(quantization: Quantization, arch: Arch) -> None:

@@ -1,22 +1,24 @@
-"""Weights as integers of 8 or 4 bits, quantized while loading. Activations are quantized to 8 bits in each step."""
+"""Weights as integers of 8 or 4 bits, quantized while loading. On CPUs activations are quantized to 8 bits in each
+step."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError, giving
+from inferd.engine.quant.scheme import Apply, FromWeight, QuantizationError
 from inferd.kernels.linear_int4 import GROUP_SIZE, linear_int4, quantize_int4
 from inferd.kernels.linear_int8 import MAX_IN_SIZE, linear_int8, quantize_int8
 
 
 class Int8(FromWeight):
     """One byte a weight and a 2-byte scale for each group of 64 inputs of an output row, or for each row if its inputs
-    are no multiple of 64. Activations have a scale for each 32 inputs."""
+    are no multiple of 64. On CPUs activations have a scale for each 32 inputs."""
 
     name = "int8"
+
+    def __init__(self, is_invariant: bool = False) -> None:
+        self._is_invariant = is_invariant
 
     def check(self, out_size: int, in_size: int) -> None:
         if in_size > MAX_IN_SIZE:
@@ -27,14 +29,17 @@ class Int8(FromWeight):
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales = quantize_int8(weight)
-        return giving(out_dtype, weight.dtype, partial(linear_int8, q, scales, bias))
+        return linear_int8(q, scales, bias, weight.dtype, out_dtype=out_dtype, is_invariant=self._is_invariant)
 
 
 class Int4(FromWeight):
     """Half a byte a weight, and a scale and a minimum of 2 bytes each for each group of 32 inputs of an output row.
-    Activations have a scale for each of the same groups."""
+    On CPUs activations have a scale for each of the same groups."""
 
     name = "int4"
+
+    def __init__(self, is_invariant: bool = False) -> None:
+        self._is_invariant = is_invariant
 
     def check(self, out_size: int, in_size: int) -> None:
         if in_size % GROUP_SIZE:
@@ -45,4 +50,6 @@ class Int4(FromWeight):
 
     def bind(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None) -> Apply:
         q, scales, minimums = quantize_int4(weight)
-        return giving(out_dtype, weight.dtype, partial(linear_int4, q, scales, bias, minimums=minimums))
+        return linear_int4(
+            q, scales, bias, weight.dtype, minimums=minimums, out_dtype=out_dtype, is_invariant=self._is_invariant
+        )

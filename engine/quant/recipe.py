@@ -34,12 +34,13 @@ def recipes(choices: Choices = ANY, narrow: torch.dtype | None = None) -> Mappin
     `choices` restricts the kernels of a GPU's products. `narrow`: dtype with 16 bits that the embedding and dense
     layers of a float32 model keep.
     """
-    dense, fp8 = Dense(choices, narrow), Fp8(choices.is_invariant)
+    is_invariant = choices.is_invariant
+    dense, fp8, int8 = Dense(choices, narrow), Fp8(is_invariant), Int8(is_invariant)
     layers_and_head: dict[str, tuple[Scheme, Scheme]] = {
         "none": (dense, dense),
         "fp8": (fp8, dense),
-        "int8": (Int8(), Int8()),
-        "int4": (Int4(), Int8()),
+        "int8": (int8, int8),
+        "int4": (Int4(is_invariant), int8),
     }
     return {name: Recipe(layers, head, narrow=narrow) for name, (layers, head) in layers_and_head.items()}
 

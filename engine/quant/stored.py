@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from inferd.engine.arch.stored import Fp8Layout, IntLayout
 from inferd.engine.arch.weights import Part
 from inferd.engine.quant.fp8 import StoredFp8
-from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec, giving
+from inferd.engine.quant.scheme import Apply, Scheme, TensorSpec
 from inferd.kernels.join import join
 from inferd.kernels.linear_int4 import linear_int4
 from inferd.kernels.linear_int8 import linear_int8
@@ -36,18 +37,20 @@ def _scheme(part: Part, dtype: torch.dtype, plain: Scheme, is_invariant: bool) -
         case Fp8Layout(has_blocks, has_input_scale):
             return StoredFp8(dtype, has_blocks, has_input_scale, is_invariant)
         case IntLayout():
-            return StoredIntegers(dtype, part.layout, part.rows if part.layout.has_order else ())
+            return StoredIntegers(dtype, part.layout, part.rows if part.layout.has_order else (), is_invariant)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIntegers:
-    """Integers of a checkpoint as a kernel takes them. Activations are quantized to 8 bits in groups."""
+    """Integers of a checkpoint as a kernel takes them. On CPUs activations are quantized to 8 bits in groups."""
 
     dtype: torch.dtype
     """Dtype of activations and results."""
     layout: IntLayout
     modules: tuple[int, ...]
     """With an order of inputs: numbers of rows of the stored matrices, each of which may have its own order."""
+    is_invariant: bool = False
+    """Whether a row's bits depend on that row alone, on a GPU too."""
 
     @property
     def name(self) -> str:
@@ -91,21 +94,31 @@ class StoredIntegers:
             starts = _starts(self.modules)
             parts = [(slice(row, row + own), o) for row, own, o in zip(starts, self.modules, orders, strict=True)]
 
-        def bind(dtype: torch.dtype) -> Apply:
-            return joined([self._linear(dtype, rows, bias, own, tensors) for rows, own in parts])
-
-        return giving(out_dtype, self.dtype, bind)
+        return joined([self._linear(out_dtype, rows, bias, own, tensors) for rows, own in parts])
 
     def _linear(
-        self, dtype: torch.dtype, rows: slice, bias: Tensor | None, order: Tensor | None, tensors: dict[str, Tensor]
+        self,
+        out_dtype: torch.dtype | None,
+        rows: slice,
+        bias: Tensor | None,
+        order: Tensor | None,
+        tensors: dict[str, Tensor],
     ) -> Apply:
         own = {name: tensor[rows] for name, tensor in tensors.items()}
         q, scales, zeros, minimums = own["q"], own["scales"], own.get("zeros"), own.get("minimums")
         bias = None if bias is None else bias[rows]
-        if self.layout.bits == 8:
-            return linear_int8(q, scales, bias, dtype, zeros=zeros, minimums=minimums, order=order)
-        table = self.layout.table
-        return linear_int4(q, scales, bias, dtype, zeros=zeros, minimums=minimums, table=table, order=order)
+        linear = linear_int8 if self.layout.bits == 8 else partial(linear_int4, table=self.layout.table)
+        return linear(
+            q,
+            scales,
+            bias,
+            self.dtype,
+            zeros=zeros,
+            minimums=minimums,
+            order=order,
+            out_dtype=out_dtype,
+            is_invariant=self.is_invariant,
+        )
 
 
 def _is_sorted(order: Tensor) -> bool:

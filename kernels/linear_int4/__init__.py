@@ -1,5 +1,5 @@
 """y = x W^T + b with W in 4 bits, in groups of inputs of an output row that share a scale. Activations are quantized at
-each call, to 8 bits and in groups of 16 or 32.
+each call, to 8 bits and in groups of 16 or 32; on a GPU they stay as they are.
 
 `quantized.py` has the layouts (zero points, minimums, tables of values and orders of inputs) and the arithmetic. The
 arithmetic of symmetric groups of 32 is that of llama.cpp's q4_0 with q8_0, except for scales in bfloat16: no weight is
@@ -17,7 +17,7 @@ from torch import Tensor
 from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int4 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix, Table
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 GROUP_SIZE = reference.GROUP_SIZE
 """Inputs that share a scale and a minimum in what `quantize_int4` makes."""
@@ -35,6 +35,12 @@ LINEAR_INT4: Op[Key, Bind] = Op(
     "linear_int4",
     [
         Implementation("cpp", partial(int_product.bind, "linear_int4"), int_product.refuses),
+        Implementation(
+            "triton", Deferred(f"{__name__}.triton", "bind"), quantized.refuses_triton, varies=quantized.VARIES
+        ),
+        Implementation(
+            "triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), quantized.refuses_invariant
+        ),
         Implementation("reference", quantized.bind, always),
     ],
 )
@@ -66,9 +72,13 @@ def linear_int4(
     table: Table = "centred",
     order: Tensor | None = None,
     x_group_size: int | None = None,
+    out_dtype: torch.dtype | None = None,
+    is_invariant: bool = False,
 ) -> Apply:
-    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `out_dtype`: `dtype` by default, or
+    float32. `is_invariant`: a row's bits must depend on that row alone, on a GPU too. `Matrix` says what the tensors
     hold; q is [out, in] uint8 in 0..15. They are needed during this call only."""
     assert q.dtype == torch.uint8
     matrix = Matrix(q, scales, bias, zeros, minimums, order, table, x_group_size)
-    return LINEAR_INT4.resolve(matrix.key(dtype))(matrix)
+    key = matrix.key(dtype, is_invariant=is_invariant)
+    return LINEAR_INT4.resolve(key)(matrix, out_dtype or dtype)

@@ -1,5 +1,5 @@
 """y = x W^T + b with W in 8 bits, in groups of inputs of an output row that share a scale, or with one scale for a row.
-Activations are quantized to 8 bits at each call, in groups of 16 or 32 or by rows.
+Activations are quantized to 8 bits at each call, in groups of 16 or 32 or by rows; on a GPU they stay as they are.
 
 `quantized.py` has the layouts (zero points, minimums and orders of inputs) and the arithmetic.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from inferd.kernels import int_product, native, quantized
 from inferd.kernels.linear_int8 import cpu, reference
 from inferd.kernels.quantized import Apply, Bind, Key, Matrix
-from inferd.kernels.registry import Implementation, Op, always
+from inferd.kernels.registry import Deferred, Implementation, Op, always
 
 MAX_IN_SIZE = 65536
 """Most inputs of a layer: sums of so many products of 127 x 255 fit 32 bits."""
@@ -36,6 +36,12 @@ LINEAR_INT8: Op[Key, Bind] = Op(
     "linear_int8",
     [
         Implementation("cpp", partial(int_product.bind, "linear_int8"), int_product.refuses),
+        Implementation(
+            "triton", Deferred(f"{__name__}.triton", "bind"), quantized.refuses_triton, varies=quantized.VARIES
+        ),
+        Implementation(
+            "triton_invariant", Deferred(f"{__name__}.triton", "bind_invariant"), quantized.refuses_invariant
+        ),
         Implementation("reference", quantized.bind, always),
     ],
 )
@@ -63,10 +69,14 @@ def linear_int8(
     minimums: Tensor | None = None,
     order: Tensor | None = None,
     x_group_size: int | None = None,
+    out_dtype: torch.dtype | None = None,
+    is_invariant: bool = False,
 ) -> Apply:
-    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `dtype`. `Matrix` says what the tensors
+    """The layer as a function of x [T, in] in `dtype` that gives [T, out] in `out_dtype`: `dtype` by default, or
+    float32. `is_invariant`: a row's bits must depend on that row alone, on a GPU too. `Matrix` says what the tensors
     hold; q is [out, in] int8. They are needed during this call only."""
     assert q.dtype == torch.int8
     assert q.shape[1] <= MAX_IN_SIZE, f"{q.shape[1]} inputs; at most {MAX_IN_SIZE} can be summed in 32 bits"
     matrix = Matrix(q, scales, bias, zeros, minimums, order, x_group_size=x_group_size)
-    return LINEAR_INT8.resolve(matrix.key(dtype))(matrix)
+    key = matrix.key(dtype, is_invariant=is_invariant)
+    return LINEAR_INT8.resolve(key)(matrix, out_dtype or dtype)

@@ -128,7 +128,7 @@ def build(asked: PlanOptions, machine: Machine) -> PlanReport:
     """Compute the report. Raises `ModelError` if the model cannot be read, and `ConfigError` for a wrong option."""
     machine = machine.on(machine.best_device)
     overhead = _overhead(asked.overhead)
-    found = _read(asked, machine)
+    found = _read(asked)
     facts = found.facts
     precision, work = _precision(asked, facts), _workload(asked, facts, machine)
     plan = plan_sequences(facts.arch, precision, work, asked.batch)
@@ -150,7 +150,7 @@ class _Found:
     """The facts of a GGUF file without its blocks, if `facts` keep them."""
 
 
-def _read(asked: PlanOptions, machine: Machine) -> _Found:
+def _read(asked: PlanOptions) -> _Found:
     """Read the headers of the weights if they are on disk, otherwise config.json. A Hub model's is downloaded alone. Of
     a GGUF file of the Hub, the header is read."""
     found = None if asked.model == EMBEDDED_NAME else local_path(asked.model)
@@ -159,16 +159,16 @@ def _read(asked: PlanOptions, machine: Machine) -> _Found:
     repo_id, files = gguf_to_download(asked.model, asked.revision)
     if files:
         with without_weights(repo_id, files) as path:
-            return _of_headers(path, asked, machine)
+            return _of_headers(path, asked)
     path = locate(asked.model, asked.revision, files=CONFIG_FILES)
     is_hub = asked.model != EMBEDDED_NAME and found is None
     if not is_gguf(path) and (is_hub or not any(path.glob("*.safetensors*"))):
         return _Found(ModelFacts.of_config(path, read_config(path)))
-    return _of_headers(path, asked, machine)
+    return _of_headers(path, asked)
 
 
-def _of_headers(path: Path, asked: PlanOptions, machine: Machine) -> _Found:
-    checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto" and machine.device == "cpu")
+def _of_headers(path: Path, asked: PlanOptions) -> _Found:
+    checkpoint = Checkpoint.read(path, keeps_blocks=asked.quantization == "auto")
     by_dtype = Counter[str]()
     for info in checkpoint.tensors.values():
         by_dtype[info.dtype] += info.num_bytes

@@ -29,7 +29,6 @@ from inferd.engine.api.model import ModelFacts
 from inferd.engine.api.process import garbage
 from inferd.engine.api.process.logs import LogStyle
 from inferd.engine.api.process.supervisor import EarlyProcess
-from inferd.engine.api.served import keeps_blocks_on
 from inferd.engine.api.wire.messages import Phase
 from inferd.server.api.app import AppOptions, create_app
 from inferd.server.auth.keys_file import read_keys
@@ -97,7 +96,7 @@ def read_model(settings: Settings) -> StartupReport:
     if settings.keys_file is not None:
         read_keys(Path(settings.keys_file))
     machine = Machine.detect()
-    keeps_blocks = settings.quantization == "auto" and keeps_blocks_on(settings.device, machine)
+    keeps_blocks = settings.quantization == "auto"
     checkpoint = Checkpoint.read(locate(settings.model, settings.revision), keeps_blocks=keeps_blocks)
     facts = ModelFacts.of(checkpoint)
     asked = EngineConfig(

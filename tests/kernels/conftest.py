@@ -3,8 +3,9 @@ share.
 
 Tests that use `implementation` run three times: with the plain PyTorch references, with the Triton kernels in Triton's
 interpreter, and with the C++ kernels. The latter are those for this processor's best instruction set, or with `--long`
-for each that it has. `--device interpreter` runs only the interpreted ones, and tests of Triton kernels alone.
-`--device cuda` runs the same tests on a GPU: kernels are compiled there, and tensors are made there by default.
+for each that it has. A file with `HAS_TRITON = False` runs no Triton kernel. `--device interpreter` runs only the
+interpreted ones, and tests of Triton kernels alone. `--device cuda` runs the same tests on a GPU: kernels are compiled
+there, and tensors are made there by default.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ def seed() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "implementation" in metafunc.fixturenames:
+        has_triton = getattr(metafunc.module, "HAS_TRITON", True)
         if is_triton_alone(metafunc.config):
             name = COMPILED if is_on_gpu(metafunc.config) else TRITON
-            metafunc.parametrize("implementation", [name], indirect=True)
+            metafunc.parametrize("implementation", [name] if has_triton else [], indirect=True)
             return
         levels = native.runnable_levels()
         chosen = levels if metafunc.config.getoption("--long") else levels[:1]
         names = [REFERENCE, *dict.fromkeys(chosen)]
-        if importlib.util.find_spec("triton") is not None:
+        if has_triton and importlib.util.find_spec("triton") is not None:
             names.append(TRITON)
         metafunc.parametrize("implementation", names, indirect=True)
 

@@ -1,7 +1,7 @@
 """Repairs Triton's interpreter so that it computes as GPUs do.
 
 Triton 3.7 truncates float32 to bfloat16 and to 8 bits, but hardware rounds to nearest, ties to even. It also multiplies
-the bit patterns of bfloat16 matrices as integers. A kernel would be judged by errors that it does not make. torch
+and subtracts the bit patterns of bfloat16 as integers. A kernel would be judged by errors that it does not make. torch
 converts as the hardware does.
 
 Matrices are multiplied in float64. numpy's library orders sums by the number of rows, which tensor cores do not, and
@@ -37,6 +37,7 @@ def repair() -> None:
     interpreter._convert_float = _convert
     interpreter.InterpreterBuilder.create_dot = _multiply
     interpreter.InterpreterBuilder.create_fma = _multiply_and_add
+    interpreter.InterpreterBuilder.create_fsub = _subtract
     if interpreter.ReduceOps.generic_reduce is not _reduce:
         interpreter.ReduceOps.otherwise = interpreter.ReduceOps.generic_reduce
         interpreter.ReduceOps.generic_reduce = _reduce
@@ -56,6 +57,16 @@ def _reduce(self: Any, given: Any) -> Any:
     (numbers,) = given
     reduced = np.bitwise_xor.reduce(numbers.handle.data, axis=self.axis, keepdims=self.keep_dims)
     return [self.to_tensor(reduced, numbers.dtype)]
+
+
+def _subtract(_: object, x: Any, y: Any) -> Any:
+    import triton.language as tl  # noqa: PLC0415
+    from triton.runtime.interpreter import TensorHandle  # noqa: PLC0415
+
+    if x.dtype.scalar != tl.bfloat16:
+        return TensorHandle(x.data - y.data, x.dtype.scalar)
+    wide = [_convert(one.data, tl.bfloat16, tl.float32, None).view(np.float32) for one in (x, y)]
+    return TensorHandle(_convert(wide[0] - wide[1], tl.float32, tl.bfloat16, None), tl.bfloat16)
 
 
 def _multiply_and_add(_: object, x: Any, y: Any, z: Any) -> Any:

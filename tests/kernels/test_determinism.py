@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 pytest.importorskip("triton")
 
 NOT_CALLED = {
-    *("linear_16bit", "linear_int8", "quantize_int8", "linear_int4", "quantize_int4"),  # run on a CPU only
+    "linear_16bit",  # runs on a CPU only
     *("norm_linear", "linear_residual", "gate_up_act"),  # belong to layers that are bound for few rows
 }
 """Ops that a deterministic GPU never calls; `test_decoder_kernels` counts the calls of the last three."""
@@ -63,6 +63,7 @@ def test_every_op_runs_in_what_does_not_vary() -> None:
         "triton_invariant", "triton",
     }  # fmt: skip
     assert choose("linear_fp8", has_groups=True).chosen == "triton"
+    assert {choose(f"linear_int{bits}").chosen for bits in (4, 8)} == {"triton_invariant"}
     refuse_varying(found.values())
 
 
@@ -72,6 +73,7 @@ def test_every_op_runs_in_what_does_not_vary() -> None:
         ("linear", {"is_invariant": False}, "linear runs in triton_few_rows, where more rows have other kernels"),
         ("linear", {"is_invariant": False, "dtype": torch.float32}, "linear runs in torch, where its library chooses"),
         ("linear_fp8", {"is_invariant": False}, "linear_fp8 runs in scaled_mm, where its library chooses"),
+        ("linear_int4", {"is_invariant": False}, "linear_int4 runs in triton, where many rows are"),
         (
             "paged_attention", {"dtype": torch.float32, "kv_dtype": torch.float32},
             "paged_attention runs in reference, where rows of one length are multiplied together "

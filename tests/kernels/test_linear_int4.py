@@ -15,6 +15,8 @@ from inferd.kernels.linear_int4 import GROUP_SIZE, LINEAR_INT4, linear_int4
 from inferd.kernels.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
+HAS_TRITON = False
+"""Triton keeps activations as they are: see `test_linear_integers_triton`."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 32), (16, 32), (77, 96), (200, 1024), (64, 4096)]

@@ -15,6 +15,8 @@ from inferd.kernels.linear_int8 import LINEAR_INT8, linear_int8
 from inferd.kernels.quantized import Key, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
+HAS_TRITON = False
+"""Triton keeps activations as they are: see `test_linear_integers_triton`."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (33, 7), (32, 64), (77, 100), (200, 1030), (64, 4096)]

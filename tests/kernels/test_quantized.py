@@ -16,6 +16,8 @@ from inferd.kernels.linear_int8 import linear_int8
 from inferd.kernels.quantized import GROUP_SIZES, SCALE_DTYPES, Apply, Matrix
 
 pytestmark = pytest.mark.usefixtures("implementation")
+HAS_TRITON = False
+"""Triton keeps activations as they are: see `test_linear_integers_triton`."""
 
 IN_SIZE, OUT_SIZE = 384, 77
 LAYOUTS = ("symmetric", "zeros", "minimums", "e2m1", "iq4nl", "order")

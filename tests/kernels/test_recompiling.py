@@ -42,6 +42,8 @@ CASES = (
     (Case("qwen3, deterministic", "qwen3", SMALL), "none", "triton_invariant"),
     (Case("gemma2, its block tables two of an odd width", "gemma2", SMALL | {"sliding_window": 20}), "none", "torch"),
     (Case("llama, in fp8", "llama", SMALL), "fp8", "torch"),
+    (Case("llama, in int8", "llama", SMALL), "int8", "torch"),
+    (Case("llama, in int4", "llama", SMALL | {"intermediate_size": 64}), "int4", "torch"),
 )
 """(case, quantization of its weights, implementation of its products)."""
 CUT = SamplingParams(max_tokens=9, seed=1, temperature=0.8, top_k=5, top_p=0.9, min_p=0.01)

@@ -43,6 +43,11 @@ CASES = (
     Case("linear", "linear_few_rows", {"dtype": "x", "out_dtype": "out"}, "triton_few_rows"),
     Case("linear", "linear_invariant", {"dtype": "x", "out_dtype": "out"}, "triton_invariant"),
     rows("linear_fp8", "out"),
+    *(
+        Case(op, op, {"dtype": "x"}, implementation)
+        for op in ("linear_int8", "linear_int4")
+        for implementation in ("triton", "triton_invariant")
+    ),
     rows("norm_linear"),
     rows("linear_residual"),
     Case("gate_up_act", "gate_up", {"dtype": "x"}),
