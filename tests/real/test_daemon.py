@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from benchmarks.quality.measure import NUM_ANSWER_TOKENS
+from inferd.engine.api.checkpoint import documents_of
 from inferd.engine.api.machine.cpu import Machine
 from inferd.server.commands.plan import PlanOptions, PlanRow, build
 from inferd.server.config.settings import Settings
@@ -131,6 +132,15 @@ def test_blocks_are_kept_unless_another_format_is_asked_for(
     assert Settings().quantization == PlanOptions(model=str(gguf)).quantization == "auto"
     config = read_model(Settings(model=str(gguf), quantization=asked, device="cpu")).config
     assert (config.keeps_blocks, config.quantization) == (asked == "auto", quantization)
+
+
+def test_sampling_is_that_of_the_model_card_unless_a_request_says_otherwise(gguf: Path) -> None:
+    read = documents_of(gguf)
+    assert {"temperature": 0.2, "top_p": 0.9}.items() <= (read("generation_config.json") or {}).items()
+    assert read("special_tokens_map.json") is None
+    model = ServedModel.load(gguf, ("smollm2",), max_model_len=8192, vocab_size=49152)
+    assert (model.defaults.temperature, model.defaults.top_p) == (0.2, 0.9)
+    assert model.eos_token_ids
 
 
 def test_plan_shows_the_blocks_beside_what_they_can_be_dequantized_to(gguf: Path) -> None:
