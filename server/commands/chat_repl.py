@@ -146,15 +146,20 @@ def _with_model(options: ChatOptions, client: httpx.Client) -> ChatOptions:
         raise ChatError(f"{options.base_url}/v1/models lists no model; give --model, or another --base-url") from error
 
 
+_ENDS = ("/quit", "/exit")
+
+
 def _talk(conversation: ChatSession) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        hints = "/reset starts a new conversation, Ctrl-C stops an answer, Ctrl-D ends"
+        hints = "/reset starts a new conversation, Ctrl-C stops an answer, Ctrl-D or /quit ends"
         print(f"Chatting with {conversation.options.model}: {hints}", file=sys.stderr)
     while True:
         try:
             question = input("> " if is_terminal else "").strip()
         except (EOFError, KeyboardInterrupt):
+            return 0
+        if question in _ENDS:
             return 0
         if question == "/reset":
             conversation.reset()

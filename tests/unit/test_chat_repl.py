@@ -93,7 +93,7 @@ def test_one_question(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_conversation_is_remembered_until_reset(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nrefuse\nbreak\ntwo\n/reset\nthree\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nrefuse\nbreak\ntwo\n/reset\nthree\n/quit\nfour\n"))
     assert run_chat(ChatOptions(base_url=url, model="m2"), None) == 0
     output = capsys.readouterr()
     assert output.out == "Hello\nHel\nHello\nHello\n"
