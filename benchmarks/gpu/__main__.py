@@ -1,17 +1,17 @@
-"""Measure inferd on one CUDA GPU: `make gpu PART=checks`, or everything; `make gpu DRY=1` without a GPU.
+"""Measure inferd on one CUDA GPU: `make gpu`, or `make gpu PART=checks`; `make gpu DRY=1` without a GPU.
 
-    python -m benchmarks.gpu --part checks|kernels|engine|peers [--row REGEX] [--again] [--out DIR]
+    python -m benchmarks.gpu [--part headline|profile|peers|checks|kernels|engine] [--row REGEX] [--again] [--out DIR]
 
-A row is one named measurement or check in a process of its own with a time limit. Its result is appended to
-results.jsonl of --out as soon as it ends; a second call runs the rows without a result. After each part tables.md and
-results.json are written from all results. A point whose check failed has no speed. If a row lacks a dependency other
-than torch, Triton and msgspec, it is skipped and the dependency is its reason.
+A row is one named measurement or check in a process of its own with a time limit. Each point is appended to
+results.jsonl of --out within about a second. A second call runs the rows that are not yet right and those whose source
+has changed; it finds earlier results in build/gpu too, so that --out may be a new folder. tables.md is written from all
+results after each part. A point whose check failed has no speed. If a row lacks a dependency other than torch, Triton
+and msgspec, it is skipped and the dependency is its reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.gpu import dry, report
-from benchmarks.gpu.catalogue import PARTS, rows
-from benchmarks.gpu.runner import Options, Result, Results, Row, run_rows
+from benchmarks.gpu.catalogue import PARTS, USUAL, rows
+from benchmarks.gpu.runner import WORK_DIR, Options, Results, Row, run_rows
 from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 _PROBE = """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_rehearsal=asked.rehearse,
         device="cpu" if asked.rehearse else "cuda",
         is_again=asked.again,
-        budget_s=asked.budget_s,
+        until_s=time.monotonic() + asked.budget_s,
         jobs=asked.jobs,
     )
     if asked.dry:
@@ -55,20 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device is None:
         _say("torch finds no GPU: --dry proves what can be proven without, --rehearse runs rows small on the CPU")
         return 2
-    out = asked.out or _default_out(device, is_rehearsal=asked.rehearse)
-    results = Results(out / "results.jsonl")
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    out = asked.out or _default_out(slug, is_rehearsal=asked.rehearse)
+    results = Results(out / "results.jsonl", WORK_DIR / slug / "results.jsonl")
     bad = 0
     for part in asked.part:
         started_s = time.monotonic()
         done, left = run_rows(list(filter(is_asked, rows(part))), results, options, _say)
         bad += sum(result.status not in ("ok", "skipped") for result in done)
         all_results = list(results.read().values())
-        write(all_results, f"inferd on {device}", out, is_measured=not asked.rehearse)
+        measured = not asked.rehearse
+        (out / "tables.md").write_text(report.render(all_results, f"inferd on {device}", is_measured=measured))
         here = [result for result in all_results if result.key.startswith(f"{part}/")]
-        print(report.render(here, f"{part} on {device}", is_measured=not asked.rehearse))
+        print(report.render(here, f"{part} on {device}", is_measured=measured))
         over = f", {len(left)} left for the next call" if left else ""
         _say(f"{part}: {len(done)} rows in {time.monotonic() - started_s:.0f} s{over}")
-    _say(f"{out}: results.jsonl, results.json, tables.md")
+    _say(f"{out}: results.jsonl, tables.md")
     return int(bad > 0)
 
 
@@ -81,16 +83,10 @@ def device_name() -> str | None:
     return names[0] if names else None
 
 
-def write(results: Sequence[Result], title: str, out: Path, *, is_measured: bool) -> None:
-    (out / "tables.md").write_text(report.render(results, title, is_measured=is_measured))
-    (out / "results.json").write_text(json.dumps(report.as_json(results, title), indent=1) + "\n")
-
-
-def _default_out(device: str, *, is_rehearsal: bool) -> Path:
+def _default_out(slug: str, *, is_rehearsal: bool) -> Path:
     if is_rehearsal:
-        return ROOT / "build" / "gpu" / "rehearsal"
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return ROOT / "benchmarks" / "results" / "gpu" / f"{name}-{datetime.now(UTC):%Y-%m-%d}"
+        return WORK_DIR / slug
+    return ROOT / "benchmarks" / "results" / "gpu" / f"{slug}-{datetime.now(UTC):%Y-%m-%d}"
 
 
 def _say(line: str) -> None:
@@ -102,12 +98,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--part", type=_parts, default=list(PARTS), metavar="PART", help=f"comma list of {', '.join(PARTS)}"
+        "--part",
+        type=_parts,
+        default=list(USUAL),
+        metavar="PART",
+        help=f"comma list of {', '.join(PARTS)}; {', '.join(USUAL)} if not given",
     )
     parser.add_argument("--row", default="", metavar="REGEX", help="run only rows whose part/name matches")
     parser.add_argument("--again", action="store_true", help="run rows that have a result again")
     parser.add_argument("--out", type=Path, metavar="DIR")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="no row of a part starts after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="no row starts after so many seconds")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="checks that run side by side")
     parser.add_argument("--dry", action="store_true", help="run the checks that need no GPU")
     parser.add_argument("--rehearse", action="store_true", help="every row small on the CPU: shows that it runs")

@@ -110,10 +110,16 @@ def phase(rows: Sequence[tuple[int, int]], group: int, kv: str = "bf16") -> Phas
     return Phase(kv_bytes + queries * 2, 4.0 * pairs * heads * HEAD_DIM)
 
 
-def decode(bench: Bench, contexts: Sequence[int], kv: str = "bf16") -> None:
+def decode(
+    bench: Bench,
+    contexts: Sequence[int],
+    kv: str = "bf16",
+    batches: Sequence[int] = BATCHES,
+    groups: Sequence[int] = (4, 8),
+) -> None:
     """One token for each row, whose KV exceeds any cache."""
-    batches = bench.pick(BATCHES, (1, 3))
-    for context, batch, group in itertools.product(bench.pick(contexts, (100,)), batches, bench.pick((4, 8), (4,))):
+    contexts, batches, groups = bench.pick((contexts, batches, groups), ((100,), (1, 3), (4,)))
+    for context, batch, group in itertools.product(contexts, batches, groups):
         rows = [(context - 1, 1)] * batch
         labels = {"KV": kv, "context": str(context), "batch": str(batch), "group": str(group)}
         case = Case(table="decode attention", labels=labels, phases=(phase(rows, group, kv),))

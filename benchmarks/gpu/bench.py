@@ -40,6 +40,10 @@ class Bench:
         self.is_rehearsal, self.is_listing = is_rehearsal, is_listing
         self._emit = emit
 
+    def emit(self, case: Case, trial: Trial) -> None:
+        """Record what was found without `measure`."""
+        self._emit(Point(case, trial))
+
     def pick(self, full: T, tiny: T) -> T:
         """The size for this run: `full`, or `tiny` for a rehearsal."""
         return tiny if self.is_rehearsal else full
@@ -47,13 +51,13 @@ class Bench:
     def measure(self, case: Case, run: Callable[[], Trial]) -> None:
         """Run a case and emit its point. If it does not fit the device, the point says so."""
         if self.is_listing:
-            self._emit(Point(case, Trial()))
+            self.emit(case, Trial())
             return
         try:
             trial = run()
         except torch.OutOfMemoryError:
             trial = Trial(note="does not fit the memory")
-        self._emit(Point(case, trial))
+        self.emit(case, trial)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

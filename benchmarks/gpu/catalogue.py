@@ -1,4 +1,5 @@
-"""Every row by part, in running order: the most decisive rows come first. Imports no torch."""
+"""Every row by part, in running order: the most decisive rows come first. Checks that "headline" has are not repeated
+in "checks". Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from typing import Any
 from benchmarks.gpu.runner import Row
 from benchmarks.gpu.tree import ROOT
 
-PARTS = ("checks", "kernels", "engine", "peers")
+PARTS = ("headline", "profile", "peers", "checks", "kernels", "engine")
+USUAL = PARTS[:4]
+"""The parts that `make gpu` runs by default: those that decide most, in 25 minutes at most."""
 KERNELS, TESTS = ROOT / "kernels", ROOT / "tests" / "kernels"
 
 
 def rows(part: str) -> Iterator[Row]:
     """The rows of one of `PARTS`."""
     yield Row(part, "machine", "machine:describe_device", timeout_s=60)
-    yield from {"checks": _checks, "kernels": _kernels, "engine": _engine, "peers": _peers}[part]()
+    named = {"headline": _headline, "profile": _profile, "peers": _peers}
+    yield from (named | {"checks": _checks, "kernels": _kernels, "engine": _engine})[part]()
 
 
 def kernel_folders() -> list[str]:
@@ -36,16 +40,45 @@ def kernel_tests() -> list[str]:
     return found
 
 
+def _headline() -> Iterator[Row]:
+    """In 8 minutes: is it right, and how near is it to the goals?"""
+
+    def row(name: str, target: str, timeout_s: float = 120, **arguments: Any) -> Row:
+        return Row("headline", name, target, arguments, timeout_s)
+
+    yield row("rates", "machine:rates", 60)
+    yield row("precompile", "machine:precompile", 180)
+    yield row("numeric", "numeric:numerics")
+    yield row("graphs", "checks:graphs")
+    yield row("greedy llama", "checks:greedy_ids", family="llama")
+    few = (1, 32, 256)
+    yield row("decode 8b bf16", "engine:decode", 180, model="8b", precision="bf16", batches=few)
+    yield row("prefill 8b bf16", "engine:prefill", model="8b", precision="bf16", lengths=(2048, 32_768))
+    yield row("decode 0.6b bf16", "engine:decode", model="0.6b", precision="bf16", batches=few)
+    yield row("attention of one", "attention:decode", contexts=(1024, 32_768), batches=(1,), groups=(4,))
+    yield row("attention of 256", "attention:decode", contexts=(1024,), batches=(256,), groups=(4,))
+    yield row("linears of one row", "linears:products", model="8b", precision="bf16", rows=(1,))
+    yield row("empty kernels", "machine:empty_kernels", 60)
+
+
+def _profile() -> Iterator[Row]:
+    """The kernels of a step, their launches, and the gaps between them."""
+
+    def row(name: str, target: str, timeout_s: float = 120, **arguments: Any) -> Row:
+        return Row("profile", name, target, arguments, timeout_s)
+
+    yield row("decode 8b", "profile:decode", 150, model="8b", batches=(1, 256))
+    yield row("prefill 8b", "profile:prefill", model="8b", length=2048)
+    yield row("counters", "profile:counters", 180)
+
+
 def _checks() -> Iterator[Row]:
     def check(name: str, target: str, timeout_s: float = 180, **arguments: Any) -> Row:
         return Row("checks", name, target, arguments, timeout_s, is_timed=False)
 
-    yield check("numeric", "numeric:numerics")
     for file in kernel_tests():
         yield check(f"tests {file.removeprefix('test_').removesuffix('.py')}", "checks:kernel_tests", 300, file=file)
-    for family in ("llama", "qwen3"):
-        yield check(f"greedy {family}", "checks:greedy_ids", family=family)
-    yield check("graphs", "checks:graphs")
+    yield check("greedy qwen3", "checks:greedy_ids", family="qwen3")
     yield check("overlap", "checks:overlap")
     for precision in ("bf16", "fp8", "int4"):
         yield check(f"invariance decoder {precision}", "invariance:decoder", precision=precision)
@@ -76,12 +109,12 @@ def _kernels() -> Iterator[Row]:
             yield row(f"gemm {model} {precision}", "linears:products", 150, model=model, precision=precision, rows=many)
     yield row("small kernels", "small:small")
     yield row("top-k and top-p", "sampling:cuts")
-    yield row("empty kernels", "machine:empty_kernels", 60)
 
 
 def _engine() -> Iterator[Row]:
     def row(name: str, target: str, timeout_s: float = 150, **arguments: Any) -> Row:
-        return Row("engine", name, target, arguments, timeout_s)
+        folders = ("engine", "kernels", "server") if target.startswith("serving") else ()
+        return Row("engine", name, target, arguments, timeout_s, folders=folders)
 
     yield row("rates", "machine:rates", 60)
     yield row("decode 8b bf16", "engine:decode", model="8b", precision="bf16")

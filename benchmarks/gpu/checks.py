@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.bench import Bench, distance
 from benchmarks.gpu.models import BLOCK_SIZE, MODELS, Engine, greedy, open_device, random_decoder, random_ids, run
 from benchmarks.gpu.pages import Pages
-from benchmarks.gpu.points import Case, Trial
+from benchmarks.gpu.points import KERNEL_TESTS, Case, Trial
 from benchmarks.gpu.tree import ROOT
 from inferd.engine.api.checkpoint import Checkpoint
 from inferd.engine.api.wire.params import SamplingParams
@@ -34,46 +34,49 @@ EQUAL = 0.0
 # -- tests -------------------------------------------------------------------------------------------------------------
 
 
-class _Tally:
-    """Counts tests as pytest reports them."""
+class _Reporter:
+    """Emits a point for each test as soon as it ends, so that a file which is stopped keeps what it has shown."""
 
-    def __init__(self) -> None:
-        self.counts = {"passed": 0, "failed": 0, "skipped": 0}
-        self.first_failure = ""
+    def __init__(self, bench: Bench, file: str) -> None:
+        self._bench, self._file = bench, file
+        self.num_failed = 0
+
+    def emit(self, test: str, trial: Trial) -> None:
+        self._bench.emit(Case(table=KERNEL_TESTS, labels={"tests": self._file, "test": test}), trial)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or report.outcome != "passed":
-            self.counts[report.outcome] += 1
-        if report.failed and not self.first_failure:
-            self.first_failure = f"{report.nodeid}: {report.longreprtext.strip().splitlines()[-1]}"
+        test = report.nodeid.partition("::")[2]
+        if report.failed:
+            self.num_failed += 1
+            why = f"{report.when}: {report.longreprtext.strip().splitlines()[-1]}"
+            self.emit(test, Trial(error=math.inf, tolerance=EQUAL, note=why))
+        elif report.skipped:
+            self.emit(test, Trial(note="skipped"))
+        elif report.when == "call":
+            self.emit(test, Trial(error=0.0, tolerance=EQUAL))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.counts["failed"] += 1
-            self.first_failure = self.first_failure or str(report.longrepr).strip().splitlines()[-1]
+            self.num_failed += 1
+            self.emit("collection", Trial(error=math.inf, tolerance=EQUAL, note=str(report.longrepr).splitlines()[-1]))
 
 
 def kernel_tests(bench: Bench, file: str, is_long: bool = False) -> None:
     """Run the Triton tests of tests/kernels/<file> on the device; without a GPU in the interpreter."""
     path = ROOT / "tests" / "kernels" / file
-
-    def trial() -> Trial:
-        if not path.exists():
-            return Trial(error=math.inf, tolerance=EQUAL, note=f"there is no {file}")
-        tally = _Tally()
-        options = ["--device", "cuda" if bench.device.type == "cuda" else "interpreter"]
-        # Without the project's options, because a machine may lack the plugins that these need.
-        bare = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--rootdir", str(ROOT)]
-        with torch.inference_mode(False):
-            code = pytest.main([*bare, *options, *(["--long"] * is_long), str(path)], plugins=[tally])
-        counts = tally.counts
-        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-            return Trial(note="no test of it runs here")
-        failed = float(counts["failed"]) or float(code != 0)
-        note = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        return Trial(error=failed, tolerance=EQUAL, note=f"{note}{': ' * bool(failed)}{tally.first_failure}")
-
-    bench.measure(Case(table="kernel tests", labels={"tests": file}), trial)
+    reporter = _Reporter(bench, file)
+    if not path.exists():
+        reporter.emit("", Trial(error=math.inf, tolerance=EQUAL, note=f"there is no {file}"))
+        return
+    options = ["--device", "cuda" if bench.device.type == "cuda" else "interpreter"]
+    # Without the project's options, because a machine may lack the plugins that these need.
+    bare = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--rootdir", str(ROOT)]
+    with torch.inference_mode(False):
+        code = pytest.main([*bare, *options, *(["--long"] * is_long), str(path)], plugins=[reporter])
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        reporter.emit("", Trial(note="no test of it runs here"))
+    elif code != pytest.ExitCode.OK and not reporter.num_failed:
+        reporter.emit("", Trial(error=math.inf, tolerance=EQUAL, note=f"pytest ended with {code!r}"))
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A row's process: calls the row's function and writes each point to a file at once."""
+"""A row's process: calls the row's function and writes each point to a file at once, then the files that it ran."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu.bench import Bench, CannotRunError
 from benchmarks.gpu.points import Point
 from benchmarks.gpu.runner import SKIPPED
+from benchmarks.gpu.tree import ROOT, SOURCES
 
 _OURS = ("inferd", "benchmarks", "tests")
 
@@ -54,7 +55,20 @@ def main() -> int:
                 raise
             write({"skipped": f"{error.name} is not installed"})
             return SKIPPED
+        write({"files": imported_files()})
     return 0
+
+
+def imported_files() -> list[str]:
+    """Files of the checkout that this process has imported, relative to it, in order."""
+    names = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = {Path(name).resolve() for name in names if name}
+    return sorted(str(path.relative_to(ROOT)) for path in paths if path.is_relative_to(ROOT) and _is_source(path))
+
+
+def _is_source(path: Path) -> bool:
+    """Whether it is ours: installed packages may lie within the checkout as well."""
+    return path.relative_to(ROOT).parts[0] in SOURCES
 
 
 def run(bench: Bench, target: str, arguments: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ It measures no speed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from benchmarks.gpu.tree import ROOT, environment, make_tree
 DRY_FILE = ROOT / "build" / "gpu-dry.json"
 TABLE = ROOT / "benchmarks" / "results" / "compiled.json"
 """The committed table of an earlier compilation."""
+_REHEARSED = ("headline", "profile", "checks")
+_LISTED = tuple(part for part in PARTS if part not in ("profile", "checks"))
+"""Parts whose points are known beforehand."""
 _COMPILE_TIMEOUT_S = 1800.0
 """Two cores take a minute and a half without a cache, ten seconds with one (AMD EPYC Zen 4, 2026-11-21)."""
 _NUMERIC_TIMEOUT_S = 300.0
@@ -104,10 +108,12 @@ def run(options: Options, say: Callable[[str], None], only: Callable[[Row], bool
 def _checks(
     options: Options, results_file: Path, say: Callable[[str], None], only: Callable[[Row], bool]
 ) -> list[Result]:
-    """The rows of the checks, small and on the processor, without results of earlier runs."""
+    """The rows of `_REHEARSED`, small and on the processor, without results of earlier runs."""
     results_file.unlink(missing_ok=True)
-    on_processor = replace(options, device="cpu", is_rehearsal=True, budget_s=3600.0)
-    return run_rows(list(filter(only, rows("checks"))), Results(results_file), on_processor, say)[0]
+    on_processor = replace(options, device="cpu", is_rehearsal=True, until_s=math.inf)
+    # Nothing is timed, so rows need not run alone.
+    asked = [replace(row, is_timed=False) for part in _REHEARSED for row in rows(part) if only(row)]
+    return run_rows(asked, Results(results_file), on_processor, say)[0]
 
 
 def _wrong(forms: Sequence[DryRow], checks: Sequence[Result]) -> Iterator[str]:
@@ -164,6 +170,6 @@ def _rows_of(path: Path) -> list[dict[str, Any]]:
 def _listed(into: Path) -> dict[str, list[Result]]:
     """By part, every point of its rows, without measurements."""
     into.unlink(missing_ok=True)
-    _python("benchmarks.gpu.listing", str(into), *PARTS[1:], timeout_s=_NUMERIC_TIMEOUT_S)
+    _python("benchmarks.gpu.listing", str(into), *_LISTED, timeout_s=_NUMERIC_TIMEOUT_S)
     results = Results(into).read().values()
-    return {part: [result for result in results if result.key.startswith(f"{part}/")] for part in PARTS[1:]}
+    return {part: [result for result in results if result.key.startswith(f"{part}/")] for part in _LISTED}

@@ -6,7 +6,8 @@ Time is the host's over consecutive steps, so it includes scheduling that does n
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 from benchmarks.gpu import floors
@@ -14,6 +15,7 @@ from benchmarks.gpu.attention import KV_DTYPES
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import MODELS, Engine, greedy, new_ids, random_decoder, random_ids, run
 from benchmarks.gpu.points import Case, Phase, Trial
+from inferd.engine.core.loop import EngineCore
 from inferd.engine.models.decoder import Decoder
 from inferd.kernels.linear import Choices
 
@@ -22,7 +24,7 @@ CONTEXT = 1024
 _WARM_STEPS, _TIMED_STEPS = 16, 64
 
 
-class _Loaded:
+class Loaded:
     """One model in one precision, loaded when a case first needs it."""
 
     def __init__(
@@ -61,7 +63,7 @@ def decode(
     is_deterministic: bool = False,
 ) -> None:
     """Tokens a second while `batch` requests decode at a context of 1,024, without prompts between them."""
-    loaded = _Loaded(bench, model, precision, kv=kv, is_deterministic=is_deterministic)
+    loaded = Loaded(bench, model, precision, kv=kv, is_deterministic=is_deterministic)
     context, steps = bench.pick(CONTEXT, 40), bench.pick(_WARM_STEPS + _TIMED_STEPS, 8)
     batches = bench.pick(batches, (1, 3))
     made: list[Engine] = []
@@ -77,16 +79,26 @@ def decode(
         bench.measure(case, trial)
 
 
-def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps: int) -> Trial:
-    if engine.num_seqs < batch:
-        return Trial(note=f"the memory holds {engine.num_seqs} sequences")
+@contextmanager
+def decoding(engine: Engine, batch: int, prompt_len: int, max_tokens: int) -> Iterator[EngineCore]:
+    """A core in which `batch` requests have their first token and go on."""
     with engine.core() as core:
         for index in range(batch):
             ids = random_ids(prompt_len, engine.vocab_size, 1000 * batch + index)
-            core.submit(greedy(str(index), ids, 2 * steps), 0.0)
+            core.submit(greedy(str(index), ids, max_tokens), 0.0)
         started: set[str] = set()
         while len(started) < batch:
             started.update(name for name, ids in new_ids(core.step(0.0)) if ids)
+        yield core
+        core.abort([str(index) for index in range(batch)])
+        while core.has_work:
+            core.step(0.0)
+
+
+def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps: int) -> Trial:
+    if engine.num_seqs < batch:
+        return Trial(note=f"the memory holds {engine.num_seqs} sequences")
+    with decoding(engine, batch, prompt_len, 2 * steps) as core:
         for _ in range(steps - timed_steps):
             core.step(0.0)
         taken_s, num_tokens = [], 0
@@ -96,9 +108,6 @@ def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps
             now_s = time.perf_counter()
             taken_s.append(now_s - last_s)
             last_s = now_s
-        core.abort([str(index) for index in range(batch)])
-        while core.has_work:
-            core.step(0.0)
     error = abs(num_tokens / (batch * timed_steps) - 1)
     figures = {"slowest step ms": max(taken_s) * 1e3}
     return Trial(seconds=sum(taken_s) / timed_steps, error=error, tolerance=0.0, figures=figures)
@@ -106,7 +115,7 @@ def _decode(engine: Engine, batch: int, prompt_len: int, steps: int, timed_steps
 
 def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int], is_deterministic: bool = False) -> None:
     """Tokens a second of prompts, each followed by one drawn token."""
-    loaded = _Loaded(bench, model, precision, is_deterministic=is_deterministic)
+    loaded = Loaded(bench, model, precision, is_deterministic=is_deterministic)
     for length in bench.pick(lengths, (64,)):
         prompts = max(3, bench.pick(32_768, 0) // length)
         phases = floors.prefill_phases(loaded.shape, precision, prompts, length)
@@ -128,7 +137,7 @@ def prefill(bench: Bench, model: str, precision: str, lengths: Sequence[int], is
 
 def offline(bench: Bench, model: str, precision: str) -> None:
     """All requests at once, 1,024 tokens in and 1,024 out: output tokens a second from the first token to the last."""
-    loaded = _Loaded(bench, model, precision)
+    loaded = Loaded(bench, model, precision)
     length, requests = bench.pick(1024, 24), bench.pick(512, 4)
     num_seqs = bench.pick(256, 2)
     phases = floors.load_phases(loaded.shape, precision, num_seqs, requests, length, length)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 import triton
@@ -43,6 +50,30 @@ def _description(bench: Bench) -> str:
         f"{found.name}, {found.total_memory / 2**30:.0f} GiB, {found.multi_processor_count} SMs, "
         f"compute capability {capability}, CUDA {torch.version.cuda}, {versions}"
     )
+
+
+def precompile(bench: Bench) -> None:
+    """Compile every form of every kernel for this device, in a process for each core, so that later rows find them in
+    Triton's cache. It fails if a form spills or lacks the instructions that it should have."""
+    bench.measure(Case(table="compilation", labels={"what": "every form of every kernel"}), lambda: _compile(bench))
+
+
+def _compile(bench: Bench) -> Trial:
+    if bench.device.type != "cuda":
+        return Trial(note="compiled without a GPU by the dry run")
+    major, minor = torch.cuda.get_device_capability(bench.device)
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "compiled.json"
+        asked = ["--sm", str(10 * major + minor), "--jobs", str(os.cpu_count() or 1), "--write", str(table)]
+        command = [sys.executable, "-P", "-m", "inferd.kernels.aot", *asked]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        forms = json.loads(table.read_text())["rows"] if table.exists() else []
+    seconds = time.monotonic() - started_s
+    faulty = sum(bool(form["faults"]) for form in forms)
+    if not forms:
+        return Trial(error=float("inf"), tolerance=0.0, note=done.stdout[-500:])
+    return Trial(seconds=seconds, error=float(faulty), tolerance=0.0, note=f"{len(forms)} forms, {faulty} with faults")
 
 
 def _rate(bench: Bench, what: str, unit: str, run: Callable[[], tuple[float, float]]) -> None:

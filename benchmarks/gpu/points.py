@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+KERNEL_TESTS = "kernel tests"
+"""The table whose points are tests, labelled by file ("tests") and name ("test")."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from benchmarks import tables
-from benchmarks.gpu.points import Point, Rates
+from benchmarks.gpu.points import KERNEL_TESTS, Point, Rates
 from benchmarks.gpu.runner import Result
 
 NOT_MEASURED = "not measured"
@@ -43,7 +42,8 @@ def render(results: Sequence[Result], title: str, *, is_measured: bool = True) -
     points = [point for result in results for point in result.points]
     for name in dict.fromkeys(point.case.table for point in points):
         chosen = [point for point in points if point.case.table == name]
-        parts.append(f"## {name}\n\n{_table(chosen, rates, is_measured)}")
+        table = _tests(chosen) if name == KERNEL_TESTS else _table(chosen, rates, is_measured)
+        parts.append(f"## {name}\n\n{table}")
     parts.append(f"## Rows\n\n{_states(results)}")
     return "\n\n".join(parts) + "\n"
 
@@ -54,6 +54,18 @@ def _states(results: Sequence[Result]) -> str:
         reason = " ".join(result.reason.split()).replace("|", "/")
         rows.append([result.key, result.status, f"{result.took_s:.0f}", reason[-200:]])
     return tables.markdown(["row", "state", "s", "why"], rows)
+
+
+def _tests(points: Sequence[Point]) -> str:
+    """A line a file, and a line for each test of it that failed."""
+    rows: list[list[tables.Cell]] = []
+    for file in dict.fromkeys(point.case.labels["tests"] for point in points):
+        tests = [point for point in points if point.case.labels["tests"] == file]
+        failed = [point for point in tests if point.trial.is_wrong]
+        passed = sum(point.trial.error is not None for point in tests) - len(failed)
+        rows.append([file, passed, len(failed), len(tests) - passed - len(failed), ""])
+        rows += [["", "", "", "", f"{p.case.labels['test']}: {p.trial.note.replace('|', '/')[:200]}"] for p in failed]
+    return tables.markdown(["tests", "passed", "failed", "skipped", "why"], rows)
 
 
 def _table(points: Sequence[Point], rates: Rates | None, is_measured: bool) -> str:
@@ -115,9 +127,3 @@ def _figure(name: str, value: float | None) -> tables.Cell:
 
 def _error(error: float | None) -> tables.Cell:
     return None if error is None else f"{error:.1e}"
-
-
-def as_json(results: Sequence[Result], title: str) -> dict[str, Any]:
-    rates = rates_of(results)
-    rates_json = None if rates is None else {"copy_bytes": rates.copy_bytes, "flops": dict(rates.flops)}
-    return {"title": title, "rates": rates_json, "rows": [result.as_json() for result in results]}

@@ -1,13 +1,16 @@
-"""Runs rows, each in a process of its own with a time limit, and stores each result as soon as the row ends.
+"""Runs rows, each in a process of its own with a time limit, and stores each point as soon as it is there.
 
 A hang or a crash affects only its row: it is recorded with the end of its output. Its earlier points stay, because each
-was checked separately. The next call runs the rows without a result. Imports no torch.
+was checked separately. If the machine is taken away, the points of the running rows stay too. The next call runs the
+rows that are not yet right, and those whose source has changed. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import re
 import signal
@@ -17,18 +20,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.gpu.points import Point
 from benchmarks.gpu.tree import ROOT, environment, make_tree
 
-Status = Literal["ok", "wrong", "failed", "timed out", "skipped"]
+Status = Literal["ok", "wrong", "failed", "timed out", "skipped", "running"]
+"""A result is "running" until the row ends. It stays so if this process was killed."""
 SKIPPED = 77
 """Exit code of a row that cannot run on this machine; the last line of its file gives the reason."""
+WORK_DIR = ROOT / "build" / "gpu"
 _TAIL_CHARS = 2000
+_STORE_EVERY_S = 1.0
+_LEAST_S = 10.0
+"""Time that a row gets even if it starts just before the end of all time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,9 @@ class Row:
     """Whether it needs the machine to itself; other rows may run side by side."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Additional environment variables of its process."""
+    folders: tuple[str, ...] = ()
+    """Folders of the checkout whose modules it runs in other processes. Files that its own process imports are found
+    without them."""
 
     @property
     def key(self) -> str:
@@ -66,6 +77,10 @@ class Result:
     """UTC time, to the second."""
     points: tuple[Point, ...] = ()
     reason: str = ""
+    files: tuple[str, ...] = ()
+    """Files and folders of the checkout that it ran, relative to it."""
+    digest: str = ""
+    """Digest of the content of `files`."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -75,12 +90,33 @@ class Result:
             "at": self.at,
             "reason": self.reason,
             "points": [point.as_json() for point in self.points],
+            "files": list(self.files),
+            "digest": self.digest,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
         points = tuple(map(Point.from_json, value["points"]))
-        return cls(value["row"], value["status"], value["took_s"], value["at"], points, value["reason"])
+        source = tuple(value.get("files", ())), value.get("digest", "")
+        return cls(value["row"], value["status"], value["took_s"], value["at"], points, value["reason"], *source)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another run would give the same: it was right, and its source is as it was. A row that was skipped
+        runs again, because what it lacked may be there now, and it costs little if not."""
+        return self.status == "ok" and self.digest == digest_of(self.files)
+
+
+def digest_of(files: Iterable[str]) -> str:
+    """Digest of the content of files of the checkout, and of all Python files of folders. Empty if one is gone."""
+    found = hashlib.sha256()
+    for name in files:
+        path = ROOT / name
+        if not path.exists():
+            return ""
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def child_command(row: Row, into: Path, options: Options) -> list[str]:
@@ -99,39 +135,74 @@ class Options:
     """Tiny cases, which show that everything runs and measure nothing."""
     is_again: bool = False
     """Whether rows that have a result run again."""
-    budget_s: float = 480.0
-    """Rows that could not start within it are left for the next call. None exceeds it by more than its grace period."""
+    until_s: float = math.inf
+    """The monotonic clock's time from which no row starts: those are left for the next call. None goes on for more
+    than a few seconds after it."""
     jobs: int = 1
     """Rows without timing that run side by side."""
-    work_dir: Path = ROOT / "build" / "gpu"
+    work_dir: Path = WORK_DIR
     """Logs and points of running rows."""
     command: Callable[[Row, Path, Options], list[str]] = child_command
 
 
 class Results:
-    """The file of results: a line for each run of a row, of which the last counts."""
+    """A log of results, in one file or in several copies: a line for each point of a running row, and one for its end,
+    of which the last counts.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
+    The first path is what the caller asked for, and may be in a folder that is emptied between calls. The others keep a
+    copy; lines that only they have are added to the first.
+    """
+
+    def __init__(self, path: Path, *copies: Path) -> None:
+        self._paths, self._lock = tuple(dict.fromkeys(each.resolve() for each in (path, *copies))), threading.Lock()
+        for each in self._paths:
+            each.parent.mkdir(parents=True, exist_ok=True)
+        for key, result in self._merged().items():
+            if _results_in(path).get(key) != result:
+                _append(path, replace(result, status="running", points=()))
+                _append(path, result)
 
     def read(self) -> dict[str, Result]:
         """Results by key. An incomplete last line is ignored."""
-        found: dict[str, Result] = {}
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                try:
-                    result = Result.from_json(json.loads(line))
-                except json.JSONDecodeError:
-                    continue
-                found[result.key] = result
-        return found
+        return _results_in(self._paths[0])
 
     def append(self, result: Result) -> None:
-        with self._lock, self._path.open("a") as file:
-            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
-                file.write("\n")
-            file.write(json.dumps(result.as_json()) + "\n")
+        """Append the end of a row, or what a running row has to add: no points at its start, then each once."""
+        with self._lock:
+            for path in self._paths:
+                _append(path, result)
+
+    def _merged(self) -> dict[str, Result]:
+        """The latest result of each row, of the first path if two are as late."""
+        found: dict[str, Result] = {}
+        for path in self._paths:
+            for key, result in _results_in(path).items():
+                known = found.get(key)
+                if known is None or (result.at, result.status != "running") > (known.at, known.status != "running"):
+                    found[key] = result
+        return found
+
+
+def _results_in(path: Path) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            result = Result.from_json(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+        if result.status == "running" and result.points and result.key in found:
+            result = replace(result, points=found[result.key].points + result.points)
+        found[result.key] = result
+    return found
+
+
+def _append(path: Path, result: Result) -> None:
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(result.as_json()).encode() + b"\n")
 
 
 def run_rows(
@@ -139,26 +210,25 @@ def run_rows(
 ) -> tuple[list[Result], list[Row]]:
     """(results of the rows that ran, rows left for lack of time). Timed rows run one after another, in order. Rows
     between them run `options.jobs` at a time."""
-    until_s = time.monotonic() + options.budget_s
-    known = {} if options.is_again else results.read()
+    known = {} if options.is_again else {key: found for key, found in results.read().items() if found.is_final}
     todo = [row for row in rows if row.key not in known]
     done: list[Result] = []
     left: list[Row] = []
 
     def one(row: Row) -> None:
-        remaining_s = until_s - time.monotonic()
+        remaining_s = options.until_s - time.monotonic()
         if remaining_s <= 0:
             left.append(row)
             say(f"{row.key}: left, the time is up")
             return
-        result = run_row(row, options, min(row.timeout_s, max(remaining_s, 10.0)))
+        result = run_row(row, options, min(row.timeout_s, max(remaining_s, _LEAST_S)), results.append)
         results.append(result)
         done.append(result)
         say(progress(result))
 
     for row in rows:
         if row.key in known:
-            say(f"{row.key}: has a result ({known[row.key].status})")
+            say(f"{row.key}: has a result of the same source")
     for group in _groups(todo):
         with ThreadPoolExecutor(1 if group[0].is_timed else options.jobs) as pool:
             list(pool.map(one, group))
@@ -176,21 +246,38 @@ def _groups(rows: Iterable[Row]) -> list[list[Row]]:
     return groups
 
 
-def run_row(row: Row, options: Options, timeout_s: float) -> Result:
-    """Run it now, even if it has a result."""
+def run_row(
+    row: Row, options: Options, timeout_s: float, store: Callable[[Result], None] = lambda result: None
+) -> Result:
+    """Run it now, even if it has a result. `store` gets a result without points when it starts, and soon after each
+    new point one with what is new."""
     folder = options.work_dir / "rows"
     folder.mkdir(parents=True, exist_ok=True)
     into, log = folder / f"{row.file_name}.points", folder / f"{row.file_name}.log"
     into.unlink(missing_ok=True)
     started_s = time.monotonic()
-    code = _run(options.command(row, into, options), row, log, timeout_s)
-    points, skipped = _read_points(into)
-    status, reason = _judge(code, points, skipped, log, timeout_s)
-    took_s = time.monotonic() - started_s
-    return Result(row.key, status, took_s, datetime.now(UTC).isoformat(timespec="seconds"), points, reason)
+
+    def result(status: Status, points: tuple[Point, ...] = (), reason: str = "", files: Sequence[str] = ()) -> Result:
+        now, took_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() - started_s
+        source = tuple(files) + row.folders
+        return Result(row.key, status, took_s, now, points, reason, source, digest_of(source))
+
+    store(result("running"))
+    num_stored = 0
+
+    def store_new() -> None:
+        nonlocal num_stored
+        if new := _read_written(into).points[num_stored:]:
+            num_stored += len(new)
+            store(result("running", new))
+
+    code = _run(options.command(row, into, options), row, log, timeout_s, store_new)
+    written = _read_written(into)
+    status, reason = _judge(code, written.points, written.skipped, log, timeout_s)
+    return result(status, written.points, reason, written.files)
 
 
-def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float) -> int | None:
+def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float, each_second: Callable[[], None]) -> int | None:
     """The exit code; None after a timeout. Ends the process and all processes that it started."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -202,9 +289,12 @@ def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float) -> int |
             cwd=ROOT,
             start_new_session=True,
         )
+    until_s = time.monotonic() + timeout_s
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
+        while (remaining_s := until_s - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(remaining_s, _STORE_EVERY_S))
+            each_second()
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -212,9 +302,19 @@ def _run(command: Sequence[str], row: Row, log: Path, timeout_s: float) -> int |
         process.wait()
 
 
-def _read_points(into: Path) -> tuple[tuple[Point, ...], str]:
-    """(points of complete lines, reason for skipping)."""
-    points, skipped = [], ""
+class _Written(NamedTuple):
+    """Complete lines that a row's process wrote."""
+
+    points: tuple[Point, ...]
+    skipped: str
+    """The reason for skipping."""
+    files: tuple[str, ...]
+    """Files of the checkout that it imported."""
+
+
+def _read_written(into: Path) -> _Written:
+    points: list[Point] = []
+    skipped, files = "", ()
     for line in into.read_text().splitlines() if into.exists() else ():
         try:
             value = json.loads(line)
@@ -222,9 +322,11 @@ def _read_points(into: Path) -> tuple[tuple[Point, ...], str]:
             break
         if "skipped" in value:
             skipped = value["skipped"]
+        elif "files" in value:
+            files = tuple(value["files"])
         else:
             points.append(Point.from_json(value))
-    return tuple(points), skipped
+    return _Written(tuple(points), skipped, files)
 
 
 def _judge(code: int | None, points: Sequence[Point], skipped: str, log: Path, timeout_s: float) -> tuple[Status, str]:

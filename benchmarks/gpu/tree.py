@@ -20,6 +20,8 @@ _LINKS = {
     "examples": "examples",
     "tests": "tests",
 }
+SOURCES = frozenset(_LINKS.values())
+"""Folders of the checkout that hold code."""
 
 
 def make_tree(tree: Path = TREE) -> Path:

@@ -18,8 +18,9 @@ import pytest
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import catalogue, dry, floors, report
 from benchmarks.gpu.models import MODELS
-from benchmarks.gpu.points import Case, Phase, Point, Rates, Trial
-from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, progress, run_row, run_rows
+from benchmarks.gpu.points import KERNEL_TESTS, Case, Phase, Point, Rates, Trial
+from benchmarks.gpu.profile import Span, Summary, read_counters
+from benchmarks.gpu.runner import SKIPPED, Options, Result, Results, Row, digest_of, progress, run_row, run_rows
 from benchmarks.gpu.tree import ROOT, environment, make_tree
 
 H200 = Rates(4.3e12, {"bf16": 790e12, "fp8": 1580e12})
@@ -49,6 +50,8 @@ time.sleep(0.5)
 os.remove(mine)
 emit(0.0)
 """,
+    "slow": "emit(0.0); time.sleep(2.5); emit(0.0)",
+    "imports": "emit(0.0); file.write(json.dumps({'files': [os.environ['SOURCE']]}))",
     "leaves a child": "subprocess.Popen(['sleep', '60']); emit(0.0)",
 }
 PROLOGUE = f"""
@@ -103,26 +106,77 @@ def test_a_hang_costs_its_row_alone_and_keeps_what_it_gave(options: Options, tmp
     assert said[0].startswith("kernels/hangs: timed out in 1.") and said[1].startswith("kernels/right: ok in ")
 
 
-def test_a_second_call_runs_what_has_no_result(options: Options, tmp_path: Path) -> None:
+def test_a_second_call_runs_what_is_not_right_yet(options: Options, tmp_path: Path) -> None:
     results = Results(tmp_path / "results.jsonl")
-    run_rows(rows("right", "raises"), results, options, lambda _: None)
+    asked = rows("right", "raises", "skips", "wrong")
+    run_rows(asked[:3], results, options, lambda _: None)
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"row": "kernels/wrong", "sta')  # the machine was taken away during this write
-    assert set(results.read()) == {"kernels/right", "kernels/raises"}
-    done, _ = run_rows(rows("right", "raises", "wrong"), results, options, lambda _: None)
-    assert [result.key for result in done] == ["kernels/wrong"]
-    done, _ = run_rows(rows("right"), results, replace(options, is_again=True), lambda _: None)
+    assert set(results.read()) == {"kernels/right", "kernels/raises", "kernels/skips"}
+    done, _ = run_rows(asked, results, options, lambda _: None)
+    assert [result.key for result in done] == ["kernels/raises", "kernels/skips", "kernels/wrong"]
+    done, _ = run_rows(asked[:1], results, replace(options, is_again=True), lambda _: None)
     assert [result.key for result in done] == ["kernels/right"]
     assert {key: result.status for key, result in results.read().items()} == {
         "kernels/right": "ok",
         "kernels/raises": "failed",
+        "kernels/skips": "skipped",
         "kernels/wrong": "wrong",
     }
 
 
+def test_a_row_runs_again_if_its_source_has_changed(options: Options, tmp_path: Path) -> None:
+    """Files that its process imported count, and folders whose code it runs in other processes."""
+    source = ROOT / "build" / "gpu" / f"{tmp_path.name}.py"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    folder = str(source.parent.relative_to(ROOT))
+    results = Results(tmp_path / "results.jsonl")
+    asked = [*rows("right"), *rows("imports", variables={"SOURCE": str(source.relative_to(ROOT))})]
+    asked += [replace(row, name="starts a server", folders=(folder,)) for row in rows("right")]
+    try:
+        for content, expected in (("one", 3), ("one", 0), ("two", 2)):
+            source.write_text(content)
+            assert len(run_rows(asked, results, options, lambda _: None)[0]) == expected
+        assert results.read()["kernels/imports"].digest == digest_of([str(source.relative_to(ROOT))])
+    finally:
+        source.unlink()
+    assert digest_of([str(source.relative_to(ROOT))]) == "", "a file that is gone"
+
+
+def test_points_of_a_row_that_runs_are_stored_before_it_ends(options: Options, tmp_path: Path) -> None:
+    """If this process is killed, they are in the file, and the row runs again."""
+    path = tmp_path / "results.jsonl"
+    seen: list[list[int]] = []
+    results = Results(path)
+    append = results.append
+
+    def watch(result: Result) -> None:
+        append(result)
+        seen.append([len(found.points) for found in Results(path).read().values()])
+
+    result = run_row(rows("slow")[0], options, 20.0, watch)
+    assert result.status == "ok" and [0] in seen and [1] in seen
+    assert seen == sorted(seen) and results.read()["kernels/slow"].status == "running"
+    assert [row.status for row in run_rows(rows("slow"), results, options, lambda _: None)[0]] == ["ok"]
+    assert len(results.read()["kernels/slow"].points) == 2, "its own points alone"
+
+
+def test_a_folder_that_is_emptied_gets_earlier_results_from_the_copy(options: Options, tmp_path: Path) -> None:
+    first, second, copy = (tmp_path / name / "results.jsonl" for name in ("first", "second", "copy"))
+    run_rows(rows("right", "wrong"), Results(first, copy), options, lambda _: None)
+    Results(first, copy).append(Result("kernels/cut off", "running", 0.0, "2030-01-01T00:00:00+00:00"))
+    Results(copy).append(Result("kernels/cut off", "running", 1.0, "2030-01-01T00:00:01+00:00", (point(),)))
+    results = Results(second, copy)
+    assert results.read() == Results(copy).read() and len(results.read()["kernels/cut off"].points) == 1
+    done, _ = run_rows(rows("right", "wrong"), results, options, lambda _: None)
+    assert [result.key for result in done] == ["kernels/wrong"]
+    size = copy.stat().st_size
+    assert Results(copy, copy).read() == results.read() and copy.stat().st_size == size, "one file under two names"
+
+
 def test_rows_beyond_the_budget_are_left_and_have_no_result(options: Options, tmp_path: Path) -> None:
     results = Results(tmp_path / "results.jsonl")
-    done, left = run_rows(rows("right"), results, replace(options, budget_s=0.0), lambda _: None)
+    done, left = run_rows(rows("right"), results, replace(options, until_s=0.0), lambda _: None)
     assert (done, [row.key for row in left], results.read()) == ([], ["kernels/right"], {})
 
 
@@ -186,6 +240,41 @@ def test_without_a_measurement_no_number_has_a_time_in_it() -> None:
     assert not any(figure in text for figure in ("ms", "GB/s", "4.00", "TB/s"))
 
 
+def test_tests_are_counted_by_file_and_failures_are_named() -> None:
+    def of(test: str, trial: Trial) -> Point:
+        return Point(Case(table=KERNEL_TESTS, labels={"tests": "test_a.py", "test": test}), trial)
+
+    failed = Trial(error=math.inf, tolerance=0.0, note="call: assert 1 | 2")
+    points = (
+        *(of(f"one[{n}]", Trial(error=0.0, tolerance=0.0)) for n in range(3)),
+        of("two", failed),
+        of("x", Trial()),
+    )
+    text = report.render([Result("checks/tests a", "wrong", 1.0, "", points)], "title")
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line][2:4] == [
+        ["test_a.py", "3.00", "1.00", "1.00", ""],
+        ["", "", "", "", "two: call: assert 1 / 2"],
+    ]
+
+
+def test_a_step_is_busy_while_any_kernel_runs() -> None:
+    spans = [Span("a", 0, 10), Span("b", 5, 15), Span("a", 20, 30), Span("c", 22, 24)]
+    found = Summary(spans, num_steps=2)
+    assert (found.wall_us, found.busy_us) == (30, 25)
+    assert found.by_kernel() == [("a", 2, 20), ("b", 1, 10), ("c", 1, 2)]
+
+
+def test_counters_are_read_from_the_profilers_table() -> None:
+    output = """==PROF== Connected to process 7
+a line of the program
+"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed","gpu__time_duration.sum"
+"","","%","ns"
+"0","_few_rows","91.25","61,250"
+"""
+    assert read_counters(output.splitlines()) == {"memory %": 91.25, "us": 61.25}
+    assert read_counters(["==ERROR== no permission"]) == {}
+
+
 # -- floors ------------------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +327,10 @@ def test_every_row_has_a_name_of_its_own_and_a_target() -> None:
 def test_parts_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main(["--part", "checks,speed"])
-    assert "there is no part 'speed'; there are checks, kernels, engine, peers" in capsys.readouterr().err
+    assert (
+        "there is no part 'speed'; there are headline, profile, peers, checks, kernels, engine"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_tree_is_an_import_root_without_the_checkout(tmp_path: Path) -> None:
@@ -312,11 +404,12 @@ def test_a_row_runs_from_the_program_to_the_table(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "kernels/machine: ok" in done.stderr and "Times: not measured." in done.stdout
-    (line,) = (out / "results.jsonl").read_text().splitlines()
-    assert "torch" in json.loads(line)["points"][0]["trial"]["note"]
-    assert json.loads((out / "results.json").read_text())["rows"] == [json.loads(line)]
-    assert progress(Result.from_json(json.loads(line))).startswith("kernels/machine: ok in ")
-    assert os.listdir(out) and (out / "tables.md").read_text().startswith("# inferd on rehearsal")
+    result = Results(out / "results.jsonl").read()["kernels/machine"]
+    assert "torch" in result.points[0].trial.note and result.is_final
+    assert {"benchmarks/gpu/machine.py", "benchmarks/gpu/points.py"} <= set(result.files)
+    assert progress(result).startswith("kernels/machine: ok in ")
+    assert sorted(os.listdir(out)) == ["results.jsonl", "tables.md"]
+    assert (out / "tables.md").read_text().startswith("# inferd on rehearsal")
 
 
 def test_a_dry_run_of_one_kernel(

@@ -19,6 +19,7 @@ from torch import Tensor
 from inferd.kernels import gpu
 from inferd.kernels.paged_attention import PAGED_ATTENTION, AttentionBatch, paged_attention
 from tests.kernels import interpreter
+from tests.kernels.conftest import is_on_gpu
 from tests.kernels.test_paged_attention import FP8, INT8, Sequences, dense
 
 pytest.importorskip("triton")
@@ -278,6 +279,7 @@ def test_bits_depend_on_nothing_but_the_sequence(
     softcap: float | None,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Results are right, and the same for any number of programs, for both ways of chunks, alone and in pieces."""
     sequences = Sequences(ROWS, kv_heads, head_dim, block_size, kv_dtype or dtype)
@@ -294,7 +296,11 @@ def test_bits_depend_on_nothing_but_the_sequence(
     for num_sms, sm, is_deterministic in ((1, 90, False), (40, 80, True)):
         set_device(monkeypatch, num_sms * kv_heads, sm)
         again = attend(sequences, q, every, window, softcap, is_deterministic=is_deterministic)
-        assert torch.equal(again, whole)
+        if is_deterministic or not is_on_gpu(request.config):
+            assert torch.equal(again, whole)
+        else:
+            # Other tensor core instructions, with roundings of their own.
+            assert (again.double() - whole.double()).abs().max() < 2 * TOLERANCE[dtype]
     for row, count in ((1, 1), (5, 8), (6, 2)):
         start, length = ROWS[row]
         for first in range(0, length, count):
